@@ -1,0 +1,5 @@
+"""`python -m sambasim` is `sambasim`."""
+
+from sambasim.cli.main import main
+
+main()

@@ -1,0 +1,126 @@
+"""Every exception of sambasim, as a tree; each family says who must act.
+
+    family          who must act                               exit code
+    UserError       you: flags, config, model, data, launch    2
+    ArtifactError   you: this PEF or these weights are wrong   3
+    PeerError       look at another rank: it failed first      4
+    InternalError   us: please report it                       70
+
+A message has three parts: `what` is wrong, `where` it is, and the `remedy`: what to type next. Each class has a
+`code` that stays the same between releases, so that scripts can tell errors apart. Only `cli` prints them.
+"""
+
+from typing import ClassVar
+
+
+class SambasimError(Exception):
+    """The root of the tree; never raised itself."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.remedy:
+            lines.append(f"  try:   {self.remedy}")
+        return "\n".join(lines)
+
+
+class UserError(SambasimError):
+    """Something that was typed, configured or programmed cannot work."""
+
+    code = "user"
+    exit_code = 2
+
+
+class OptionError(UserError):
+    """A flag, a `--set` or a field of a TOML config is wrong."""
+
+    code = "option"
+
+
+class ModelError(UserError):
+    """The model cannot be found, built or called."""
+
+    code = "model"
+
+
+class CaptureError(ModelError):
+    """The model runs in PyTorch, but its training step cannot be captured as a graph."""
+
+    code = "capture"
+
+
+class OperatorError(CaptureError):
+    """The captured graph holds an operator that a PEF may not hold."""
+
+    code = "operator"
+
+
+class DataError(UserError):
+    """The data source cannot be found or read, or does not fit the model's inputs."""
+
+    code = "data"
+
+
+class LaunchError(UserError):
+    """The job was started with a number of ranks, or by a launcher, that cannot work."""
+
+    code = "launch"
+
+
+class MachineError(UserError):
+    """This machine lacks something: disk, shared memory, a compiler, a device."""
+
+    code = "machine"
+
+
+class ArtifactError(SambasimError):
+    """A file made by sambasim cannot be used."""
+
+    code = "artifact"
+    exit_code = 3
+
+
+class PefError(ArtifactError):
+    """A PEF is damaged, breaks a rule of the format, or was not compiled for what is asked of it."""
+
+    code = "pef"
+
+
+class WeightsError(ArtifactError):
+    """A weights file does not fit the PEF it is used with."""
+
+    code = "weights"
+
+
+class PeerError(SambasimError):
+    """Another rank failed, or does not hold what this rank holds."""
+
+    code = "peer"
+    exit_code = 4
+
+
+class InternalError(SambasimError):
+    """A mistake of sambasim's own. Please report it."""
+
+    code = "internal"
+    exit_code = 70
+
+
+class InvariantError(InternalError):
+    """A graph breaks one of the numbered invariants of `ir.verify`."""
+
+    code = "invariant"
+
+    def __init__(self, number: int, what: str) -> None:
+        super().__init__(f"invariant {number}: {what}")
+        self.number = number

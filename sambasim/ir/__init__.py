@@ -1,0 +1,1 @@
+"""THE GRAPH: pure data. No torch, no files, no MPI."""

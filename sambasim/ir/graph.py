@@ -1,0 +1,122 @@
+"""The graph: ATen operators in execution order, already functional, and the sections that cut it.
+
+A node's arguments are a small closed language: numbers, strings, None, references to values, the constants of torch
+(dtype, layout, memory format, device) and tuples of these. So a graph can be written, read, compared and printed
+without torch.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from sambasim.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value called `name`: a symbol, or the result of an earlier node."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConstant:
+    """`torch.float32`, `torch.strided`, `torch.channels_last`, `torch.device("cpu")`: `kind` and `name`."""
+
+    kind: str  # dtype | layout | memory_format | device
+    name: str
+
+
+Argument: TypeAlias = "None | bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """Where in the user's program a node comes from."""
+
+    file: str
+    line: int
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator.
+
+    `operator` is an ATen name with overload (`aten.addmm.default`), or one of our composites (`sambasim.adamw`).
+    `results` name the values it defines, one for each tensor that it returns; None where nobody reads it.
+    `module` is the dotted path of the `nn.Module` that ran it; a backward operator has its forward's.
+    """
+
+    name: str
+    operator: str
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+    results: tuple[str | None, ...] = ()
+    module: str = ""
+    source: SourceLine | None = None
+
+
+class SectionKind(StrEnum):
+    """The kinds of section, in the order in which a training step runs them."""
+
+    FWD = "FWD"
+    BCKWD = "BCKWD"
+    REDUCE = "REDUCE"
+    GRADNORM = "GRADNORM"
+    OPT = "OPT"
+    GATHER = "GATHER"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A unit of execution: nodes `start` up to `stop` of its graph."""
+
+    index: int
+    kind: SectionKind
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """When the graph has run, `value` is kept in, or handed out as, `symbol`."""
+
+    value: str
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One executable graph. `values` holds the type of every result; symbols have their own."""
+
+    name: str
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    values: Mapping[str, TensorType]
+    sections: tuple[Section, ...] = field(default=())
+
+    def section_nodes(self, section: Section) -> tuple[Node, ...]:
+        return self.nodes[section.start : section.stop]
+
+
+def references(argument: Argument) -> Iterator[str]:
+    """The names of all values that an argument refers to, in order, repeats included."""
+    if isinstance(argument, Ref):
+        yield argument.name
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from references(item)
+
+
+def node_references(node: Node) -> Iterator[str]:
+    """The names of all values that a node reads, in order, repeats included."""
+    yield from references(node.args)
+    for _, argument in node.kwargs:
+        yield from references(argument)

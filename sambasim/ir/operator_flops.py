@@ -1,0 +1,287 @@
+"""How many floating-point operations a node does: one formula for each way of counting.
+
+Products (matrix products, convolutions, attention, recurrent layers) count a multiplication and an addition as two and
+leave biases, masks and softmaxes out, exactly as `torch.utils.flop_counter` does; a test holds the two equal. The rest
+is counted simply, and is small beside products in any model worth compiling:
+
+    pointwise        1 for each element of the result, transcendental or not
+    reduction, scan  1 for each element of the first argument
+    normalization    5 for each element, as fvcore counts; backward twice that
+    softmax          5 for each element: maximum, subtract, exponential, add, divide; backward 4
+    pooling          the window, for each element of the result
+    resize           2 for each tap, for each element of the larger picture
+    loss             3 for each element; cross entropy, a log-softmax and a pick, 6
+    moving data      0: views, copies, indexing, creation; 1 for each element that is added to another
+    random           1 for each element drawn
+    optimizer        6 for each parameter with SGD (decay, momentum, update), 15 with Adam and AdamW
+
+A formula reads arguments by position, as capture leaves them, and raises PefError if an argument is not what the
+operator takes: only a damaged or hand-made PEF can hold such a node.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import TypeAlias
+
+from sambasim.errors import PefError
+from sambasim.ir.graph import Argument, Node, Ref, node_references
+from sambasim.ir.types import TensorType
+
+TypeOf: TypeAlias = Callable[[str], TensorType]
+"""The type of a value or symbol by name; for a composite's group also the type of the group's flat tensor."""
+
+Flops: TypeAlias = Callable[[Node, TypeOf], int]
+
+
+def _refuse(node: Node, position: int, expected: str) -> PefError:
+    return PefError(
+        f"argument {position} of {node.operator} is not {expected}",
+        where=f"node {node.name}",
+        remedy="compile the model again",
+    )
+
+
+def _argument(node: Node, position: int) -> Argument:
+    return node.args[position] if position < len(node.args) else None
+
+
+def _shape(node: Node, type_of: TypeOf, position: int) -> tuple[int, ...]:
+    argument = _argument(node, position)
+    if not isinstance(argument, Ref):
+        raise _refuse(node, position, "a tensor")
+    return type_of(argument.name).shape
+
+
+def _extent(node: Node, type_of: TypeOf, position: int, dimension: int) -> int:
+    shape = _shape(node, type_of, position)
+    if not -len(shape) <= dimension < len(shape):
+        raise _refuse(node, position, f"a tensor with a dimension {dimension}")
+    return shape[dimension]
+
+
+def _shapes(node: Node, type_of: TypeOf, position: int) -> tuple[tuple[int, ...], ...]:
+    argument = _argument(node, position)
+    if not isinstance(argument, tuple):
+        raise _refuse(node, position, "a list of tensors")
+    return tuple(type_of(item.name).shape for item in argument if isinstance(item, Ref))
+
+
+def _flags(node: Node, position: int, count: int) -> tuple[bool, ...]:
+    argument = _argument(node, position)
+    if not isinstance(argument, tuple) or len(argument) != count:
+        raise _refuse(node, position, f"a list of {count} flags")
+    return tuple(bool(item) for item in argument)
+
+
+def _integers(node: Node, position: int) -> tuple[int, ...]:
+    argument = _argument(node, position)
+    items = argument if isinstance(argument, tuple) else (argument,)
+    integers = tuple(item for item in items if isinstance(item, int))
+    if not integers or len(integers) != len(items):
+        raise _refuse(node, position, "a list of integers")
+    return integers
+
+
+def _result_numel(node: Node, type_of: TypeOf) -> int:
+    return max((type_of(name).numel for name in node.results if name is not None), default=0)
+
+
+def nothing(node: Node, type_of: TypeOf) -> int:
+    """Data moves, or does not even move."""
+    return 0
+
+
+def each_result(count: int) -> Flops:
+    """`count` for each element of the largest result."""
+    return lambda node, type_of: count * _result_numel(node, type_of)
+
+
+def each_element(count: int) -> Flops:
+    """`count` for each element of the first argument."""
+    return lambda node, type_of: count * prod(_shape(node, type_of, 0))
+
+
+def each_of_largest(count: int) -> Flops:
+    """`count` for each element of the largest tensor that comes in or goes out."""
+
+    def flops(node: Node, type_of: TypeOf) -> int:
+        read = max((type_of(name).numel for name in node_references(node)), default=0)
+        return count * max(read, _result_numel(node, type_of))
+
+    return flops
+
+
+def each_in_group(count: int) -> Flops:
+    """`count` for each element of the parameter group that a composite names as its first argument."""
+
+    def flops(node: Node, type_of: TypeOf) -> int:
+        group = _argument(node, 0)
+        if not isinstance(group, str):
+            raise _refuse(node, 0, "the name of a group")
+        return count * type_of(group).numel
+
+    return flops
+
+
+def product(first: int) -> Flops:
+    """2 m n k: `first` is the position of the left operand, whose last dimension is summed over; the result is m n."""
+    return lambda node, type_of: 2 * _result_numel(node, type_of) * _extent(node, type_of, first, -1)
+
+
+def tensordot(node: Node, type_of: TypeOf) -> int:
+    """2 for each element of the result and of the dimensions that are summed over (argument 2)."""
+    summed = prod(_extent(node, type_of, 0, dimension) for dimension in _integers(node, 2))
+    return 2 * _result_numel(node, type_of) * summed
+
+
+def linear_backward(node: Node, type_of: TypeOf) -> int:
+    """A product as large as the forward's for the gradient of the input, and one for that of the weight."""
+    mask = _flags(node, 3, 3)
+    one = 2 * prod(_shape(node, type_of, 0)) * _extent(node, type_of, 2, 0)
+    return one * (mask[0] + mask[1])
+
+
+def einsum(node: Node, type_of: TypeOf) -> int:
+    """2 for each combination of indices, which for two operands is 2 m n k; more operands are an upper bound.
+
+    Dimensions under an ellipsis are broadcast, aligned at the right.
+    """
+    equation = _argument(node, 0)
+    if not isinstance(equation, str):
+        raise _refuse(node, 0, "an equation")
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    extents: dict[str, int] = {}
+    for term, shape in zip(terms, _shapes(node, type_of, 1), strict=False):
+        before, dots, after = term.partition("...")
+        hidden = len(shape) - len(before) - len(after)
+        names = [*before, *(f"...{i}" for i in range(hidden, 0, -1) if dots), *after]
+        for name, extent in zip(names, shape, strict=False):
+            extents[name] = max(extents.get(name, 1), extent)
+    return 2 * prod(extents.values())
+
+
+def trilinear(node: Node, type_of: TypeOf) -> int:
+    """`aten._trilinear` multiplies three tensors, each with dimensions inserted, and sums: 3 for each combination."""
+    extents: list[int] = []
+    for position in range(3):
+        shape = list(_shape(node, type_of, position))
+        inserted = _argument(node, position + 3)
+        for dimension in inserted if isinstance(inserted, tuple) else ():
+            if isinstance(dimension, int):
+                shape.insert(dimension, 1)
+        extents = [max(a, b) for a, b in zip(extents, shape, strict=False)] if extents else shape
+    return 3 * prod(extents)
+
+
+def bilinear(node: Node, type_of: TypeOf) -> int:
+    """`aten.bilinear`: each element of the result is x W y, 3 for each element of one W."""
+    weight = _shape(node, type_of, 2)
+    return 3 * _result_numel(node, type_of) * prod(weight[1:])
+
+
+def distances(node: Node, type_of: TypeOf) -> int:
+    """Distances of all pairs of rows: subtract, raise to a power and add, for each coordinate of each pair."""
+    return 3 * _result_numel(node, type_of) * _extent(node, type_of, 0, -1)
+
+
+def plain_convolution(node: Node, type_of: TypeOf) -> int:
+    """2 x pixels of the result x weights: a weight is [out, in / groups, *kernel], so it has all the rest."""
+    weight = _shape(node, type_of, 1)
+    return 2 * (_result_numel(node, type_of) // max(weight[0], 1)) * prod(weight)
+
+
+def transposed_convolution(node: Node, type_of: TypeOf) -> int:
+    """2 x pixels of the input x weights: here a weight is [in, out / groups, *kernel]."""
+    weight = _shape(node, type_of, 1)
+    return 2 * (prod(_shape(node, type_of, 0)) // max(weight[0], 1)) * prod(weight)
+
+
+def convolution(node: Node, type_of: TypeOf) -> int:
+    """`aten.convolution`, whose argument 6 says whether it is transposed."""
+    transposed = _argument(node, 6) is True
+    return transposed_convolution(node, type_of) if transposed else plain_convolution(node, type_of)
+
+
+def convolution_backward(node: Node, type_of: TypeOf) -> int:
+    """As many as the forward for the gradient of the input, and as many for that of the weight, by the output mask."""
+    mask = _flags(node, 10, 3)
+    transposed = _argument(node, 7) is True
+    weight = _shape(node, type_of, 2)
+    pixels = prod(_shape(node, type_of, 1 if transposed else 0)) // max(weight[0], 1)
+    return 2 * pixels * prod(weight) * (mask[0] + mask[1])
+
+
+def attention(node: Node, type_of: TypeOf) -> int:
+    """Two products: queries x keys (2 L S E) and weights x values (2 L S E_v), for each head of each sample."""
+    scores, width, value_width = _attention_sizes(node, type_of, 0)
+    return 2 * scores * (width + value_width)
+
+
+def attention_backward(node: Node, type_of: TypeOf) -> int:
+    """Five products: the scores once more, and the gradients of weights, values, queries and keys."""
+    scores, width, value_width = _attention_sizes(node, type_of, 1)
+    return 2 * scores * (3 * width + 2 * value_width)
+
+
+def _attention_sizes(node: Node, type_of: TypeOf, first: int) -> tuple[int, int, int]:
+    """(samples x heads x L x S, E, E_v), where query, key and value are arguments from `first` on."""
+    query = _shape(node, type_of, first)
+    keys = _extent(node, type_of, first + 1, -2)
+    return prod(query[:-1]) * keys, query[-1] if query else 0, _extent(node, type_of, first + 2, -1)
+
+
+def encoder_layer(node: Node, type_of: TypeOf) -> int:
+    """`aten._transformer_encoder_layer_fwd`: the four weight matrices for each token, and self-attention."""
+    samples, length, width = _tokens(node, type_of)
+    weights = sum(prod(_shape(node, type_of, position)) for position in (3, 5, 14, 16))
+    return 2 * samples * length * weights + 4 * samples * length * length * width
+
+
+def multi_head_attention(node: Node, type_of: TypeOf) -> int:
+    """`aten._native_multi_head_attention`: the two weight matrices for each token, and attention."""
+    samples, length, width = _tokens(node, type_of)
+    weights = sum(prod(_shape(node, type_of, position)) for position in (5, 7))
+    return 2 * samples * length * weights + 4 * samples * length * _extent(node, type_of, 1, -2) * width
+
+
+def _tokens(node: Node, type_of: TypeOf) -> tuple[int, int, int]:
+    """(samples, length, width) of the first argument; a single sample may come without its dimension."""
+    shape = _shape(node, type_of, 0)
+    if len(shape) not in (2, 3):
+        raise _refuse(node, 0, "a tensor of 2 or 3 dimensions")
+    return (shape[0] if len(shape) == 3 else 1), shape[-2], shape[-1]
+
+
+def recurrent(node: Node, type_of: TypeOf) -> int:
+    """Every weight matrix of every layer and direction once for each time step of each sample."""
+    steps = prod(_shape(node, type_of, 0)[:-1])
+    return 2 * steps * sum(prod(shape) for shape in _shapes(node, type_of, 2) if len(shape) == 2)
+
+
+def recurrent_cell(node: Node, type_of: TypeOf) -> int:
+    """One time step: both weight matrices for each sample."""
+    samples = prod(_shape(node, type_of, 0)[:-1])
+    return 2 * samples * (prod(_shape(node, type_of, 2)) + prod(_shape(node, type_of, 3)))
+
+
+def recurrent_layer(count: int) -> Flops:
+    """One layer in one direction, `aten.mkldnn_rnn_layer`: its weights once forward (1), twice backward (2)."""
+
+    def flops(node: Node, type_of: TypeOf) -> int:
+        steps = prod(_shape(node, type_of, 0)[:-1])
+        return count * 2 * steps * (prod(_shape(node, type_of, 1)) + prod(_shape(node, type_of, 2)))
+
+    return flops
+
+
+def pooling(node: Node, type_of: TypeOf) -> int:
+    """The window (argument 1; square or cubic if one number is given) for each element of the result."""
+    window = _integers(node, 1)
+    spatial = _window_dimensions(node.operator)
+    size = window[0] ** spatial if len(window) == 1 else prod(window)
+    return size * _result_numel(node, type_of)
+
+
+def _window_dimensions(operator: str) -> int:
+    """`aten.max_pool2d_with_indices.default` -> 2."""
+    return next((dimensions for dimensions in (1, 2, 3) if f"pool{dimensions}d" in operator), 1)

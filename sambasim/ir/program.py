@@ -1,0 +1,108 @@
+"""The program: everything that a PEF says, as data.
+
+A training program has three views of one model: the training step, an evaluation graph at the same batch size, and,
+where the model computes its own mean loss, the evaluation graph once more at batch 1. An inference program has only the
+evaluation graph. All of them read the same symbols.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sambasim.ir.graph import Graph
+from sambasim.ir.types import Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One parameter of a group: its symbol, its gradient's, and where both begin in the group's flat tensors."""
+
+    parameter: str
+    gradient: str
+    start: int  # elements, a multiple of 64
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that lie side by side, so that one kernel updates them and one exchange reduces their gradients.
+
+    `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives the
+    device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
+    `ready_after` is the index of the BCKWD section that completes the last gradient.
+    """
+
+    name: str
+    dtype: str
+    numel: int
+    members: tuple[Member, ...]
+    optimizer: int
+    ready_after: int
+    regions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """One optimizer of the graph. Its hyperparameters are runtime arguments called `<name>__<hyperparameter>`."""
+
+    name: str  # sgd0, adamw0, …
+    kind: str  # sgd | adam | adamw
+    states: tuple[str, ...]  # names of the state tensors that each parameter has
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeArgument:
+    """A scalar that a run may choose without compiling again."""
+
+    name: str
+    default: float | int | bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientGroup:
+    """What data parallelism adds to a parameter group: the symbol that wraps its gradients, reduced as one."""
+
+    group: str
+    symbol: str  # $OPT_dp_accum_group_<40 hex>
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """What `--data-parallel` adds. `world_size` is the minimum; the real one is the runtime's `dp_scale_factor`."""
+
+    world_size: int
+    gradient_groups: tuple[GradientGroup, ...]
+    reduce_buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled model.
+
+    `batch_size` is that of one replica. `loss` names the output symbol of the training step's loss. `per_sample_loss`
+    says that the evaluation graph gives one loss for each sample; otherwise it gives the model's own mean, and
+    `single` is the same graph at batch 1. `device_bytes` is the device memory that one replica needs.
+    """
+
+    name: str
+    batch_size: int
+    symbols: Mapping[str, Symbol]
+    training: Graph | None
+    evaluation: Graph
+    single: Graph | None
+    loss: str | None
+    per_sample_loss: bool
+    optimizers: tuple[Optimizer, ...]
+    groups: tuple[ParameterGroup, ...]
+    runtime_arguments: tuple[RuntimeArgument, ...]
+    data_parallel: DataParallel | None
+    device_bytes: int
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        return tuple(graph for graph in (self.training, self.evaluation, self.single) if graph is not None)
+
+    @property
+    def world_size(self) -> int:
+        """The smallest number of replicas that may run it."""
+        return self.data_parallel.world_size if self.data_parallel else 1

@@ -1,0 +1,74 @@
+"""Tensor types, symbols and device addresses: what a value is, before anything is computed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+"""Bytes of one element, by dtype name. A dtype that is not here cannot be in a PEF."""
+
+ALIGNMENT_ELEMENTS = 64
+"""Every parameter starts at a multiple of this in its group, and every cut of a group lies on one: the fused optimizer
+kernels treat a ragged tail differently from the body, so a cut elsewhere would change bits."""
+
+ALIGNMENT_BYTES = 512
+"""Device addresses are multiples of this: 64 elements of the widest dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """The dtype and static shape of a tensor, as recorded at capture."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+class SymbolKind(StrEnum):
+    """What a named tensor is for."""
+
+    INPUT = "input"
+    TANGENT = "tangent"  # the gradient that the backward starts from: a runtime input, SambaFlow's `sn_grad`
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"  # a tensor of the model that is in no state_dict: a mask, a plain attribute
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACCUMULATION_GROUP = "accumulation_group"  # the gradients that are reduced together, as one flat tensor
+    REDUCE_BUFFER = "reduce_buffer"  # where peers' operands arrive
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named tensor that outlives a section.
+
+    `offset` is its byte address in device memory, or None if it is handed out instead of kept there (outputs, tangent).
+    `torch_names` are the names under which the user's `state_dict` knows it: several if weights are tied.
+    `exclusive_bound` is one more than the largest value seen in an integer input when it was compiled, for synthetic data.
+    """
+
+    name: str
+    kind: SymbolKind
+    type: TensorType
+    offset: int | None = None
+    torch_names: tuple[str, ...] = ()
+    exclusive_bound: int | None = None
+
+
+def align(count: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `count`."""
+    return -(-count // multiple) * multiple

@@ -1,0 +1,233 @@
+"""The invariants of a program, each with a number and a sentence.
+
+Every builder and every pass ends in `verify`, and so does reading a PEF: a pass may assume a valid program and must leave
+one. Invariants 9 and 11 hold once the optimizer is attached, 7 and 8 once everything has its place in device memory; a
+PEF is always at that last stage.
+
+     1  every value is defined once, and is no symbol
+     2  every reference names a symbol that the graph takes in, or the result of an earlier node
+     3  every operator is in the table of permitted operators
+     4  sections are numbered from 0, and cover every node once and in order
+     5  section kinds come in the order FWD, BCKWD, REDUCE, GRADNORM, OPT, GATHER
+     6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
+     7  a symbol in device memory is aligned, lies inside it, and overlaps none but what wraps it
+     8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
+     9  every gradient and every optimizer state belongs to exactly one group
+    10  REDUCE and GATHER sections, gradient groups and a reduce buffer: all of them with data parallelism, none without
+    11  a training step has a loss of one element, a tangent, and one optimizer node for each group
+    12  every type and every size is within what a machine can address
+"""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from itertools import pairwise
+
+from sambasim.errors import InvariantError
+from sambasim.ir.graph import Graph, SectionKind, node_references
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import DataParallel, ParameterGroup, Program
+from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
+
+LARGEST_BYTES = 1 << 46
+"""64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
+
+
+class Stage(IntEnum):
+    """How far the compiler is with a program."""
+
+    CAPTURED = 0
+    OPTIMIZED = 1  # the optimizer is attached, parameters are in groups
+    PLACED = 2  # every symbol has its home in device memory
+
+
+def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
+    """Raises InvariantError, with the number of the first invariant that `program` breaks."""
+    _verify_types(program)
+    for graph in program.graphs:
+        _verify_values(graph, program)
+        _verify_sections(graph)
+        _verify_outputs(graph, program)
+    if stage >= Stage.OPTIMIZED:
+        _verify_ownership(program)
+        _verify_training(program)
+    if stage >= Stage.PLACED:
+        _verify_memory(program)
+        for group in program.groups:
+            _verify_group(group, program)
+        _verify_data_parallel(program)
+
+
+def _require(condition: bool, number: int, what: str) -> None:
+    if not condition:
+        raise InvariantError(number, what)
+
+
+def _verify_types(program: Program) -> None:
+    def check(name: str, type_: TensorType) -> None:
+        _require(type_.dtype in DTYPE_BYTES, 12, f"{name} has the unknown dtype {type_.dtype!r}")
+        _require(all(0 <= extent <= LARGEST_BYTES for extent in type_.shape), 12, f"{name} has the shape {type_.shape}")
+        _require(type_.size_bytes <= LARGEST_BYTES, 12, f"{name} would need {type_.size_bytes} bytes")
+
+    for name, symbol in program.symbols.items():
+        _require(name == symbol.name, 1, f"symbol {symbol.name} is filed under {name}")
+        check(name, symbol.type)
+    for graph in program.graphs:
+        for name, type_ in graph.values.items():
+            check(name, type_)
+    _require(1 <= program.batch_size, 12, f"the batch size is {program.batch_size}")
+    _require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
+
+
+def _verify_values(graph: Graph, program: Program) -> None:
+    known = set(graph.inputs)
+    for name in graph.inputs:
+        _require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
+    for node in graph.nodes:
+        _require(node.operator in OPERATORS, 3, f"node {node.name} is {node.operator}, which is not permitted")
+        for name in node_references(node):
+            _require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
+        for result in node.results:
+            if result is not None:
+                _require(result not in known and result not in program.symbols, 1, f"{result} is defined twice")
+                _require(result in graph.values, 1, f"{result} has no type")
+                known.add(result)
+    for output in graph.outputs:
+        _require(output.value in known, 2, f"{graph.name} hands out {output.value}, which nothing defines")
+
+
+def _verify_sections(graph: Graph) -> None:
+    order = list(SectionKind)
+    stop = 0
+    for index, section in enumerate(graph.sections):
+        _require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
+        _require(section.start == stop and section.stop > stop, 4, f"section {index} covers {section.start}:{section.stop}")
+        stop = section.stop
+    _require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
+    for before, after in pairwise(graph.sections):
+        ordered = order.index(before.kind) <= order.index(after.kind)
+        _require(ordered, 5, f"{after.kind} section {after.index} comes after a {before.kind} section")
+
+
+def _verify_outputs(graph: Graph, program: Program) -> None:
+    for output in graph.outputs:
+        symbol = program.symbols.get(output.symbol)
+        if symbol is None:
+            raise InvariantError(2, f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol")
+        kept = graph.values.get(output.value) or program.symbols[output.value].type
+        # The batch-1 twin of an evaluation graph hands out the same symbols at another batch size.
+        if symbol.kind is not SymbolKind.OUTPUT:
+            _require(kept == symbol.type, 6, f"{output.value} is {kept}, but {symbol.name} is {symbol.type}")
+
+
+def _verify_memory(program: Program) -> None:
+    handed_out = {SymbolKind.OUTPUT, SymbolKind.TANGENT}
+    for symbol in program.symbols.values():
+        kept = symbol.kind not in handed_out
+        _require((symbol.offset is not None) == kept, 7, f"{symbol.name}, of kind {symbol.kind}, lies at {symbol.offset}")
+    wrappers = {SymbolKind.ACCUMULATION_GROUP}
+    placed: list[Symbol] = [s for s in program.symbols.values() if s.offset is not None and s.kind not in wrappers]
+    for symbol in program.symbols.values():
+        if symbol.offset is not None:
+            _require(symbol.offset >= 0, 7, f"{symbol.name} lies at {symbol.offset}")
+            end = symbol.offset + symbol.type.size_bytes
+            _require(end <= program.device_bytes, 7, f"{symbol.name} ends at {end}, past the device's memory")
+    # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
+    members = {name for group in program.groups for name in _names_of(group, program)}
+    for symbol in placed:
+        aligned = symbol.name in members or (symbol.offset or 0) % ALIGNMENT_BYTES == 0
+        _require(aligned, 7, f"{symbol.name} lies at {symbol.offset}, which is not aligned")
+    by_address = sorted((s for s in placed if s.type.size_bytes), key=lambda s: s.offset or 0)
+    for before, after in pairwise(by_address):
+        end = (before.offset or 0) + before.type.size_bytes
+        _require(end <= (after.offset or 0), 7, f"{before.name} and {after.name} overlap in device memory")
+
+
+def _names_of(group: ParameterGroup, program: Program) -> Iterable[str]:
+    for member in group.members:
+        yield member.parameter
+        yield member.gradient
+        for state in program.optimizers[group.optimizer].states:
+            yield state_name(member.parameter, program.optimizers[group.optimizer].name, state)
+
+
+def state_name(parameter: str, optimizer: str, state: str) -> str:
+    """The symbol of one optimizer state of one parameter: `logreg__lin_layer__weight__sgd0__momentum`."""
+    return f"{parameter}__{optimizer}__{state}"
+
+
+def _verify_group(group: ParameterGroup, program: Program) -> None:
+    _require(0 <= group.optimizer < len(program.optimizers), 8, f"{group.name} has no optimizer {group.optimizer}")
+    _require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
+    _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
+    element_bytes = DTYPE_BYTES[group.dtype]
+    optimizer = program.optimizers[group.optimizer]
+    expected = {"parameter", "gradient", *optimizer.states}
+    _require(set(group.regions) == expected, 8, f"{group.name} has the regions {sorted(group.regions)}")
+    for region, offset in group.regions.items():
+        end = offset + group.numel * element_bytes
+        inside = 0 <= offset and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
+        _require(inside, 7, f"region {region} of {group.name} lies at {offset}, up to {end}")
+    reached = 0
+    for member in group.members:
+        _require(member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached, 8, f"{member.parameter} starts at {member.start}")
+        reached = member.start + member.numel
+        _require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
+        names = {"parameter": member.parameter, "gradient": member.gradient}
+        names |= {state: state_name(member.parameter, optimizer.name, state) for state in optimizer.states}
+        for region, name in names.items():
+            symbol = program.symbols.get(name)
+            if symbol is None:
+                raise InvariantError(8, f"{group.name} names {name}, which is no symbol")
+            address = group.regions[region] + member.start * element_bytes
+            _require(symbol.offset == address, 8, f"{name} lies at {symbol.offset}, its group says {address}")
+            fits = symbol.type.dtype == group.dtype and symbol.type.numel == member.numel
+            _require(fits, 6, f"{name} is {symbol.type}, its group says {group.dtype} × {member.numel}")
+        gradient, parameter = program.symbols[member.gradient], program.symbols[member.parameter]
+        _require(gradient.type == parameter.type, 6, f"{gradient.name} is {gradient.type}, not {parameter.type}")
+
+
+def _verify_ownership(program: Program) -> None:
+    owned: list[str] = []
+    for group in program.groups:
+        names = set(_names_of(group, program)) - {member.parameter for member in group.members}
+        owned += names
+    _require(len(owned) == len(set(owned)), 9, "a gradient or optimizer state is in two groups")
+    for symbol in program.symbols.values():
+        if symbol.kind in (SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE):
+            _require(symbol.name in owned, 9, f"{symbol.name} is in no group")
+
+
+def _verify_data_parallel(program: Program) -> None:
+    kinds = {section.kind for graph in program.graphs for section in graph.sections}
+    parallel = program.data_parallel
+    if parallel is None:
+        _require(not kinds & {SectionKind.REDUCE, SectionKind.GATHER}, 10, "REDUCE or GATHER without data parallelism")
+        return
+    _require({SectionKind.REDUCE, SectionKind.GATHER} <= kinds, 10, "data parallelism without REDUCE and GATHER")
+    _require(parallel.world_size >= 1, 10, f"the world size is {parallel.world_size}")
+    _require([g.group for g in parallel.gradient_groups] == [g.name for g in program.groups], 10, "groups do not match")
+    for gradient_group, group in zip(parallel.gradient_groups, program.groups, strict=True):
+        wrapper = program.symbols.get(gradient_group.symbol)
+        wraps = wrapper is not None and wrapper.offset == group.regions["gradient"] and wrapper.type.numel == group.numel
+        _require(wraps, 10, f"{gradient_group.symbol} does not wrap the gradients of {group.name}")
+    _verify_reduce_buffer(parallel, program)
+
+
+def _verify_reduce_buffer(parallel: DataParallel, program: Program) -> None:
+    buffer = program.symbols.get(parallel.reduce_buffer)
+    needed = max((group.numel * DTYPE_BYTES[group.dtype] for group in program.groups), default=0)
+    holds = buffer is not None and buffer.offset is not None and buffer.type.size_bytes >= needed
+    _require(holds, 10, f"the reduce buffer {parallel.reduce_buffer} does not hold {needed} bytes")
+
+
+def _verify_training(program: Program) -> None:
+    if program.training is None:
+        _require(not program.groups, 11, "a program without a training step has parameter groups")
+        return
+    loss = program.symbols.get(program.loss or "")
+    _require(loss is not None and loss.type.numel == 1, 11, f"the loss {program.loss} is not one element")
+    tangents = [n for n in program.training.inputs if program.symbols[n].kind is SymbolKind.TANGENT]
+    _require(len(tangents) == 1, 11, f"the training step has {len(tangents)} tangents")
+    kinds = {f"sambasim.{optimizer.kind}" for optimizer in program.optimizers}
+    updated = [node.args[0] for node in program.training.nodes if node.operator in kinds]
+    _require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")

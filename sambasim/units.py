@@ -1,0 +1,61 @@
+"""The only file where a power of ten or two is spelled: parse and format quantities.
+
+Inside sambasim every quantity is in SI base units and its name ends in the unit (`size_bytes`, `step_s`). Here is the
+door where people's units come in and go out.
+"""
+
+import re
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+KILO = 10**3
+MEGA = 10**6
+GIGA = 10**9
+TERA = 10**12
+
+MILLISECOND_S = 1e-3
+MICROSECOND_S = 1e-6
+
+BITS_PER_BYTE = 8
+
+_BYTE_UNITS = {
+    "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": KILO, "MB": MEGA, "GB": GIGA, "TB": TERA,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """`"64 MiB"` -> 67108864. A bare number is bytes. Raises ValueError on anything else."""
+    match = _QUANTITY.fullmatch(text)
+    unit = (match.group(2) or "B") if match else ""
+    if match is None or unit not in _BYTE_UNITS:
+        raise ValueError(f"{text!r} is not a size; write a number and one of {', '.join(_BYTE_UNITS)}")
+    return round(float(match.group(1)) * _BYTE_UNITS[unit])
+
+
+def format_bytes(size_bytes: float) -> str:
+    """67108864 -> `"64.0 MiB"`; exact below one KiB."""
+    for name, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {name}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_seconds(time_s: float) -> str:
+    """0.0123 -> `"12.3 ms"`."""
+    if time_s >= 1:
+        return f"{time_s:.2f} s"
+    if time_s >= MILLISECOND_S:
+        return f"{time_s / MILLISECOND_S:.1f} ms"
+    return f"{time_s / MICROSECOND_S:.1f} us"
+
+
+def format_count(count: float) -> str:
+    """124439808 -> `"124.4 M"`; exact below one thousand."""
+    for name, factor in (("T", TERA), ("G", GIGA), ("M", MEGA), ("k", KILO)):
+        if count >= factor:
+            return f"{count / factor:.1f} {name}"
+    return f"{count:.0f}"
