@@ -1,0 +1,1 @@
+"""HOW REPLICAS TALK: schedules as data. No tensors, no MPI."""
