@@ -1,0 +1,1 @@
+"""MODEL -> PEF: capture, passes, data-parallel sections, partition, placement."""

@@ -1,0 +1,248 @@
+"""The one file that touches torch's export machinery: a module and example tensors in, functional FX graphs out.
+
+The training step goes through strict export, which sees the user's Python, and then through the joint trace of
+AOTAutograd, which differentiates it. No public API yields the joint graph; `aot_export_joint_with_descriptors` is
+private, and `TESTED_TORCH` lists the releases with which the tests have seen it work.
+
+The evaluation graph needs no gradient, so plain export is enough; it runs the user's Python instead of analysing it,
+which strict export of the training step has already done.
+"""
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch._aot_autograd import descriptors as aot
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from sambasim.compiler.step import is_library_file, user_line
+from sambasim.errors import CaptureError
+
+TESTED_TORCH = ("2.13.0",)
+
+_DECOMPOSED_IN_PYTHON = (
+    "lstm.input",
+    "gru.input",
+    "rnn_tanh.input",
+    "rnn_relu.input",
+    *(
+        f"upsample_{mode}.{overload}"
+        for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+        for overload in ("vec", "default")
+    ),
+)
+"""Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
+layers, unroll time, and change bits; without them the trace records the operator that eager PyTorch runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a placeholder of a captured graph is fed with. `kind`: parameter, buffer, constant, input or tangent;
+    `name`: the path of the tensor in the model, or the index of the input as text."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What an output of a captured graph is. `kind`: output, gradient or buffer; `name` as in `Feed`."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraph:
+    """A functional FX graph. `feeds` are by placeholder name; `yields` belong to the outputs, in order, None for an
+    output that is None. `constants` are tensors that the trace itself made."""
+
+    graph: fx.Graph
+    feeds: dict[str, Feed]
+    yields: tuple[tuple[fx.Node, Yield], ...]
+    constants: dict[str, Tensor]
+
+
+def capture_training(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
+    """The joint graph of forward, loss and backward of `step`, whose first output is the loss.
+
+    Raises CaptureError, with the user's file and line and torch's proposal, for what cannot be traced.
+    """
+    with _tracing("training step"):
+        exported = _export(step, inputs, strict=True)
+        module = exported.module(check_guards=False)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_kernels_of_eager())
+            joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
+    graph = joint.graph_module.graph
+    feeds = {node.name: _feed(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
+    output = next(iter(reversed(graph.nodes)))
+    described = zip(output.args[0], output.meta["desc"], strict=True)
+    yields = tuple((value, _yield(description)) for value, description in described if value is not None)
+    constants = {n.target: _attribute(joint.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
+    return CapturedGraph(graph, feeds, yields, constants)
+
+
+def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
+    """The forward graph of `step` as it is set (call `step.eval()` first), without gradients.
+
+    Raises CaptureError as `capture_training` does.
+    """
+    with _tracing("evaluation graph"), torch.no_grad():
+        try:
+            exported = _export(step, inputs, strict=False)
+        except Exception:
+            exported = _export(step, inputs, strict=True)  # its message names the user's line
+        if any(_mutates(node) for node in exported.graph.nodes):
+            exported = exported.run_decompositions({})
+    kinds = {
+        InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant",
+    }  # fmt: skip
+    feeds, position = {}, 0
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            feeds[spec.arg.name] = Feed("input", str(position))
+            position += 1
+        else:
+            feeds[spec.arg.name] = Feed(kinds[spec.kind], str(spec.target))
+    output = next(iter(reversed(exported.graph.nodes)))
+    yields = []
+    for value, spec in zip(output.args[0], exported.graph_signature.output_specs, strict=True):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            yields.append((value, Yield("output", str(len(yields)))))
+        elif spec.kind is not OutputKind.BUFFER_MUTATION:
+            raise CaptureError(f"the evaluation graph has an output of the kind {spec.kind.name}")
+    constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
+    return CapturedGraph(exported.graph, feeds, tuple(yields), constants)
+
+
+def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
+        return torch.export.export(step, tuple(inputs), strict=strict)
+
+
+def _feed(description: object) -> Feed:
+    match description:
+        case aot.ParamAOTInput(target=path):
+            return Feed("parameter", path)
+        case aot.BufferAOTInput(target=path):
+            return Feed("buffer", path)
+        case aot.PlainAOTInput(idx=index):
+            return Feed("input", str(index))
+        case aot.TangentAOTInput(output=aot.PlainAOTOutput(idx=0)):
+            return Feed("tangent", "0")
+    raise CaptureError(f"the traced step takes in something that sambasim does not know: {description}")
+
+
+def _yield(description: object) -> Yield:
+    match description:
+        case aot.PlainAOTOutput(idx=index):
+            return Yield("output", str(index))
+        case aot.GradAOTOutput(grad_of=aot.ParamAOTInput(target=path)):
+            return Yield("gradient", path)
+        case aot.InputMutationAOTOutput(mutated_input=aot.BufferAOTInput(target=path)):
+            return Yield("buffer", path)
+    raise CaptureError(
+        f"the traced step gives out something that sambasim does not know: {description}",
+        remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
+    )
+
+
+def _attribute(module: fx.GraphModule, path: str) -> Tensor:
+    value: object = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, Tensor):
+        raise CaptureError(f"the traced step holds {path}, which is no tensor but {type(value).__name__}")
+    return value
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+@contextlib.contextmanager
+def _kernels_of_eager() -> Iterator[None]:
+    """While this is active, `_DECOMPOSED_IN_PYTHON` are recorded whole, as eager PyTorch runs them."""
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    removed = []
+    for name in _DECOMPOSED_IN_PYTHON:
+        packet, overload = name.split(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload)
+        for key in keys:
+            if key in operator.py_kernels:
+                removed.append((operator, key, operator.py_kernels.pop(key)))
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, key, kernel in removed:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _tracing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the {what} cannot be captured: {_explanation(error)}", where=_location(error), remedy=_remedy(error)
+        ) from error
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
+
+
+def _location(error: Exception) -> str | None:
+    """The user's line: from the message, where strict export puts it, or from the traceback."""
+    frames = [match for match in _FRAME.finditer(str(error)) if not is_library_file(match["file"])]
+    if frames:
+        last = frames[-1]
+        return f"{last['file']}:{last['line']}: {last['code'].strip()}"
+    return user_line(error)
+
+
+def _explanation(error: Exception) -> str:
+    """The part of torch's message that a user can act on: up to its hints, its links and its frames."""
+    text = re.split(r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)", str(error))[0]
+    lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
+    return "\n    ".join(lines[:6]) or type(error).__name__
+
+
+_REWRITES = (
+    (
+        ("data-dependent branching", "Data-dependent branching", "could not guard on data-dependent", "GuardOnDataDependent"),
+        "a branch on a tensor's value: write it with torch.where(condition, a, b), or with torch.cond(condition, f, g, operands)",
+    ),
+    (
+        ("Tensor.item()", "_local_scalar_dense", ".tolist()"),
+        "the value of a tensor cannot become a Python number in a compiled step: keep it a tensor",
+    ),
+    (
+        ("nonzero", "dynamic shape", "Dynamic shape", "masked_select", "unbacked"),
+        "shapes must not depend on values: use torch.where or a mask multiplied in, instead of selecting by a mask",
+    ),
+    (
+        ("PackedSequence", "pack_padded_sequence", "_pack_padded_sequence"),
+        "packed sequences have shapes that depend on data: run the LSTM on the padded batch and mask its outputs",
+    ),
+)
+
+
+def _remedy(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    for marks, rewrite in _REWRITES:
+        if any(mark in text for mark in marks):
+            return rewrite
+    hints = re.findall(r"Hint: (.+)", text)
+    return hints[0] if hints else "rewrite the line so that it does not depend on tensor values"

@@ -1,0 +1,173 @@
+"""Model, example batch, loss, optimizer and options in; one PEF out."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sambasim import __version__
+from sambasim.compiler.build import Built, Captures, build
+from sambasim.compiler.capture import TESTED_TORCH, capture_evaluation, capture_training
+from sambasim.compiler.losses import per_sample_loss, training_loss
+from sambasim.compiler.passes import Pass, run_pipeline
+from sambasim.compiler.passes.data_parallel import AddDataParallel
+from sambasim.compiler.passes.optimizer import AttachOptimizer
+from sambasim.compiler.passes.partition import Partition
+from sambasim.compiler.passes.placement import Place
+from sambasim.compiler.step import (
+    EvaluationStep,
+    TrainingStep,
+    check_loss,
+    promote_plain_tensors,
+    restore_plain_tensors,
+    run_eagerly,
+)
+from sambasim.errors import ModelError
+from sambasim.hardware.spec import load_device
+from sambasim.ir.program import Program
+from sambasim.options.compile import BuildOptions, CompileOptions
+from sambasim.options.training import LossOptions
+from sambasim.pef import PefDocument, write
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compilation made: where the PEF is, its program, notices for the user, and seconds by phase."""
+
+    path: Path
+    program: Program
+    digest: str
+    notices: tuple[str, ...]
+    phases_s: Mapping[str, float]
+
+
+class Stopwatch:
+    """Tells `hear` what begins, and keeps how long each phase took."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self._hear = hear
+        self._phase: str | None = None
+        self._began_s = 0.0
+        self.phases_s: dict[str, float] = {}
+
+    def begin(self, phase: str) -> None:
+        """End the phase before, and begin `phase`."""
+        self.end()
+        self._phase, self._began_s = phase, time.perf_counter()
+        self._hear(phase)
+
+    def end(self) -> None:
+        """End the phase that is under way."""
+        if self._phase is not None:
+            elapsed_s = time.perf_counter() - self._began_s
+            self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + elapsed_s
+        self._phase = None
+
+
+def compile_model(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    options: CompileOptions,
+    *,
+    by_keyword: bool,
+    hear: Callable[[str], None] = lambda phase: None,
+) -> Compiled:
+    """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
+
+    `by_keyword` says that the model is called with its inputs by name. `hear` is told each phase as it begins.
+    The model is left as it was. Raises ModelError and CaptureError for what the model does wrong.
+    """
+    watch = Stopwatch(hear)
+    name = options.name
+    was_training = model.training
+    promoted = promote_plain_tensors(model)
+    try:
+        captures = _capture(model, inputs, options, by_keyword, watch)
+        watch.begin("translate to the graph")
+        batch_size = next(iter(inputs.values())).shape[0]
+        built = build(name, model, inputs, captures, batch_size)
+    finally:
+        restore_plain_tensors(promoted)
+        model.train(was_training)
+    program = run_pipeline(built.program, pipeline(options), watch.begin)
+    watch.begin("write the PEF")
+    written = write(options.pef_path, _document(program, model, options), built.weights)
+    watch.end()
+    return Compiled(options.pef_path, program, written.digest, tuple(_notices(program, built, model)), watch.phases_s)
+
+
+def pipeline(options: CompileOptions) -> Sequence[Pass]:
+    """The passes that `options` ask for, in order."""
+    passes: list[Pass] = [Partition(options.opt_level)]
+    if options.optimizer is not None and not options.inference:
+        passes.append(AttachOptimizer(options.optimizer.name, options.optimizer.hyperparameters()))
+    if options.data_parallel:
+        passes.append(AddDataParallel(options.world_size))
+    passes.append(Place(load_device(options.arch)))
+    return passes
+
+
+def _capture(
+    model: nn.Module, inputs: Mapping[str, Tensor], options: CompileOptions, by_keyword: bool, watch: Stopwatch
+) -> Captures:
+    names, tensors = tuple(inputs), tuple(inputs.values())
+    loss: LossOptions | None = None if options.inference else options.loss
+    training = None
+    if not options.inference:
+        watch.begin("run the model once")
+        mean = training_loss(loss.name, loss.args) if loss else None
+        step = TrainingStep(model, names, mean, by_keyword).train()
+        check_loss(run_eagerly(step, tensors)[0], loss.name if loss else None)
+        watch.begin("capture the training step")
+        training = capture_training(step, tensors)
+    watch.begin("capture the evaluation graph")
+    by_sample = per_sample_loss(loss.name, loss.args) if loss else None
+    mean_only = training_loss(loss.name, loss.args) if loss and by_sample is None else None
+    evaluation_step = EvaluationStep(model, names, by_sample or mean_only, by_keyword).eval()
+    if options.inference:
+        run_eagerly(evaluation_step, tensors)
+    evaluation = capture_evaluation(evaluation_step, tensors)
+    single = None
+    if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
+        watch.begin("capture the evaluation graph at batch 1")
+        single = capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
+    return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
+
+
+def _document(program: Program, model: nn.Module, options: CompileOptions) -> PefDocument:
+    how = options.model_dump(mode="json", include=set(BuildOptions.model_fields) - {"output_folder"})
+    return PefDocument(
+        program=program,
+        data_source=options.data_source(),
+        compile_options={"model": options.model.model_dump(mode="json"), **how},
+        training_defaults=options.training_defaults(),
+        metadata={"sambasim": __version__, "torch": torch.__version__, "model": repr(model)},
+    )
+
+
+def _notices(program: Program, built: Built, model: nn.Module) -> list[str]:
+    notices = []
+    if torch.__version__.split("+")[0] not in TESTED_TORCH:
+        notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")
+    if program.training is not None:
+        trained = {member.parameter for group in program.groups for member in group.members}
+        wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        paths = {path: parameter for path, parameter in model.named_parameters() if id(parameter) in wanted}
+        trained_paths = {path for name in trained for path in program.symbols[name].torch_names}
+        unused = sorted(set(paths) - trained_paths)
+        if unused:
+            notices.append(f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}")
+    return notices
+
+
+def check_model(model: object, target: str) -> nn.Module:
+    """`model`, if it is an nn.Module. Raises ModelError otherwise."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{target} gives a {type(model).__name__}, not a torch.nn.Module",
+            remedy="name an nn.Module class, or a function that returns one",
+        )
+    return model

@@ -1,0 +1,84 @@
+"""From options to a PEF: find the model and the data, take one batch, compile."""
+
+import random
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.compile import Compiled, check_model, compile_model
+from sambasim.compiler.step import TARGET, forward_parameters, user_line
+from sambasim.data.batches import bind, collate
+from sambasim.data.resolve import load_object
+from sambasim.data.sources import open_source
+from sambasim.errors import DataError, ModelError, OptionError, SambasimError
+from sambasim.options.compile import CompileOptions
+
+
+def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Compiled:
+    """Compile what `options` name. `hear` is told each phase as it begins."""
+    hear("build the model")
+    model = build_model(options)
+    hear("read an example batch")
+    inputs, by_keyword = example_batch(model, options)
+    return compile_model(model, inputs, options, by_keyword=by_keyword, hear=hear)
+
+
+def build_model(options: CompileOptions) -> nn.Module:
+    """The model that `options` name, its weights drawn from `training.seed`. Raises ModelError if it cannot be built."""
+    target = options.model.target
+    if target is None:
+        raise OptionError("no model was named", remedy="sambasim compile package.module:Name")
+    factory = load_object(target, "model")
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise ModelError(f"{target} is a {type(factory).__name__}, neither an nn.Module class nor a function that returns one")
+    torch.manual_seed(options.training.seed)
+    np.random.seed(options.training.seed % 2**32)
+    random.seed(options.training.seed)
+    try:
+        return check_model(factory(**options.model.args), target)
+    except SambasimError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{target} cannot be built: {type(error).__name__}: {error}",
+            where=user_line(error),
+            remedy="give its arguments in the config, under [model] args, or as --set model.args.NAME=VALUE",
+        ) from error
+
+
+def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, Tensor], bool]:
+    """The first batch of the training data, by input name, and whether the model takes its inputs by name.
+
+    Raises DataError if there are fewer samples than a batch.
+    """
+    source = open_source(options.data, None)
+    batch_size = options.training.batch_size
+    if len(source.train) < batch_size:
+        raise DataError(
+            f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}",
+            remedy=f"--batch-size {len(source.train)} or less",
+        )
+    batch = collate([source.train[index] for index in range(batch_size)])
+    by_keyword = isinstance(batch, Mapping)
+    names = list(batch) if isinstance(batch, Mapping) else _positional_names(model, batch, options)
+    if isinstance(batch, Mapping) and options.loss and TARGET in batch:
+        names = [name for name in names if name != TARGET] + [TARGET]
+    inputs = bind(batch, names)
+    if options.inference and options.loss:
+        inputs.pop(TARGET, None)  # what only the loss would read
+    for name, tensor in inputs.items():
+        if tensor.ndim == 0 or tensor.shape[0] != batch_size:
+            raise DataError(f"the input {name} has shape {tuple(tensor.shape)}, whose first extent is not the batch")
+    return inputs, by_keyword
+
+
+def _positional_names(model: nn.Module, batch: object, options: CompileOptions) -> list[str]:
+    count = len(batch) if isinstance(batch, (tuple, list)) else 1
+    parameters = [*forward_parameters(model)]
+    wanted = count - 1 if options.loss else count
+    names = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
+    return [*names, TARGET] if options.loss else names

@@ -1,0 +1,68 @@
+"""Cut the forward and the backward into sections: by module, bounded in size.
+
+    level   rule
+    o0      one operator a section
+    o1      one section for each run of operators of one module, at most 16 operators
+    o3      neighbouring runs share a section while together they have at most 24 operators
+
+The bounds stand in for a device's budget of compute and memory units, which no pass weighs yet. The order of execution
+never changes, so every level computes the same bits.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import ClassVar
+
+from sambasim.compiler.names import UniqueNames, symbol_name
+from sambasim.ir.graph import Graph, Node, Section
+from sambasim.ir.program import Program
+from sambasim.ir.verify import Stage
+
+OPERATORS_PER_SECTION = {"o0": 1, "o1": 16, "o3": 24}
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Cut every section of `program` by the rule of `level`."""
+
+    title: ClassVar[str] = "partition into sections"
+    reaches: ClassVar[Stage] = Stage.CAPTURED
+    level: str
+
+    def __call__(self, program: Program) -> Program:
+        def cut(graph: Graph | None) -> Graph | None:
+            return None if graph is None else replace(graph, sections=self._sections(graph, program.name))
+
+        evaluation = cut(program.evaluation)
+        return replace(
+            program, training=cut(program.training), evaluation=evaluation or program.evaluation, single=cut(program.single)
+        )
+
+    def _sections(self, graph: Graph, prefix: str) -> tuple[Section, ...]:
+        names = UniqueNames()
+        sections: list[Section] = []
+        for whole in graph.sections:
+            start = whole.start
+            for piece in self._pieces(graph.section_nodes(whole)):
+                module = next((node.module for node in piece if node.module), "")
+                name = names.take(symbol_name(prefix, f"{module}.{whole.kind.lower()}"))
+                sections.append(Section(len(sections), whole.kind, name, start, start + len(piece)))
+                start += len(piece)
+        return tuple(sections)
+
+    def _pieces(self, nodes: Sequence[Node]) -> Iterator[list[Node]]:
+        limit = OPERATORS_PER_SECTION[self.level]
+        piece: list[Node] = []
+        for _, run in groupby(nodes, key=lambda node: node.module):
+            members = list(run)
+            if piece and (self.level != "o3" or len(piece) + len(members) > limit):
+                yield piece
+                piece = []
+            for node in members:
+                if len(piece) == limit:
+                    yield piece
+                    piece = []
+                piece.append(node)
+        if piece:
+            yield piece

@@ -1,0 +1,160 @@
+"""What is captured: the model and its loss as one callable of plain tensors.
+
+A model may return a loss, `(loss, outputs…)` as SambaFlow models do, or outputs with the loss named in the config. Here
+all three become a module that takes the inputs by position and returns the loss first and then the outputs. Every
+output but the loss is detached: the backward starts from the loss alone.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.errors import ModelError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+TARGET = "target"
+"""The name of the loss's second operand, where the config names the loss."""
+
+
+class TrainingStep(nn.Module):
+    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(names)
+        self.by_keyword = by_keyword
+        self.loss = loss
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.loss is None:
+            loss, *outputs = _call(self.model, self.names, inputs, self.by_keyword)
+        else:
+            outputs = list(_call(self.model, self.names[:-1], inputs[:-1], self.by_keyword))
+            loss = self.loss(outputs[0], inputs[-1])
+        return (loss, *(output.detach() for output in outputs))
+
+
+class EvaluationStep(nn.Module):
+    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample.
+
+    `loss` is None for a model that computes its own mean, and for an inference program without a loss.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(names)
+        self.by_keyword = by_keyword
+        self.loss = loss
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.loss is None:
+            return _call(self.model, self.names, inputs, self.by_keyword)
+        outputs = _call(self.model, self.names[:-1], inputs[:-1], self.by_keyword)
+        return (self.loss(outputs[0], inputs[-1]), *outputs)
+
+
+def _call(model: nn.Module, names: Sequence[str], inputs: Sequence[Tensor], by_keyword: bool) -> tuple[Tensor, ...]:
+    result = model(**dict(zip(names, inputs, strict=True))) if by_keyword else model(*inputs)
+    return tuple(_tensors(result))
+
+
+def _tensors(result: object) -> list[Tensor]:
+    """All tensors of a model's result, in order; caches and other objects that it returns are left out."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        return [tensor for item in result.values() for tensor in _tensors(item)]
+    if isinstance(result, (tuple, list)):
+        return [tensor for item in result for tensor in _tensors(item)]
+    return []
+
+
+def forward_parameters(model: nn.Module) -> tuple[str, ...]:
+    """The names of the positional parameters of `model.forward`, in order."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+
+def check_loss(value: Tensor, named: str | None) -> None:
+    """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward."""
+    described = f"the loss {named}" if named else "the model's first output"
+    if value.numel() != 1:
+        raise ModelError(
+            f"{described} has shape {tuple(value.shape)}, but a loss is one number",
+            remedy="return the loss first, or name one: --set loss.name=cross_entropy",
+        )
+    if not value.is_floating_point():
+        raise ModelError(f"{described} is {value.dtype}, but a loss is a floating-point number")
+    if not value.requires_grad:
+        raise ModelError(
+            f"{described} does not depend on any parameter that requires a gradient",
+            remedy="check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference",
+        )
+
+
+def promote_plain_tensors(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Make buffers, in no state_dict, of plain tensor attributes; export would otherwise bake in or refuse them.
+
+    Returns what was promoted, for `restore_plain_tensors`.
+    """
+    promoted = []
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                delattr(module, name)
+                module.register_buffer(name, value.detach(), persistent=False)
+                promoted.append((module, name, value))
+    return promoted
+
+
+def restore_plain_tensors(promoted: list[tuple[nn.Module, str, Tensor]]) -> None:
+    """Undo `promote_plain_tensors`."""
+    for module, name, value in promoted:
+        delattr(module, name)
+        setattr(module, name, value)
+
+
+def run_eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """One eager call, to find mistakes of the model where PyTorch's own message is best, before any tracing.
+
+    The state of BatchNorm and of the random generator is as before. Raises ModelError with the line that failed.
+    """
+    state = {name: buffer.clone() for name, buffer in step.named_buffers()}
+    generator = torch.get_rng_state()
+    try:
+        result = step(*inputs)
+    except Exception as error:
+        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
+        raise ModelError(
+            f"the model does not run on the example batch: {type(error).__name__}: {error}",
+            where=user_line(error),
+            remedy=f"check the model against its inputs, which were {shapes}",
+        ) from error
+    finally:
+        torch.set_rng_state(generator)
+        with torch.no_grad():
+            for name, buffer in step.named_buffers():
+                buffer.copy_(state[name])
+    outputs: tuple[Tensor, ...] = result
+    return outputs
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line of the traceback that is the user's own: in neither torch nor sambasim."""
+    lines = [
+        f"{frame.filename}:{frame.lineno}: {(frame.code_context or [''])[0].strip()}"
+        for frame in inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]
+        if not is_library_file(frame.filename)
+    ]
+    return lines[-1] if lines else None
+
+
+def is_library_file(file: str) -> bool:
+    """True for files of torch and of sambasim's compiler, where a user's mistake is not."""
+    return "/torch/" in file or "/sambasim/compiler/" in file or file.startswith("<")

@@ -1,0 +1,192 @@
+"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types.
+
+Aliases that only autograd needs (`detach`) are skipped here, so that no later pass has to know of them.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import getitem
+
+import torch
+from torch import Tensor, fx
+
+from sambasim.compiler.capture import CapturedGraph
+from sambasim.compiler.names import UniqueNames, symbol_name
+from sambasim.compiler.step import is_library_file
+from sambasim.errors import OperatorError
+from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.types import DTYPE_BYTES, TensorType
+
+_ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+
+
+@dataclass(slots=True)
+class Translation:
+    """A translated graph: its nodes, the type of every value, which nodes are backward, and the outputs' values."""
+
+    nodes: list[Node] = field(default_factory=list)
+    values: dict[str, TensorType] = field(default_factory=dict)
+    backward: set[str] = field(default_factory=set)
+    outputs: list[str] = field(default_factory=list)
+
+
+def translate(captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> Translation:
+    """Our nodes for a captured graph. `symbol_of` gives the symbol for each placeholder and each lifted constant.
+
+    Raises OperatorError, once, naming every operator that a PEF may not hold, with the lines that use it.
+    """
+    return _Translator(captured, prefix, symbol_of).run()
+
+
+def tensor_type(tensor: Tensor) -> TensorType:
+    """The recorded type of a real or fake tensor. Raises OperatorError for a dtype that a PEF cannot hold."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise OperatorError(f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}")
+    return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
+
+
+class _Translator:
+    def __init__(self, captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> None:
+        self._captured = captured
+        self._prefix = prefix
+        self._names = UniqueNames()
+        self._value_of: dict[fx.Node, str] = {}
+        self._result_of: dict[tuple[fx.Node, int], str] = {}
+        self._done = Translation()
+        self._refused: dict[str, SourceLine | None] = {}
+        for node in captured.graph.nodes:
+            if node.op == "placeholder":
+                self._value_of[node] = symbol_of[node.name]
+            elif node.op == "get_attr":
+                self._value_of[node] = symbol_of[str(node.target)]
+
+    def run(self) -> Translation:
+        for node in self._captured.graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+        self._refuse()
+        self._done.outputs = [self._value_of[value] for value, _ in self._captured.yields]
+        return self._drop_dead_code()
+
+    def _call(self, node: fx.Node) -> None:
+        operator = str(node.target)
+        if node.target is getitem:
+            source, index = node.args
+            self._value_of[node] = self._result_of[source, index]  # type: ignore[index]
+        elif operator in _ALIASES:
+            self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
+        elif operator not in OPERATORS or operator.startswith("sambasim."):
+            self._refused.setdefault(operator, source_line(node))
+            self._results(node, "refused")
+        else:
+            self._emit(node, operator)
+
+    def _emit(self, node: fx.Node, operator: str) -> None:
+        backward = node.meta.get("partitioner_tag") == "is_backward"
+        module = module_path(node)
+        short = operator.split(".")[1].lstrip("_")
+        path = ".".join(part for part in (module, f"{short}_bwd" if backward else short) if part)
+        name = self._names.take(symbol_name(self._prefix, path))
+        if backward:
+            self._done.backward.add(name)
+        args = tuple(self._argument(argument) for argument in node.args)
+        kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
+        results = self._results(node, name)
+        self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
+
+    def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            result = f"{name}__outputs__0"
+            self._value_of[node] = result
+            self._done.values[result] = tensor_type(value)
+            return (result,)
+        read = {int(user.args[1]) for user in node.users if user.target is getitem}  # type: ignore[arg-type]
+        results: list[str | None] = []
+        for index, tensor in enumerate(value):
+            result = f"{name}__outputs__{index}" if index in read else None
+            if result is not None:
+                self._result_of[node, index] = result
+                self._done.values[result] = tensor_type(tensor)
+            results.append(result)
+        return tuple(results)
+
+    def _argument(self, argument: object) -> Argument:
+        match argument:
+            case fx.Node():
+                return Ref(self._value_of[argument])
+            case None | bool() | int() | float() | str():
+                return argument
+            case torch.dtype():
+                return TorchConstant("dtype", str(argument).removeprefix("torch."))
+            case torch.layout():
+                return TorchConstant("layout", str(argument).removeprefix("torch."))
+            case torch.memory_format():
+                return TorchConstant("memory_format", str(argument).removeprefix("torch."))
+            case torch.device():
+                return TorchConstant("device", argument.type)
+            case list() | tuple():
+                return tuple(self._argument(item) for item in argument)
+        raise OperatorError(f"an operator takes {argument!r}, which cannot be written in a PEF")
+
+    def _refuse(self) -> None:
+        if not self._refused:
+            return
+        lines = [f"{operator}  ({line or 'line unknown'})" for operator, line in self._refused.items()]
+        raise OperatorError(
+            "the model uses operators that a PEF may not hold:\n    " + "\n    ".join(lines),
+            remedy="replace them by operators with static shapes and no side effects",
+        )
+
+    def _drop_dead_code(self) -> Translation:
+        """Drop nodes that nothing reads, but for those that draw random numbers: eager PyTorch draws them too."""
+        done = self._done
+        needed, kept = set(done.outputs), []
+        for node in reversed(done.nodes):
+            if OPERATORS[node.operator].draws_random_numbers or needed & set(node.results):
+                kept.append(node)
+                needed |= set(node_references(node))
+        done.nodes = kept[::-1]
+        done.nodes = [
+            replace(node, results=tuple(result if result in needed else None for result in node.results))
+            for node in done.nodes
+        ]
+        live = {result for node in done.nodes for result in node.results if result is not None}
+        done.values = {name: type_ for name, type_ in done.values.items() if name in live}
+        return done
+
+
+def module_path(node: fx.Node) -> str:
+    """The dotted path of the user's module that ran the node, or "" for the step itself."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    # Paths look like `L['self'].model.conv1` or `model.conv1`; `model` is the step's name for the user's module.
+    path = re.sub(r"^L\['self'\]\.?", "", path)
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
+    return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+
+
+def source_line(node: fx.Node) -> SourceLine | None:
+    """The innermost line of the user's own program that made this node, or None where torch does not know it."""
+    frames = [match for match in _FRAME.finditer(node.meta.get("stack_trace") or "") if not is_library_file(match["file"])]
+    if not frames:
+        return None
+    last = frames[-1]
+    return SourceLine(portable_path(last["file"]), int(last["line"]), last["code"].strip())
+
+
+def portable_path(file: str) -> str:
+    """A path that does not tell where this machine keeps its files: relative to the folder from which Python imported
+    it (the longest such entry of `sys.path`, or the working folder), or else the bare name."""
+    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and file.startswith(entry.rstrip("/") + "/")]
+    return os.path.relpath(file, max(folders, key=len)) if folders else os.path.basename(file)
