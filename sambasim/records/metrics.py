@@ -1,0 +1,99 @@
+"""One JSON line each: a step, an evaluation, and at the end the summary.
+
+Every time here was measured on this machine; nothing in these records is predicted.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StepRecord(_Record):
+    """One optimizer step. `loss` is the mean over replicas and micro-steps; `samples_per_s` counts all replicas.
+
+    `step_s` is the whole step on rank 0, data included; `sync_s` the part of it in REDUCE, GRADNORM's exchange and
+    GATHER, waiting for slower replicas included.
+    """
+
+    kind: Literal["step"] = "step"
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    step_s: float
+    sync_s: float
+    samples_per_s: float
+    grad_norm: float | None = None
+
+
+class EvaluationRecord(_Record):
+    """Means over the held-out samples, each counted once. `accuracy` is None where the loss is no classification."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    epoch: int
+    samples: int
+    loss: float | None
+    accuracy: float | None
+    evaluation_s: float
+
+
+class BytesRecord(_Record):
+    """Bytes that gradient sync moved on all ranks together, by kind, each counted once, where it arrived."""
+
+    device_to_host: int
+    host_to_device: int
+    peer: int
+    network: int
+
+
+class SummaryRecord(_Record):
+    """The whole run. Digests are over tensors in name order, little-endian: parameters alone, or with buffers (those of
+    replica 0) and the state of the optimizer. Equal digests are promised at equal threads, torch build and engine."""
+
+    kind: Literal["summary"] = "summary"
+    pef_digest: str
+    world_size: int
+    emulated: bool
+    sync: Literal["none", "host", "device", "emulated"]
+    engine: str
+    threads: int
+    torch: str
+    mpi: str
+    seed: int
+    batch_size: int
+    global_batch_size: int
+    accumulation_steps: int
+    epochs: int
+    steps: int
+    samples: int
+    samples_left_out_each_epoch: int
+    training_s: float
+    samples_per_s: float
+    sync_share: float
+    loss_first: float
+    loss_last: float
+    evaluation: EvaluationRecord | None
+    bytes: BytesRecord
+    weights_sha256: str
+    state_sha256: str
+    exempt_from_exactness: list[str]
+
+
+Record = StepRecord | EvaluationRecord | SummaryRecord
+
+
+class PredictionRecord(_Record):
+    """A pass over a data set with `--inference`. `loss` and `accuracy` as in an evaluation, for a PEF with a loss."""
+
+    kind: Literal["prediction"] = "prediction"
+    pef_digest: str
+    samples: int
+    loss: float | None
+    accuracy: float | None
+    prediction_s: float
+    predictions: str | None

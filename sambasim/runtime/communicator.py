@@ -1,0 +1,290 @@
+"""The one file that talks to MPI: `connect`, and the leaf for a job of several ranks.
+
+mpi4py is imported inside functions: it loads the MPI library, which only `run` needs and some machines lack.
+"""
+
+import atexit
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast, final
+
+import numpy as np
+
+from sambasim.errors import InternalError, LaunchError
+from sambasim.runtime import shared_memory
+from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
+from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name
+from sambasim.runtime.ranks import (
+    WINDOW_ALIGNMENT_BYTES,
+    Communicator,
+    FailureNotice,
+    Request,
+    SharedWindow,
+    Topology,
+)
+from sambasim.runtime.single_rank import SingleRank, private_window, single_rank
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Communicator", "SharedWindow", "connect", "linked_library"]
+
+T = TypeVar("T")
+
+_NOTICE_TAG = 1
+_GREETING_TAG = 2
+_ABORT_GRACE_S = 5.0
+_STDERR = 2  # the descriptor itself, whatever sys.stderr has become
+
+
+def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
+    """Start MPI and find the other ranks of this job. Collective. Works without mpirun, and there even without an MPI.
+
+    command: what was typed, without mpirun; a refusal repeats it as it should have been typed
+    environ: the environment that the launcher made
+
+    Raises LaunchError if the launcher is not of the MPI that mpi4py is linked to, or if there is a launcher and no MPI.
+    """
+    names_before = shared_memory.mapped_names()
+    try:
+        version = _load_library()
+    except (ImportError, RuntimeError) as error:
+        return _without_mpi(command, environ, error)
+    from mpi4py import MPI
+
+    executable = Path(sys.executable)
+    check_family(environ, version, command=command, executable=executable)
+    if not MPI.Is_initialized():
+        with warnings.catch_warnings():
+            # mpi4py warns of a launcher that does not fit; check_launcher refuses it, with the remedy.
+            warnings.filterwarnings("ignore", message="suspicious MPI execution environment")
+            MPI.Init_thread()
+    world = MPI.COMM_WORLD
+    node = cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
+    _greet(node)
+    shared_memory.unlink(shared_memory.mapped_names() - names_before)
+    check_launcher(environ, world.size, version, command=command, executable=executable)
+    if world.size == 1:
+        return single_rank(socket.gethostname(), library_name(version))
+    first_rank_of_node = world.allgather(node.bcast(world.rank))
+    nodes = sorted(set(first_rank_of_node))
+    communicator = MpiCommunicator(
+        topology=Topology(
+            rank=world.rank,
+            node_of=tuple(nodes.index(first) for first in first_rank_of_node),
+            host_name=socket.gethostname(),
+        ),
+        library=library_name(version),
+        _world=world,
+        _node=node,
+        _notices=world.Dup(),
+    )
+    atexit.register(communicator.close)
+    return communicator
+
+
+def linked_library() -> str:
+    """Name and version of the MPI that mpi4py is linked to, without starting it.
+
+    Raises LaunchError if none can be loaded.
+    """
+    try:
+        return library_name(_load_library())
+    except (ImportError, RuntimeError) as error:
+        raise _no_library(error) from error
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MpiWindow(SharedWindow):
+    """A window that the ranks of a node share. `parts[i]` belongs to local rank i."""
+
+    parts: tuple[ByteArray, ...]
+    local_rank: int
+    handle: "MPI.Win"
+
+    @property
+    def local(self) -> ByteArray:
+        return self.parts[self.local_rank]
+
+    def of(self, local_rank: int) -> ByteArray:
+        return self.parts[local_rank]
+
+    def sync(self) -> None:
+        self.handle.Sync()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MpiCommunicator(Communicator):
+    """The leaf for several ranks. `connect` makes it."""
+
+    topology: Topology
+    library: str
+    _world: "MPI.Intracomm"
+    _node: "MPI.Intracomm"
+    _notices: "MPI.Intracomm"  # of its own, so that a notice never meets a message of the training
+    _windows: list["MPI.Win"] = field(default_factory=list)
+    _heard: dict[int, FailureNotice] = field(default_factory=dict)
+    _announcements: list["MPI.Request"] = field(default_factory=list)
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def node_barrier(self) -> None:
+        self._node.Barrier()
+
+    def broadcast_object(self, value: T | None, root: int = 0) -> T:
+        return cast(T, self._world.bcast(value, root=root))
+
+    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
+        gathered = self._world.gather(value, root=root)
+        return None if gathered is None else tuple(gathered)
+
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        return tuple(self._world.allgather(value))
+
+    def all_to_all(
+        self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
+    ) -> None:
+        source, target = as_bytes(send), as_bytes(receive)
+        check_counts(source, send_counts, self.world_size, "the buffer to send")
+        check_counts(target, receive_counts, self.world_size, "the buffer to receive")
+        self._world.Alltoallv(_pieces(source, send_counts), _pieces(target, receive_counts))
+
+    def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        from mpi4py import MPI
+
+        source, target = as_bytes(send), as_bytes(receive)
+        in_place = check_gather(source, target, counts, self.rank, self.world_size)
+        if not in_place:
+            target[sum(counts[: self.rank]) :][: counts[self.rank]] = source
+        # Always in place, because MPI wants it from all ranks or from none, and forbids the same memory on both sides.
+        self._world.Allgatherv(MPI.IN_PLACE, _pieces(target, counts))
+
+    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+        return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
+
+    def wait_all(self, requests: Sequence[Request]) -> None:
+        from mpi4py import MPI
+
+        MPI.Request.Waitall(cast("list[MPI.Request]", list(requests)))
+
+    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+        from mpi4py import MPI
+
+        pages = -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES)
+        shared = self.local_size > 1
+        demand = shared_memory.Demand(
+            self.node_index,
+            self.host_name,
+            pages * WINDOW_ALIGNMENT_BYTES if shared else 0,
+            shared_memory.free_bytes(),
+        )
+        shared_memory.check_demands(self.all_gather_object(demand))
+        if not shared:
+            return private_window(size_bytes)
+        names_before = shared_memory.mapped_names()
+        handle = MPI.Win.Allocate_shared(pages * WINDOW_ALIGNMENT_BYTES, disp_unit=1, comm=self._node)
+        self._windows.append(handle)
+        sizes = self._node.allgather(size_bytes)
+        parts = tuple(_part(handle, local_rank, size) for local_rank, size in enumerate(sizes))
+        # Standing open: passive access to everybody, for which no rank has to ask; it is what `Sync` needs.
+        handle.Lock_all(MPI.MODE_NOCHECK)
+        parts[self.local_rank][:] = 0  # the owner touches its pages first, so that they land in its memory node
+        handle.Sync()
+        self.node_barrier()
+        shared_memory.unlink(shared_memory.mapped_names() - names_before)
+        return MpiWindow(parts, self.local_rank, handle)
+
+    def announce_failure(self, notice: FailureNotice) -> None:
+        self._heard[self.rank] = notice
+        others = (rank for rank in range(self.world_size) if rank != self.rank)
+        self._announcements.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
+
+    def failures(self) -> Mapping[int, FailureNotice]:
+        from mpi4py import MPI
+
+        while (message := self._notices.improbe(tag=_NOTICE_TAG)) is not None:
+            status = MPI.Status()
+            notice = message.recv(status)
+            self._heard[status.Get_source()] = notice
+        return dict(self._heard)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # MPI would add a line of its own to what has been told, and that one names neither the error nor the remedy.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+        self._world.Abort(exit_code)
+        time.sleep(_ABORT_GRACE_S)  # the launcher ends this process; MPI_Abort may return before it has
+        os._exit(exit_code)
+
+    def close(self) -> None:
+        while self._windows:
+            handle = self._windows.pop()
+            handle.Unlock_all()
+            handle.Free()
+
+
+def _load_library() -> str:
+    """Load the MPI library without starting MPI; its version text. Raises ImportError or RuntimeError without one."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
+    """A job of one rank, if this process was started by hand."""
+    launcher = find_launcher(environ)
+    if launcher is not None and launcher.least_world_size > 1:
+        raise _no_library(error) from error
+    return single_rank(socket.gethostname())
+
+
+def _no_library(error: Exception) -> LaunchError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return LaunchError(
+        f"mpi4py finds no MPI library: {reason}",
+        remedy="python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)",
+    )
+
+
+def _greet(node: "MPI.Intracomm") -> None:
+    """Make every pair of ranks of a node exchange a message: some MPIs attach to a peer's memory at the first one."""
+    empty = np.zeros(1, dtype=np.uint8)
+    for distance in range(1, node.size):
+        came = np.empty(1, dtype=np.uint8)
+        node.Sendrecv(
+            empty, (node.rank + distance) % node.size, _GREETING_TAG,
+            came, (node.rank - distance) % node.size, _GREETING_TAG,
+        )  # fmt: skip
+    node.Barrier()
+
+
+def _pieces(buffer: ByteArray, counts: Sequence[int]) -> "tuple[ByteArray, tuple[Sequence[int], Sequence[int]]]":
+    """What mpi4py wants of a buffer cut by rank: the memory, and counts with displacements in bytes."""
+    return buffer, (counts, tuple(accumulate(counts, initial=0))[:-1])
+
+
+def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:
+    """The part of a shared window that belongs to a local rank, as this process sees it."""
+    memory, _ = handle.Shared_query(local_rank)
+    part = np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size_bytes)
+    if part.ctypes.data % WINDOW_ALIGNMENT_BYTES:
+        raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
+    return part

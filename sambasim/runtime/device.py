@@ -1,0 +1,62 @@
+"""The device memory of one replica: symbols at the byte offsets that the PEF gives them.
+
+The storage is private memory, or this rank's part of a window that all ranks of the node can read; nothing else here knows
+which. Activations are not here: they are torch allocations, freed at their last use.
+"""
+
+import mmap
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import DTYPE_BYTES, TensorType
+
+Storage = NDArray[np.uint8]
+
+
+def private_storage(size_bytes: int) -> Storage:
+    """Zeroed memory that only this process sees; aligned to a page, as a shared window is."""
+    return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1)), dtype=np.uint8)[:size_bytes]
+
+
+class DeviceMemory:
+    """Typed views of one replica's device memory. Views share the storage; none copies."""
+
+    def __init__(self, program: Program, storage: Storage) -> None:
+        if storage.nbytes < program.device_bytes:
+            raise InternalError(f"{storage.nbytes} bytes of storage for {program.device_bytes} bytes of device memory")
+        self._program = program
+        self._bytes = torch.from_numpy(storage)
+        self._views: dict[str, Tensor] = {}
+
+    def tensor(self, symbol_name: str) -> Tensor:
+        """The symbol's tensor, in place."""
+        view = self._views.get(symbol_name)
+        if view is None:
+            symbol = self._program.symbols[symbol_name]
+            if symbol.offset is None:
+                raise InternalError(f"{symbol_name} is not kept in device memory")
+            view = self._views[symbol_name] = self._view(symbol.offset, symbol.type)
+        return view
+
+    def region(self, group: ParameterGroup, region: str) -> Tensor:
+        """A flat tensor of `group`, in place: "parameter", "gradient" or a state of its optimizer, `group.numel` elements."""
+        return self._view(group.regions[region], TensorType(group.dtype, (group.numel,)))
+
+    @cached_property
+    def reduce_buffer(self) -> Tensor:
+        """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""
+        parallel = self._program.data_parallel
+        if parallel is None:
+            raise InternalError("a program without data parallelism has no reduce buffer")
+        return self.tensor(parallel.reduce_buffer).view(torch.uint8)
+
+    def _view(self, offset: int, type_: TensorType) -> Tensor:
+        stop = offset + type_.numel * DTYPE_BYTES[type_.dtype]
+        flat: Tensor = self._bytes[offset:stop].view(getattr(torch, type_.dtype))
+        return flat.view(type_.shape)

@@ -1,0 +1,162 @@
+"""Evaluation on held-out samples: each once, on the running statistics of replica 0.
+
+Rank r of N takes the samples r, r + N, …; its last batch is padded by repeating a sample, and the padding is discarded. The
+sums are added in rank order. Evaluation leaves nothing behind: it has buffers of its own.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.data import DataOptions
+from sambasim.options.training import LossOptions
+from sambasim.records.metrics import EvaluationRecord
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.executor import Executable, outputs_in_order
+from sambasim.runtime.randomness import Stream, derive, seed_everything
+from sambasim.runtime.replica import input_specs
+
+TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What one rank adds up over its samples. `judged` counts the elements that `correct` is out of."""
+
+    samples: int = 0
+    loss: float = 0.0
+    correct: int = 0
+    judged: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(
+            self.samples + other.samples,
+            self.loss + other.loss,
+            self.correct + other.correct,
+            self.judged + other.judged,
+        )
+
+
+class Evaluator:
+    """Runs the evaluation graph on `memory`'s parameters, for samples with a target and for prediction."""
+
+    def __init__(self, program: Program, memory: DeviceMemory, loss: LossOptions | None, options: DataOptions) -> None:
+        self._program = program
+        self._loss = loss
+        self._options = options
+        self._inputs = input_specs(program)
+        self._has_loss = program.loss is not None
+        self._own = {
+            name: torch.empty_like(memory.tensor(name))
+            for name, symbol in program.symbols.items()
+            if symbol.kind in (SymbolKind.BUFFER, SymbolKind.INPUT)
+        }
+        self._batch = Executable(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
+        self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in self._inputs}
+        self._single = self._bind_single(program.single, memory)
+
+    def _bind_single(self, graph: Graph | None, memory: DeviceMemory) -> Executable | None:
+        if graph is None:
+            return None
+        own = {**self._own, **self._single_inputs}
+        return Executable(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
+
+    def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Evaluate on these running statistics: those of replica 0."""
+        for name, tensor in buffers.items():
+            self._own[name].copy_(tensor)
+
+    def sums(self, dataset: Dataset[object], rank: int, world_size: int, seed: int, step: int) -> Sums:
+        """The sums over the samples of `rank`."""
+        seed_everything(derive(seed, rank, step, 0, Stream.DATA))
+        total = Sums()
+        for batch, count in self._batches(dataset, rank, world_size):
+            total += self._judge(self._run(batch), batch, count)
+        return total
+
+    def predict(self, dataset: Dataset[object], rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
+        """Batch by batch for the samples of `rank`: their sums, and the model's outputs without padding and loss."""
+        for batch, count in self._batches(dataset, rank, world_size):
+            outputs = self._run(batch)
+            kept = [output[:count].clone() for output in outputs[1 if self._has_loss else 0 :]]
+            yield self._judge(outputs, batch, count), kept
+
+    def _batches(
+        self, dataset: Dataset[object], rank: int, world_size: int
+    ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
+        """Whole batches, and how many samples of each are real."""
+        indices = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
+        size = self._program.batch_size
+        loader: DataLoader[Batch] = DataLoader(
+            Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers
+        )
+        batches = iter(loader)
+        for start in range(0, len(indices), size):
+            batch = next(batches)
+            count = min(size, len(indices) - start)
+            tensors = bind(batch, [spec.name for spec in self._inputs])
+            yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count
+
+    def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
+        for name, tensor in batch.items():
+            self._own[name].copy_(tensor)
+        return outputs_in_order(self._program.evaluation, self._batch.run())
+
+    def _judge(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
+        """The sums over the first `count` samples of a batch, from what the graph gave out."""
+        if not self._has_loss:
+            return Sums(samples=count)
+        loss = outputs[0]
+        if self._program.per_sample_loss:
+            correct, judged = self._count_correct(outputs[1:], batch, count)
+            return Sums(count, float(loss[:count].double().sum()), correct, judged)
+        if count == self._program.batch_size or self._single is None:
+            return Sums(count, float(loss) * count)
+        # The model gives one mean for a whole batch, padding included: take the rest sample by sample.
+        return sum((self._judge_single(batch, index) for index in range(count)), Sums())
+
+    def _judge_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
+        if self._single is None or self._program.single is None:
+            return Sums()
+        for name, tensor in batch.items():
+            self._single_inputs[name].copy_(tensor[index : index + 1])
+        return Sums(1, float(outputs_in_order(self._program.single, self._single.run())[0]))
+
+    def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
+        """How many elements are classified right, and out of how many; (0, 0) where the loss is no classification."""
+        if self._loss is None or TARGET not in batch:
+            return 0, 0
+        guess, target = outputs[0][:count], batch[TARGET][:count]
+        if self._loss.name in ("cross_entropy", "nll") and not target.is_floating_point():
+            ignored = self._loss.args.get("ignore_index", -100)
+            counted = target != ignored
+            return int(((guess.argmax(1) == target) & counted).sum()), int(counted.sum())
+        if self._loss.name == "bce_with_logits":
+            return int(((guess > 0) == (target > 0.5)).sum()), target.numel()
+        return 0, 0
+
+
+def _pad(tensor: Tensor, size: int) -> Tensor:
+    """`tensor` with its first sample repeated until it has `size`."""
+    missing = size - tensor.shape[0]
+    return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
+
+
+def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
+    """The means, from the sums over all ranks."""
+    return EvaluationRecord(
+        step=step,
+        epoch=epoch,
+        samples=sums.samples,
+        loss=sums.loss / sums.samples if has_loss and sums.samples else None,
+        accuracy=sums.correct / sums.judged if sums.judged else None,
+        evaluation_s=time.perf_counter() - began_s,
+    )

@@ -1,0 +1,151 @@
+"""Run a graph's forward and backward sections against one replica's device memory.
+
+Sections are flat lists of instructions over registers. Symbols sit in their registers for good, as views of device
+memory; activations come and go. A gradient is stored in its place in the group as soon as it is complete: written by
+the first micro-step of an accumulation, added to by the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.graph import Graph, Output, SectionKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
+
+_DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredSection:
+    """One section, ready to run."""
+
+    index: int
+    kind: SectionKind
+    instructions: tuple[Instruction, ...]
+
+
+class Executable:
+    """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps."""
+
+    def __init__(self, graph: Graph, program: Program, tensor_of: Callable[[str], Tensor]) -> None:
+        self._program = program
+        self._graph = graph
+        self._registers = RegisterFile()
+        kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
+        tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
+        self._tangent = self._registers.value(tangents[0]) if tangents else None
+        for name in graph.inputs:
+            number = self._registers.value(name)
+            if kinds[name] is not SymbolKind.TANGENT:
+                self._registers.initial[number] = tensor_of(name)
+        computed = set(graph.values)
+        gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
+        self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
+        self._handed_out = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
+        # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
+        self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
+        self._sections = self._lower([o for o in gradients if o.value in computed], tensor_of)
+        self._live: Registers = []
+
+    @property
+    def sections(self) -> Sequence[LoweredSection]:
+        return self._sections
+
+    def begin(self, tangent: Tensor | None = None) -> None:
+        """Get ready for one pass through the sections, which starts its backward from `tangent`."""
+        self._live = self._registers.initial.copy()
+        if self._tangent is not None:
+            self._live[self._tangent] = tangent
+
+    def run_section(self, section: LoweredSection, *, accumulate: bool = False) -> None:
+        """Run one section; with `accumulate`, add to the gradients instead of overwriting them."""
+        registers = self._live
+        for instruction in section.instructions:
+            value = instruction.function(*instruction.load(registers))
+            if instruction.result is not None:
+                registers[instruction.result] = value
+            else:
+                _unpack(value, instruction.results, registers)
+            for number, destination in instruction.stores:
+                _store(registers[number], destination, accumulate)
+            for number in instruction.frees:
+                registers[number] = None
+
+    def finish(self, *, accumulate: bool = False) -> dict[str, Tensor]:
+        """End the pass: keep the changed buffers, and hand out the outputs by symbol."""
+        for output, destination in self._late:
+            _store(self._value(output), destination, accumulate)
+        outputs = {output.symbol: self._detached(output) for output in self._handed_out}
+        for output, destination in self._buffers:
+            destination.copy_(self._value(output))
+        self._live = []
+        return outputs
+
+    def run(self, tangent: Tensor | None = None, *, accumulate: bool = False) -> dict[str, Tensor]:
+        """All sections in order; returns the outputs by symbol."""
+        self.begin(tangent)
+        for section in self._sections:
+            self.run_section(section, accumulate=accumulate)
+        return self.finish(accumulate=accumulate)
+
+    def _lower(self, gradients: Sequence[Output], tensor_of: Callable[[str], Tensor]) -> tuple[LoweredSection, ...]:
+        stores: dict[str, list[Tensor]] = {}
+        for output in gradients:
+            stores.setdefault(output.value, []).append(tensor_of(output.symbol))
+        graph = self._graph
+        chosen = [section for section in graph.sections if section.kind in _DIFFERENTIATING]
+        nodes = [node for section in chosen for node in graph.section_nodes(section)]
+        # Gradients are stored at once, so the graph's end needs only what it hands out and the changed buffers.
+        keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
+        instructions = lower(nodes, self._registers, stores, keep)
+        lowered, start = [], 0
+        for section in chosen:
+            count = section.stop - section.start
+            lowered.append(LoweredSection(section.index, section.kind, tuple(instructions[start : start + count])))
+            start += count
+        return tuple(lowered)
+
+    def _value(self, output: Output) -> Tensor:
+        value = self._live[self._registers.value(output.value)]
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{output.value} is {type(value).__name__}")
+        return value
+
+    def _detached(self, output: Output) -> Tensor:
+        """The output's value; a copy where it is a symbol itself, which the next step will overwrite."""
+        value = self._value(output)
+        return value if output.value in self._graph.values else value.clone()
+
+
+def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> None:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"an operator returned {type(value).__name__} for {len(results)} results")
+    for number, tensor in zip(results, value, strict=False):
+        if number is not None:
+            registers[number] = tensor
+
+
+def _store(value: object, destination: Tensor, accumulate: bool) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"a gradient is {type(value).__name__}")
+    if accumulate:
+        destination.add_(value)
+    else:
+        destination.copy_(value)
+
+
+def tangent_of(program: Program, scale: float) -> Tensor | None:
+    """What the backward starts from: `scale` in the type of the loss, or None for a program without a loss."""
+    if program.loss is None:
+        return None
+    type_ = program.symbols[program.loss].type
+    return torch.full(type_.shape, scale, dtype=getattr(torch, type_.dtype))
+
+
+def outputs_in_order(graph: Graph, outputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """What a pass handed out, in the order of the graph's outputs."""
+    return [outputs[output.symbol] for output in graph.outputs if output.symbol in outputs]

@@ -1,0 +1,259 @@
+"""One job, from a PEF to trained weights: what `sambasim run` does once it knows that it can start."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sambasim.data.sources import Source, open_source
+from sambasim.errors import InternalError, PeerError
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.training import OptimizerOptions
+from sambasim.pef import PefDocument, map_weights, read
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
+from sambasim.runtime import torch_process_group
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.digests import state_sha256, weights_sha256
+from sambasim.runtime.evaluation import Evaluator, Sums, record
+from sambasim.runtime.listener import Listener, Start
+from sambasim.runtime.plan import Plan, plan
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.replica import Replica, input_specs, place_weights
+from sambasim.runtime.sharding import Shard
+from sambasim.runtime.sync.device import DeviceSync, allocate_devices
+from sambasim.runtime.sync.emulation import EmulatedSync
+from sambasim.runtime.sync.host import HostSync
+from sambasim.runtime.sync.interface import GradientSync
+from sambasim.runtime.sync.norms import all_gather_floats
+from sambasim.runtime.sync.single import SingleSync
+from sambasim.runtime.threads import default_threads
+from sambasim.runtime.training import Trainer
+from sambasim.runtime.weights import load_weights, save_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The replicas that this process plays, and how they sync with one another and with those of other ranks."""
+
+    replicas: Sequence[Replica]
+    sync: GradientSync
+    sync_name: str
+
+
+class TrainingJob:
+    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
+
+    def __init__(self, path: Path, options: RunOptions, communicator: Communicator, listener: Listener) -> None:
+        self._began_s = time.perf_counter()
+        self._path = path
+        self._options = options
+        self._communicator = communicator
+        self._listener = listener
+        self._document: PefDocument = read(path)
+        self._program: Program = self._document.program
+        self._resolved: ResolvedRun = resolve_run(
+            options, self._document.training_defaults, self._document.data_source
+        )
+        if self._resolved.optimizer is None:
+            raise InternalError("a training job without an optimizer")
+        self._optimizer: OptimizerOptions = self._resolved.optimizer
+        self._emulated = options.emulate_replicas or 1
+        self._threads = options.threads or default_threads(communicator, self._emulated)
+
+    @property
+    def _world_size(self) -> int:
+        """Replicas in all, whoever plays them."""
+        return self._communicator.topology.world_size * self._emulated
+
+    def run(self) -> SummaryRecord:
+        """Train, evaluate, save; returns the summary."""
+        torch.set_num_threads(self._threads)
+        with ExitStack() as stack:
+            if self._communicator.topology.world_size > 1:
+                torch_process_group.bring_up(self._communicator)
+                stack.callback(torch_process_group.take_down)
+            return self._train()
+
+    def _train(self) -> SummaryRecord:
+        program, resolved = self._program, self._resolved
+        source = open_source(resolved.data, tuple(input_specs(program)))
+        steps = plan(len(source.train), self._world_size, resolved.training)  # type: ignore[arg-type]
+        team = self._team(source)
+        trainer = Trainer(
+            program, team.replicas, team.sync, steps, resolved.training, self._optimizer, self._mean_loss
+        )
+        evaluator = None
+        if source.evaluation is not None and resolved.training.evaluate:
+            evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
+        self._listener.started(self._start(steps, team, source))
+        evaluation = self._epochs(trainer, evaluator, source, steps, team)
+        return self._finish(trainer, team, steps, evaluation)
+
+    def _epochs(
+        self, trainer: Trainer, evaluator: Evaluator | None, source: Source, steps: Plan, team: Team
+    ) -> EvaluationRecord | None:
+        evaluation = None
+        for epoch in range(steps.epochs):
+            trainer.begin_epoch(epoch)
+            while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
+                self._listener.stepped(trainer.step(epoch))
+            if evaluator is not None:
+                evaluation = self._evaluate(evaluator, source, trainer.totals.steps, epoch, team)
+                self._listener.evaluated(evaluation)
+        return evaluation
+
+    def _team(self, source: Source) -> Team:
+        program, communicator = self._program, self._communicator
+        sync: GradientSync
+        if self._emulated > 1:
+            memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
+            sync, name = EmulatedSync(program, memories), "emulated"
+        elif communicator.topology.world_size == 1:
+            memories = [DeviceMemory(program, private_storage(program.device_bytes))]
+            sync, name = SingleSync(program), "none"
+        elif self._options.reduce_on_rdu:
+            devices = allocate_devices(program, communicator)
+            memories = [devices.by_rank[communicator.topology.rank]]
+            sync, name = DeviceSync(program, devices, communicator), "device"
+        else:
+            memories = [DeviceMemory(program, private_storage(program.device_bytes))]
+            sync, name = HostSync(program, memories[0], communicator), "host"
+        self._place_weights(memories)
+        first = communicator.topology.rank
+        replicas = [
+            Replica(first + index, program, memory, self._shard(source, first + index), self._resolved.training.seed)
+            for index, memory in enumerate(memories)
+        ]
+        return Team(replicas, sync, name)
+
+    def _shard(self, source: Source, rank: int) -> Shard:
+        return Shard(
+            source.train,
+            rank=rank,
+            world_size=self._world_size,
+            batch_size=self._program.batch_size,
+            options=self._resolved.data,
+            inputs=input_specs(self._program),
+            seed=self._resolved.training.seed,
+        )
+
+    def _place_weights(self, memories: Sequence[DeviceMemory]) -> None:
+        weights = dict(map_weights(self._path))
+        if self._options.weights is not None:
+            weights |= load_weights(self._options.weights, self._program)
+        for memory in memories:
+            place_weights(self._program, memory, weights)
+
+    def _mean_loss(self, losses: Sequence[float]) -> float:
+        """The mean over all replicas, added in rank order."""
+        world_size = self._communicator.topology.world_size
+        if world_size > 1:
+            losses = all_gather_floats(self._communicator, losses, [1] * world_size)
+        return sum(losses) / len(losses)
+
+    def _evaluate(
+        self, evaluator: Evaluator, source: Source, step: int, epoch: int, team: Team
+    ) -> EvaluationRecord:
+        began_s = time.perf_counter()
+        if source.evaluation is None:
+            raise InternalError("an evaluation without samples")
+        evaluator.use_buffers(self._buffers_of_first(team))
+        seed = self._resolved.training.seed
+        first = self._communicator.topology.rank
+        own = [
+            evaluator.sums(source.evaluation, first + index, self._world_size, seed, step)
+            for index in range(len(team.replicas))
+        ]
+        everybody = self._communicator.all_gather_object(own)
+        total = sum((sums for of_rank in everybody for sums in of_rank), Sums())
+        return record(total, step, epoch, self._program.loss is not None, began_s)
+
+    def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
+        """Collective: the buffers of replica 0."""
+        memory = team.replicas[0].memory
+        names = [symbol.name for symbol in self._program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
+        own = {name: memory.tensor(name).clone() for name in names}
+        return self._communicator.broadcast_object(own) if names else own
+
+    def _start(self, steps: Plan, team: Team, source: Source) -> Start:
+        return Start(
+            name=self._program.name,
+            plan=steps,
+            sync=team.sync.title,
+            threads=self._threads,
+            data=source.description,
+            notices=tuple(self._notices(team)),
+            seconds_to_start_s=time.perf_counter() - self._began_s,
+        )
+
+    def _notices(self, team: Team) -> list[str]:
+        notices = [f"changed for this run: {change}" for change in self._resolved.changed]
+        if self._options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
+            notices.append("--reduce-on-rdu has nothing to do: gradients do not leave this process")
+        has_buffers = any(symbol.kind is SymbolKind.BUFFER for symbol in self._program.symbols.values())
+        if has_buffers and self._world_size > 1:
+            notices.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
+        return notices
+
+    def _finish(
+        self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None
+    ) -> SummaryRecord:
+        team.sync.gather([state for optimizer in self._program.optimizers for state in optimizer.states])
+        memory = team.replicas[0].memory
+        weights = weights_sha256(self._program, memory)
+        self._check_agreement(weights)
+        if self._options.save is not None and self._communicator.topology.rank == 0:
+            save_weights(self._options.save, self._program, memory)
+        totals = trainer.totals
+        summary = SummaryRecord(
+            pef_digest=self._document.digest,
+            world_size=self._world_size,
+            emulated=self._emulated > 1,
+            sync=team.sync_name,
+            engine=self._options.engine,
+            threads=self._threads,
+            torch=torch.__version__,
+            mpi=self._communicator.library,
+            seed=self._resolved.training.seed,
+            batch_size=steps.batch_size,
+            global_batch_size=steps.global_batch_size,
+            accumulation_steps=steps.accumulation_steps,
+            epochs=steps.epochs,
+            steps=totals.steps,
+            samples=totals.steps * steps.samples_per_step,
+            samples_left_out_each_epoch=steps.left_out,
+            training_s=totals.training_s,
+            samples_per_s=totals.steps * steps.samples_per_step / totals.training_s,
+            sync_share=totals.sync_s / totals.training_s,
+            loss_first=totals.loss_first,
+            loss_last=totals.loss_last,
+            evaluation=evaluation,
+            bytes=self._bytes_of_all(team.sync),
+            weights_sha256=weights,
+            state_sha256=self._communicator.broadcast_object(state_sha256(self._program, memory, totals.steps)),
+            exempt_from_exactness=[],
+        )
+        self._listener.ended(summary)
+        return summary
+
+    def _check_agreement(self, weights: str) -> None:
+        """Collective. Raises PeerError if replicas do not hold the same parameters at the end."""
+        everybody = self._communicator.all_gather_object(weights)
+        apart = [rank for rank, digest in enumerate(everybody) if digest != everybody[0]]
+        if apart:
+            raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
+
+    def _bytes_of_all(self, sync: GradientSync) -> BytesRecord:
+        everybody = self._communicator.all_gather_object(sync.bytes_moved)
+        return BytesRecord(
+            device_to_host=sum(moved.device_to_host for moved in everybody),
+            host_to_device=sum(moved.host_to_device for moved in everybody),
+            peer=sum(moved.peer for moved in everybody),
+            network=sum(moved.network for moved in everybody),
+        )

@@ -1,0 +1,166 @@
+"""Who started this process, with how many ranks, and whether that can work.
+
+If mpirun belongs to another MPI than the one mpi4py is linked to, nothing fails: N processes start that each believe
+to be alone, and they train over one file. The launcher's environment gives them away. Everything here is a pure
+function of that environment and of what MPI says.
+
+    launcher                          ranks in                                rank in
+    mpirun of Open MPI                OMPI_COMM_WORLD_SIZE                    OMPI_COMM_WORLD_RANK
+    mpirun of MVAPICH                 MV2_COMM_WORLD_SIZE                     MV2_COMM_WORLD_RANK
+    mpirun of MPICH, Intel MPI; srun  PMI_SIZE                                PMI_RANK
+    srun                              SLURM_STEP_NUM_TASKS                    SLURM_PROCID
+    any launcher that speaks PMIx     it does not say                         PMIX_RANK
+
+Earlier rows win: under Slurm, MPICH's mpirun starts its own helpers with srun, whose step counts nodes and not ranks.
+Sources: the manual pages of mpirun (Open MPI), mpiexec (MPICH, Hydra) and srun.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sambasim.errors import LaunchError
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What the environment says of who started this process. `world_size` is None where the launcher does not say."""
+
+    name: str
+    world_size: int | None
+    rank: int
+
+    @property
+    def least_world_size(self) -> int:
+        """The number of ranks it started, or what is certain of it: one more than this process's rank."""
+        return self.world_size if self.world_size is not None else self.rank + 1
+
+
+_OPEN_MPI = "mpirun of Open MPI"
+_SRUN = "srun"
+_MPICH_FAMILY = ("MPICH", "Intel", "MVAPICH")
+_LAUNCHERS = (
+    (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK"),
+)
+
+
+def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
+    """The launcher of this process, or None if it was started by hand."""
+    for name, size_key, rank_key in _LAUNCHERS:
+        size = _number(environ, size_key)
+        if size is not None:
+            return Launcher(name, size, _number(environ, rank_key) or 0)
+    slurm_rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+    # A batch script and an allocated shell carry SLURM_NTASKS too; only what srun started belongs to a step with tasks.
+    if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
+        return Launcher(_SRUN, tasks, slurm_rank)
+    pmix_rank = _number(environ, "PMIX_RANK")
+    return None if pmix_rank is None else Launcher("a launcher that speaks PMIx", None, pmix_rank)
+
+
+def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The launcher's name and how many ranks it started; None if there is no launcher, or it does not say."""
+    launcher = find_launcher(environ)
+    if launcher is None or launcher.world_size is None:
+        return None
+    return launcher.name, launcher.world_size
+
+
+def launched_rank(environ: Mapping[str, str]) -> int:
+    """The rank that the launcher gave this process, 0 without one. Of N lonely processes only rank 0 need complain."""
+    launcher = find_launcher(environ)
+    return 0 if launcher is None else launcher.rank
+
+
+def library_name(version: str) -> str:
+    """What `MPI_Get_library_version` returns, in two words: `MPICH 5.0.2`, `Open MPI 5.0.8`."""
+    first_line = version.strip("\0 \n").splitlines()[0] if version.strip("\0 \n") else "an unknown MPI"
+    words = first_line.split(",")[0].replace("Version:", "").split()
+    return " ".join(word[1:] if word[0] == "v" and word[1:2].isdigit() else word for word in words)
+
+
+def fitting_mpirun(executable: Path, library: str) -> str:
+    """How to type the mpirun that starts jobs of this Python.
+
+    executable: the running Python; the mpirun of an MPI that was installed from a wheel lies beside it
+    library: name and version of the MPI that mpi4py is linked to
+    """
+    beside = executable.parent / "mpirun"
+    return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
+
+
+def check_family(environ: Mapping[str, str], library_version: str, *, command: Sequence[str], executable: Path) -> None:
+    """Raise LaunchError if the launcher is Open MPI's and the library is of MPICH's family.
+
+    That pair does not get as far as `check_launcher`: the library ends the process while it starts, in words that
+    name neither MPI. Takes what `check_launcher` takes, and can be asked before MPI starts.
+    """
+    launcher = find_launcher(environ)
+    library = library_name(library_version)
+    if launcher is not None and launcher.name == _OPEN_MPI and library.startswith(_MPICH_FAMILY):
+        raise _refusal(launcher, f"{library} cannot be started by it", library, command, executable)
+
+
+def check_launcher(
+    environ: Mapping[str, str], world_size: int, library_version: str, *, command: Sequence[str], executable: Path
+) -> None:
+    """Raise LaunchError if the launcher started another number of ranks than MPI sees.
+
+    environ: the environment of this process
+    world_size: the size of COMM_WORLD
+    library_version: what `MPI_Get_library_version` returns
+    command: what was typed, without mpirun: the remedy repeats it
+    executable: the running Python, beside which the mpirun that fits may lie
+    """
+    launcher = find_launcher(environ)
+    if launcher is None or launcher.world_size == world_size:
+        return
+    if launcher.world_size is None and launcher.rank < world_size:
+        return
+    library = library_name(library_version)
+    raise _refusal(launcher, f"{library} sees {world_size}", library, command, executable)
+
+
+def _refusal(launcher: Launcher, but: str, library: str, command: Sequence[str], executable: Path) -> LaunchError:
+    started = launcher.least_world_size
+    ranks = f"{'at least ' if launcher.world_size is None else ''}{started} rank{'' if started == 1 else 's'}"
+    remedy = f"{fitting_mpirun(executable, library)} -np {started} {shlex.join(command)}"
+    if launcher.name == _SRUN:
+        remedy = f"srun --mpi=pmi2 -n {started} {shlex.join(command)}   (srun --mpi=list shows what else it speaks)"
+    return LaunchError(
+        f"{launcher.name} started {ranks}, but {but}: mpi4py is linked to another MPI than the launcher's, "
+        "and every replica would train alone",
+        remedy=remedy,
+    )
+
+
+def check_world_size(world_size: int, minimum: int, *, command: Sequence[str], data_parallel: bool) -> None:
+    """Raise LaunchError if a PEF cannot run with this many ranks.
+
+    minimum: the least number of replicas that the PEF was compiled for (`-ws`)
+    command: what was typed, without mpirun: the remedy repeats it
+    data_parallel: whether the PEF has REDUCE and GATHER sections
+    """
+    typed = shlex.join(command)
+    if world_size < minimum:
+        raise LaunchError(
+            f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), and {_started(world_size)}",
+            remedy=f"mpirun -np {minimum} {typed}",
+        )
+    if world_size > 1 and not data_parallel:
+        raise LaunchError(
+            f"{_started(world_size)}, but this PEF has no REDUCE and GATHER sections: its replicas would train apart",
+            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {typed}",
+        )
+
+
+def _started(world_size: int) -> str:
+    return "1 was started" if world_size == 1 else f"{world_size} were started"
+
+
+def _number(environ: Mapping[str, str], key: str) -> int | None:
+    text = environ.get(key, "")
+    return int(text) if text.isdecimal() else None

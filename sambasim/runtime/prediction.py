@@ -1,0 +1,92 @@
+"""`run --inference`: a pass over the data with the evaluation graph, and what the model says of every sample."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sambasim.data.sources import open_source
+from sambasim.errors import OptionError
+from sambasim.options.run import RunOptions, resolve_run
+from sambasim.pef import map_weights, read
+from sambasim.records.metrics import PredictionRecord
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.evaluation import Evaluator, Sums, record
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.replica import input_specs, place_weights
+from sambasim.runtime.threads import default_threads
+from sambasim.runtime.weights import load_weights
+from sambasim.ir.types import SymbolKind
+
+
+class PredictionJob:
+    """Predicts for the held-out samples, or for all where none are held out; the ranks share them out."""
+
+    def __init__(self, path: Path, options: RunOptions, communicator: Communicator) -> None:
+        self._path = path
+        self._options = options
+        self._communicator = communicator
+        self._document = read(path)
+        self._program = self._document.program
+        self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
+
+    def run(self) -> PredictionRecord:
+        """Collective. Predict, save, and return what was found."""
+        torch.set_num_threads(self._options.threads or default_threads(self._communicator, 1))
+        began_s = time.perf_counter()
+        topology = self._communicator.topology
+        source = open_source(self._resolved.data, tuple(input_specs(self._program)))
+        dataset = source.evaluation or source.train
+        evaluator = self._evaluator()
+        found = list(evaluator.predict(dataset, topology.rank, topology.world_size))
+        total = sum((sums for sums, _ in found), Sums())
+        everybody = self._communicator.all_gather_object(total)
+        found_record = record(sum(everybody, Sums()), 0, 0, self._program.loss is not None, began_s)
+        if self._options.predictions is not None:
+            self._save(self._options.predictions, [outputs for _, outputs in found])
+        return PredictionRecord(
+            pef_digest=self._document.digest,
+            samples=found_record.samples,
+            loss=found_record.loss,
+            accuracy=found_record.accuracy,
+            prediction_s=time.perf_counter() - began_s,
+            predictions=None if self._options.predictions is None else str(self._options.predictions),
+        )
+
+    def _evaluator(self) -> Evaluator:
+        program = self._program
+        memory = DeviceMemory(program, private_storage(program.device_bytes))
+        weights = dict(map_weights(self._path))
+        if self._options.weights is not None:
+            weights |= load_weights(self._options.weights, program)
+        place_weights(program, memory, weights)
+        evaluator = Evaluator(program, memory, self._resolved.loss, self._resolved.data)
+        buffers = [symbol.name for symbol in program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
+        evaluator.use_buffers({name: memory.tensor(name) for name in buffers})
+        return evaluator
+
+    def _save(self, path: Path, batches: list[list[Tensor]]) -> None:
+        """Collective. The outputs of all samples, in the order of the data set, as `output_0`, `output_1`, …"""
+        own = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+        everybody = self._communicator.gather_object(own)
+        if everybody is None:
+            return
+        tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(zip(*everybody, strict=True))}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file(tensors, temporary)
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise OptionError(f"the predictions cannot be saved as {path}: {error}") from error
+
+
+def _interleave(parts: tuple[Tensor, ...]) -> Tensor:
+    """The samples in their own order: rank r of N had the samples r, r + N, …"""
+    whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return whole

@@ -1,0 +1,199 @@
+"""How the ranks of one job talk to each other: the interface.
+
+    word           meaning
+    rank           a process of the job, numbered from 0 to world_size - 1; it plays one replica
+    node           a set of ranks that can share memory; numbered from 0 by their lowest rank
+    local rank     the position of a rank among the ranks of its node, in rank order
+    host           the name of the machine a rank runs on (a test may make several nodes of one host)
+
+Every method that says *collective* must be called by all ranks, in the same order. Buffers are contiguous bytes: a
+numpy array of uint8 with one axis, or a memoryview of one. No reduction is offered: MPI carries slices of gradients
+and the owner of a slice adds them, in an order that does not depend on the MPI.
+"""
+
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NewType, NoReturn, Protocol, TypeVar
+
+from sambasim.runtime.buffers import Buffer, ByteArray
+
+T = TypeVar("T")
+
+Request = NewType("Request", object)
+"""A message under way. Only `wait_all` of the communicator that began it can read one."""
+
+WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
+"""Each rank's part of a shared window starts on a page: pages then belong to one rank, and land in its memory node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where the ranks of a job run, seen from one of them. `node_of[r]` is the node of world rank r."""
+
+    rank: int
+    node_of: tuple[int, ...]
+    host_name: str
+
+    @property
+    def world_size(self) -> int:
+        return len(self.node_of)
+
+    @property
+    def node_index(self) -> int:
+        return self.node_of[self.rank]
+
+    @property
+    def node_count(self) -> int:
+        return len(set(self.node_of))
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The world ranks of this rank's node, ascending."""
+        return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node_index)
+
+    @property
+    def local_rank(self) -> int:
+        return self.local_ranks.index(self.rank)
+
+    @property
+    def local_size(self) -> int:
+        return len(self.local_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNotice:
+    """What a rank that is about to leave tells the others: its error in words, and whether another rank caused it."""
+
+    words: str
+    exit_code: int
+    secondary: bool
+
+
+class SharedWindow(Protocol):
+    """Memory that the ranks of one node share: one part a rank, all of them readable and writable by each."""
+
+    @property
+    def local(self) -> ByteArray:
+        """This rank's part, zeros at first. Starts on a multiple of WINDOW_ALIGNMENT_BYTES."""
+
+    def of(self, local_rank: int) -> ByteArray:
+        """The part of the rank with this local rank, as long as that rank asked for."""
+
+    def sync(self) -> None:
+        """A memory fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
+
+
+class Communicator(ABC):
+    """One rank's view of the job. `connect` in `communicator.py` makes it."""
+
+    topology: Topology
+    library: str
+    """Name and version of the MPI in use, such as `MPICH 5.0.2`; `none` if the job has no MPI."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Collective: return when every rank has called it."""
+
+    @abstractmethod
+    def node_barrier(self) -> None:
+        """Collective over the node: return when every rank of this node has called it."""
+
+    @abstractmethod
+    def broadcast_object(self, value: T | None, root: int = 0) -> T:
+        """Collective: what rank `root` passed (any picklable object). What the others pass is ignored."""
+
+    @abstractmethod
+    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
+        """Collective: on `root` what every rank passed, in rank order; None elsewhere."""
+
+    @abstractmethod
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        """Collective: what every rank passed, in rank order, on every rank."""
+
+    @abstractmethod
+    def all_to_all(
+        self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
+    ) -> None:
+        """Collective: the first `send_counts[0]` bytes of `send` go to rank 0, the next `send_counts[1]` to rank 1,
+        and so on; `receive` fills likewise. The counts must add up to the lengths. Raises InternalError if not."""
+
+    @abstractmethod
+    def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` holds `counts[rank]` bytes;
+        it may be this rank's own part of `receive`, and then nothing is copied. Raises InternalError if lengths
+        and counts do not agree, or if `send` overlaps `receive` elsewhere."""
+
+    @abstractmethod
+    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+        """Begin to send. The buffer must stay alive and unchanged until `wait_all` of the request."""
+
+    @abstractmethod
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        """Begin to receive a message of at most `len(buffer)` bytes."""
+
+    @abstractmethod
+    def wait_all(self, requests: Sequence[Request]) -> None:
+        """Return when every one of these messages has been sent or received."""
+
+    @abstractmethod
+    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+        """Collective: a window with `size_bytes` of this rank; the ranks may ask for different sizes.
+
+        It lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.
+        """
+
+    @abstractmethod
+    def announce_failure(self, notice: FailureNotice) -> None:
+        """Tell every other rank that this one is about to leave. Does not wait, and needs no help from them."""
+
+    @abstractmethod
+    def failures(self) -> Mapping[int, FailureNotice]:
+        """By rank, the notices that have come so far, this rank's own among them. Does not wait."""
+
+    @abstractmethod
+    def abort(self, exit_code: int) -> NoReturn:
+        """End every process of the job now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Collective: free the windows; their arrays must not be used any more. Called at exit if not before."""
+
+    @property
+    def rank(self) -> int:
+        return self.topology.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.topology.world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.topology.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.topology.local_size
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The world ranks of this rank's node, ascending."""
+        return self.topology.local_ranks
+
+    @property
+    def node_of(self) -> tuple[int, ...]:
+        """For every world rank, the index of its node."""
+        return self.topology.node_of
+
+    @property
+    def node_index(self) -> int:
+        return self.topology.node_index
+
+    @property
+    def node_count(self) -> int:
+        return self.topology.node_count
+
+    @property
+    def host_name(self) -> str:
+        return self.topology.host_name

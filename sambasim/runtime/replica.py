@@ -1,0 +1,75 @@
+"""One replica: a copy of the model, and its forward and backward on its own shard."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.ir.graph import Graph
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import Program
+from sambasim.options.inputs import InputSpec
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.randomness import Stream, derive, seed_torch
+from sambasim.runtime.sharding import Shard
+
+
+class Replica:
+    """Replica `rank` of a run with `seed`. Its gradients are complete in `memory` after `differentiate`."""
+
+    def __init__(self, rank: int, program: Program, memory: DeviceMemory, shard: Shard, seed: int) -> None:
+        if program.training is None or program.loss is None:
+            raise InternalError("a replica of a program without a training step")
+        self.rank = rank
+        self.memory = memory
+        self.shard = shard
+        self._seed = seed
+        self._loss = program.loss
+        self._program = program
+        self._draws = draws_random_numbers(program.training)
+        self._executable = Executable(program.training, program, memory.tensor)
+        self._tangents: dict[int, Tensor | None] = {}
+
+    def differentiate(self, step: int, micro_steps: int) -> float:
+        """Forward and backward on the next `micro_steps` batches; returns the mean loss.
+
+        The gradient of the mean over micro-steps is in device memory: each backward starts from 1 / `micro_steps`.
+        """
+        if micro_steps not in self._tangents:
+            self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
+        total = 0.0
+        for micro_step in range(micro_steps):
+            place_inputs(self.memory, self.shard.next_batch(step, micro_step))
+            if self._draws:
+                seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
+            outputs = self._executable.run(self._tangents[micro_steps], accumulate=micro_step > 0)
+            total += float(outputs[self._loss])
+        return total / micro_steps
+
+
+def draws_random_numbers(graph: Graph) -> bool:
+    """Whether running `graph` advances torch's generator."""
+    return any(OPERATORS[node.operator].draws_random_numbers for node in graph.nodes)
+
+
+def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
+    """Copy a batch to its place in device memory."""
+    for name, tensor in batch.items():
+        memory.tensor(name).copy_(tensor)
+
+
+def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor]) -> None:
+    """Copy parameters, buffers and constants to their places; state of the optimizer begins as zeros."""
+    for name, tensor in weights.items():
+        memory.tensor(name).copy_(tensor)
+
+
+def input_specs(program: Program) -> Sequence[InputSpec]:
+    """What the program takes in, for one sample each, in order."""
+    return [
+        InputSpec(symbol.name, symbol.type.dtype, symbol.type.shape[1:], symbol.exclusive_bound)
+        for symbol in program.symbols.values()
+        if symbol.kind is SymbolKind.INPUT
+    ]

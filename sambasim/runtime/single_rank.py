@@ -1,0 +1,139 @@
+"""A job of one rank: every collective is a copy, and no MPI is needed."""
+
+import mmap
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar, cast, final
+
+import numpy as np
+
+from sambasim.errors import InternalError
+from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
+from sambasim.runtime.ranks import Communicator, FailureNotice, Request, SharedWindow, Topology
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrivateWindow(SharedWindow):
+    """The window of a rank that is alone on its node: ordinary memory, zeros, starting on a page."""
+
+    part: ByteArray
+
+    @property
+    def local(self) -> ByteArray:
+        return self.part
+
+    def of(self, local_rank: int) -> ByteArray:
+        if local_rank != 0:
+            raise InternalError(f"part {local_rank} asked of a window with one part")
+        return self.part
+
+    def sync(self) -> None:
+        """Nobody else reads or writes."""
+
+
+def private_window(size_bytes: int) -> PrivateWindow:
+    """A window that nobody shares. Its memory is freed with the last array on it."""
+    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return PrivateWindow(np.frombuffer(pages, dtype=np.uint8, count=size_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Receive:
+    buffer: ByteArray
+    tag: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SingleRank(Communicator):
+    """The leaf for one rank. What it sends to itself arrives in the order of sending, by tag."""
+
+    topology: Topology
+    library: str
+    _mail: dict[int, deque[bytes]] = field(default_factory=dict)
+    _notices: dict[int, FailureNotice] = field(default_factory=dict)
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def node_barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def broadcast_object(self, value: T | None, root: int = 0) -> T:
+        return cast(T, value)
+
+    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...]:
+        return (value,)
+
+    def all_gather_object(self, value: T) -> tuple[T, ...]:
+        return (value,)
+
+    def all_to_all(
+        self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
+    ) -> None:
+        source, target = as_bytes(send), as_bytes(receive)
+        check_counts(source, send_counts, 1, "the buffer to send")
+        check_counts(target, receive_counts, 1, "the buffer to receive")
+        if len(source) != len(target):
+            raise InternalError(f"rank 0 sends itself {len(source)} bytes and receives {len(target)}")
+        target[:] = source
+
+    def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
+        source, target = as_bytes(send), as_bytes(receive)
+        if not check_gather(source, target, counts, rank=0, world_size=1):
+            target[:] = source
+
+    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+        self._only_rank(destination)
+        self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
+        return Request(None)
+
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        self._only_rank(source)
+        return Request(_Receive(as_bytes(buffer), tag))
+
+    def wait_all(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if isinstance(request, _Receive):
+                self._deliver(request)
+
+    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+        return private_window(size_bytes)
+
+    def announce_failure(self, notice: FailureNotice) -> None:
+        self._notices[0] = notice
+
+    def failures(self) -> Mapping[int, FailureNotice]:
+        return dict(self._notices)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def close(self) -> None:
+        """Private windows are freed with their arrays."""
+
+    def _only_rank(self, rank: int) -> None:
+        if rank != 0:
+            raise InternalError(f"a message to or from rank {rank} in a job of one rank")
+
+    def _deliver(self, receive: _Receive) -> None:
+        waiting = self._mail.get(receive.tag)
+        if not waiting:
+            raise InternalError(f"rank 0 waits for a message with tag {receive.tag} that it never sent to itself")
+        message = np.frombuffer(waiting.popleft(), dtype=np.uint8)
+        if len(message) > len(receive.buffer):
+            raise InternalError(f"a message of {len(message)} bytes for a buffer of {len(receive.buffer)}")
+        receive.buffer[: len(message)] = message
+
+
+def single_rank(host_name: str, library: str = "none") -> SingleRank:
+    """The communicator of a job of one rank."""
+    return SingleRank(Topology(rank=0, node_of=(0,), host_name=host_name), library)

@@ -1,0 +1,76 @@
+"""`torch.distributed` for the model's and the dataset's own use: gloo, brought up over MPI.
+
+No environment and no fixed port is needed: rank 0 lets the system choose a free one, and MPI tells the others. The
+gradients do not travel this way.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from sambasim.errors import MachineError
+from sambasim.runtime.ranks import Communicator
+
+DEFAULT_TIMEOUT_S = 300.0
+
+_LOOPBACK = "127.0.0.1"
+_INTERFACE_KEY = "GLOO_SOCKET_IFNAME"
+_ANY_OUTSIDE_ADDRESS = ("192.0.2.1", 9)  # reserved for documentation (RFC 5737); connecting a UDP socket sends nothing
+
+
+def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Collective: initialise the default process group, with the job's ranks and world size.
+
+    timeout_s: how long the store, and later every collective of the group, waits for a peer
+
+    Raises MachineError if the ranks cannot reach each other.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
+    if one_host:
+        _use_loopback()
+    server = None
+    if communicator.rank == 0:
+        address = _LOOPBACK if one_host else _outside_address(communicator.host_name)
+        server = dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+    host, port = communicator.broadcast_object((server.host, server.port) if server else None)
+    try:
+        store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        dist.init_process_group(
+            "gloo", store=store, rank=communicator.rank, world_size=communicator.world_size, timeout=timeout
+        )
+    except (RuntimeError, ValueError) as error:
+        raise MachineError(
+            f"torch.distributed cannot connect the ranks: {str(error).splitlines()[0]}",
+            where=f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}",
+            remedy=f"name the network interface that connects the hosts: {_INTERFACE_KEY}=eth0 mpirun …",
+        ) from error
+
+
+def take_down() -> None:
+    """End the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _use_loopback() -> None:
+    """Let gloo talk through the loopback interface, so that it needs neither a network nor a host name that resolves.
+
+    gloo reads its interface from the environment only, also when the user makes further groups: so it is set for the
+    life of the process, unless the user has set one.
+    """
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        os.environ.setdefault(_INTERFACE_KEY, loopback[0])
+
+
+def _outside_address(host_name: str) -> str:
+    """The address by which other hosts reach this one: that of the interface to the outside, else the name's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ANY_OUTSIDE_ADDRESS)
+        except OSError:
+            return host_name
+        return str(probe.getsockname()[0])
