@@ -1,0 +1,1 @@
+"""The commands: the only prints and the only exit codes."""

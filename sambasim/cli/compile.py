@@ -1,0 +1,54 @@
+"""`sambasim compile`: a PyTorch model becomes a PEF."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("compile")
+@click.argument("model", required=False)
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file that names model, data, loss and optimizer.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set any field of the config: optimizer.lr=1e-3.")
+@click.option("--pef-name", help="Name of the PEF. Default: the model's.")
+@click.option("--output-folder", type=click.Path(path_type=Path), help="Where OUT/NAME/NAME.pef goes. Default: out.")
+@click.option("-b", "--batch-size", type=int, help="Samples of one replica in one micro-step. Default: the config's, or 1.")
+@click.option("--grad-accumulation-steps", type=int, help="Micro-steps in one optimizer step.")
+@click.option("--data-parallel", is_flag=True, default=None, help="Add gradient groups, and REDUCE and GATHER sections.")
+@click.option("-ws", "--world-size", "--ws", type=int, help="Smallest number of replicas that may run it. Default: 1.")
+@click.option("--inference", is_flag=True, default=None, help="Forward only: no loss, no optimizer.")
+@click.option("--o0", "opt_level", flag_value="o0", help="One operator a section.")
+@click.option("--o1", "opt_level", flag_value="o1", help="One section for each run of a module's operators.")
+@click.option("--o3", "opt_level", flag_value="o3", help="Neighbouring modules share sections. The default.")
+@click.option("--arch", type=click.Choice(["sn10", "sn20", "sn30", "sn40"]), help="The device to compile for. Default: sn30.")
+@click.option("--num-tiles", type=int, help="Tiles of the device to use. Default: all.")
+@click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
+def compile_command(
+    model: str | None, config: Path | None, overrides: tuple[str, ...], json_output: bool, **flags: object
+) -> None:
+    """Compile a PyTorch model into a PEF.
+
+    MODEL is package.module:Name or path/file.py:Name, an nn.Module class or a function that returns one. Without MODEL
+    and --config, the built-in quick start is compiled: a small network that classifies real images of digits.
+
+    \b
+    Examples:
+      sambasim compile --data-parallel -ws 2
+      sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
+      sambasim compile net.py:Net --set data.source=net.py:samples --set loss.name=cross_entropy \\
+                       --set optimizer.name=adamw -b 32
+    """
+    from sambasim.options.compile import compile_options
+
+    options = compile_options(config, model, overrides, flags)
+
+    from sambasim.cli.progress import phases
+    from sambasim.compiler.front import compile_from_options
+    from sambasim.report.compiled import compiled_json, print_compiled
+
+    with phases(quiet=json_output) as hear:
+        compiled = compile_from_options(options, hear)
+    summary = {"path": compiled.path, "digest": compiled.digest, "notices": compiled.notices, "phases_s": compiled.phases_s}
+    if json_output:
+        click.echo(compiled_json(compiled.program, **summary))
+    else:
+        print_compiled(compiled.program, **summary)

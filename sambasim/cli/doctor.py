@@ -1,0 +1,42 @@
+"""`sambasim doctor`: what this machine has for a run, and what would be wrong."""
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sambasim.cli.examination import Examination, examine
+from sambasim.errors import MachineError
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.pass_context
+def doctor_command(context: click.Context, as_json: bool) -> None:
+    """Show MPI, torch, cores, shared memory and compiler, and what would stop a run.
+
+    The exit code is not 0 if a run with several replicas would fail.
+    """
+    examination = examine()
+    if as_json:
+        click.echo(examination.model_dump_json(indent=2))
+    else:
+        _show(examination, Console(highlight=False))
+    context.exit(MachineError.exit_code if examination.stops_a_run else 0)
+
+
+def _show(examination: Examination, console: Console) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in examination.findings:
+        mark = "[red]STOP[/red]" if finding.stops_a_run else "[yellow]note[/yellow]" if finding.trouble else "ok"
+        table.add_row(finding.name, mark, escape(finding.value))
+        if finding.trouble:
+            table.add_row("", "", escape(finding.trouble))
+        if finding.remedy:
+            table.add_row("", "", escape(f"try: {finding.remedy}"))
+    console.print(table)
+    verdict = "Something above would stop a run." if examination.stops_a_run else "Nothing here would stop a run."
+    console.print(f"\n{verdict}")

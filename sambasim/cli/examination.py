@@ -1,0 +1,226 @@
+"""What `sambasim doctor` looks at: one function a finding. None imports torch, or starts MPI in this process."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from sambasim.runtime import shared_memory
+from sambasim.runtime.launcher import fitting_mpirun
+from sambasim.runtime.threads import cores_of_this_process
+from sambasim.units import MIB, format_bytes
+
+TESTED_TORCH = ("2.13.0",)
+"""The releases of torch whose export machinery and kernels the test suite has run on."""
+
+LEAST_SHARED_MEMORY_BYTES = 16 * MIB
+"""What MPI and the smallest model need at two replicas; less stops a run."""
+
+COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB
+"""Device sync keeps parameters, gradients and optimizer state of all replicas of a node in shared memory."""
+
+_TIMEOUT_S = 30.0
+_RANKS = 2
+_MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
+
+_LIBRARY_PROBE = """
+import json
+from sambasim.errors import SambasimError
+from sambasim.runtime.communicator import linked_library
+try:
+    print(json.dumps({"library": linked_library()}))
+except SambasimError as error:
+    print(json.dumps({"error": error.what}))
+"""
+
+_LAUNCH_PROBE = """
+from sambasim.errors import SambasimError
+from sambasim.runtime.communicator import connect
+try:
+    communicator = connect(["sambasim", "run"])
+except SambasimError as error:
+    raise SystemExit(error.what)
+if communicator.rank == 0:
+    print(f"world_size {communicator.world_size}", flush=True)
+"""
+
+
+class Finding(BaseModel):
+    """One thing looked at. `trouble` says what is or would be wrong, `remedy` what to type; `stops_a_run` whether a
+    run with several replicas would fail."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    value: str
+    trouble: str | None = None
+    remedy: str | None = None
+    stops_a_run: bool = False
+
+
+class Examination(BaseModel):
+    """Everything that was found, in the order it was looked at."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def stops_a_run(self) -> bool:
+        return any(finding.stops_a_run for finding in self.findings)
+
+
+def examine() -> Examination:
+    """Look at this machine and this Python. Takes a second or two; never more than a minute and a half."""
+    library = mpi_library()
+    launcher = mpirun()
+    fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
+    return Examination(
+        findings=(
+            Finding(name="python", value=f"{platform.python_version()} ({sys.executable})"),
+            torch(),
+            library,
+            launcher,
+            *fit,
+            *cores_and_threads(),
+            shared_memory_space(shared_memory.free_bytes()),
+            compiler(),
+        )
+    )
+
+
+def torch() -> Finding:
+    """The installed torch, by its metadata: importing it would take seconds."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
+        return Finding(name="torch", value="not installed", trouble="nothing works", remedy=remedy, stops_a_run=True)
+    if version.split("+")[0] in TESTED_TORCH:
+        return Finding(name="torch", value=f"{version} (tested)")
+    return Finding(
+        name="torch",
+        value=version,
+        trouble=f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ",
+        remedy=f"python -m pip install torch=={TESTED_TORCH[-1]}",
+    )
+
+
+def mpi_library() -> Finding:
+    """The MPI that mpi4py is linked to, asked in another process."""
+    name = "MPI linked"
+    output = _run([sys.executable, "-c", _LIBRARY_PROBE])
+    answer: dict[str, str] = json.loads(output.stdout) if output.returncode == 0 else {"error": _last_line(output)}
+    if "library" in answer:
+        return Finding(name=name, value=answer["library"])
+    return Finding(name=name, value="none", trouble=answer["error"], remedy=_MPI_INSTALL, stops_a_run=True)
+
+
+def mpirun() -> Finding:
+    """The mpirun that would be found when it is typed."""
+    name = "mpirun found"
+    path = shutil.which("mpirun")
+    if path is None:
+        beside = Path(sys.executable).parent / "mpirun"
+        remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
+        trouble = "no mpirun on PATH: only one replica can run"
+        return Finding(name=name, value="none", trouble=trouble, remedy=remedy, stops_a_run=True)
+    return Finding(name=name, value=f"{_mpirun_version(_run([path, '--version']).stdout)} ({path})")
+
+
+def launch(library: str) -> Finding:
+    """Whether the mpirun found starts ranks that the library linked can join: by starting two."""
+    name = "MPI start"
+    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", _LAUNCH_PROBE])
+    if f"world_size {_RANKS}" in output.stdout:
+        return Finding(name=name, value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
+    return Finding(
+        name=name,
+        value="fails",
+        trouble=_last_line(output),
+        remedy=f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ...",
+        stops_a_run=True,
+    )
+
+
+def cores_and_threads() -> tuple[Finding, Finding]:
+    """Cores that this process may use, and what a rank's intra-op threads follow from."""
+    usable, there = len(cores_of_this_process()), os.cpu_count() or 1
+    cores = Finding(name="cores", value=f"{usable} of {there}")
+    if usable < there:
+        cores = cores.model_copy(
+            update={
+                "trouble": "this process may not use all cores, and ranks started from it neither",
+                "remedy": f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)",
+            }
+        )
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if not chosen:
+        return cores, Finding(name="threads", value=f"{usable} divided by the replicas of the node")
+    threads = Finding(name="threads", value=f"{chosen} a rank (OMP_NUM_THREADS)")
+    if not chosen.isdecimal() or int(chosen) == 0:
+        return cores, threads.model_copy(
+            update={"trouble": "OMP_NUM_THREADS is not a number of threads", "remedy": "unset OMP_NUM_THREADS"}
+        )
+    return cores, threads
+
+
+def shared_memory_space(free_bytes: int | None) -> Finding:
+    """Size and free space of /dev/shm; `free_bytes` is None where there is none."""
+    name = "shared memory"
+    if free_bytes is None:
+        trouble = f"there is no {shared_memory.FOLDER}; device sync may be slow or fail"
+        return Finding(name=name, value="unknown", trouble=trouble, remedy="run on Linux, or one replica at a time")
+    status = os.statvfs(shared_memory.FOLDER)
+    value = f"{format_bytes(free_bytes)} free of {format_bytes(status.f_blocks * status.f_frsize)}"
+    if free_bytes >= COMFORTABLE_SHARED_MEMORY_BYTES:
+        return Finding(name=name, value=value)
+    return Finding(
+        name=name,
+        value=value,
+        trouble="device sync keeps parameters, gradients and optimizer state of all replicas of a node there",
+        remedy=f"docker run --shm-size=2g ..., or mount -o remount,size=2g {shared_memory.FOLDER}",
+        stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES,
+    )
+
+
+def compiler() -> Finding:
+    """The C++ compiler that torch's inductor would use."""
+    name = os.environ.get("CXX", "g++")
+    path = shutil.which(name)
+    if path is not None:
+        version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
+        return Finding(name="compiler", value=f"{name} {version} ({path})")
+    trouble = "--engine inductor cannot compile its kernels; everything else works"
+    return Finding(name="compiler", value="none", trouble=trouble, remedy="install g++, or set CXX to your compiler")
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a probe; one that does not end, or cannot start, becomes one that failed and says so."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _last_line(output: "subprocess.CompletedProcess[str]") -> str:
+    lines = (output.stderr.strip() or output.stdout.strip()).splitlines()
+    return lines[-1].strip() if lines else f"it ended with exit code {output.returncode}"
+
+
+def _mpirun_version(text: str) -> str:
+    """`mpirun --version` in two words: MPICH's Hydra prints a table, Open MPI a line."""
+    lines = text.splitlines()
+    for line in lines:
+        if line.strip().startswith("Version:"):
+            return f"MPICH {line.split()[-1]}"
+    return lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"

@@ -1,0 +1,45 @@
+"""How an error is told: once, on standard error, with what to type next."""
+
+import os
+import sys
+import traceback
+
+import click
+
+from sambasim.errors import SambasimError
+from sambasim.runtime.launcher import launched_rank
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that ended with `error`."""
+    if isinstance(error, SambasimError | click.ClickException):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return _INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 70
+
+
+def explain(error: BaseException, told_by: str | None = None) -> None:
+    """Print `error`. Of several processes that a launcher started, and that all fail before they have found each other,
+    only the first prints. `told_by` names the rank and host, where a rank of a job tells its error."""
+    if told_by is None and launched_rank(os.environ) != 0:
+        return
+    print(_words(error, f" ({told_by})" if told_by else ""), file=sys.stderr)
+
+
+def _words(error: BaseException, behind: str) -> str:
+    if isinstance(error, SambasimError):
+        return f"error[{error.code}]{behind}: {error}"
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "sambasim"
+        return f"error[usage]{behind}: {error.format_message()}\n  try:   {command} --help"
+    if isinstance(error, click.ClickException):
+        return f"error[usage]{behind}: {error.format_message()}"
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return f"interrupted{behind}"
+    trace = "".join(traceback.format_exception(error)) if behind else ""
+    return f"{trace}error[internal]{behind}: this is a mistake of sambasim's own, please report it: {error}"

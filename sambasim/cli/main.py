@@ -1,0 +1,69 @@
+"""The `sambasim` command: finds its subcommands when they are asked for, and turns errors into exit codes."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+
+from sambasim import __version__
+from sambasim.cli.failure import explain, exit_code_of
+from sambasim.errors import SambasimError
+
+_COMMANDS: Mapping[str, str] = {
+    "compile": "sambasim.cli.compile:compile_command",
+    "run": "sambasim.cli.run:run_command",
+    "inspect": "sambasim.cli.inspect:inspect_command",
+    "verify": "sambasim.cli.verify:verify_command",
+    "doctor": "sambasim.cli.doctor:doctor_command",
+    "demo": "sambasim.cli.demo:demo_command",
+}
+"""By name: where the command is. Its module is imported only when it is needed, so that help is instant."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+def _spell_as_samba_does(token: str) -> str:
+    """SambaFlow's scripts write `--reduce_on_rdu` as well as `--reduce-on-rdu`."""
+    return token.replace("_", "-")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_as_samba_does},
+)
+@click.version_option(__version__, prog_name="sambasim")
+def sambasim() -> None:
+    """SambaNova's SambaFlow workflow, without the hardware.
+
+    \b
+    Compile a PyTorch model into a PEF, and train it with two replicas:
+      sambasim compile --data-parallel -ws 2
+      mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef
+    """
+
+
+def main() -> None:
+    """Run the command line, and exit with the code of the error's family."""
+    try:
+        code = sambasim.main(standalone_mode=False)
+    except SystemExit:
+        raise
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except BaseException as error:
+        explain(error)
+        if not isinstance(error, (SambasimError, click.ClickException, click.Abort, KeyboardInterrupt)):
+            raise
+        code = exit_code_of(error)
+    sys.exit(code if isinstance(code, int) else 0)

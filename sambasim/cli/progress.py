@@ -1,0 +1,145 @@
+"""Progress for people: a live line on a terminal, plain lines where the output is piped."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sambasim.errors import OptionError
+from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime.listener import Start
+from sambasim.units import format_bytes, format_seconds
+
+_PLAIN_INTERVAL_S = 2.0
+
+
+@contextmanager
+def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What hears the phases of a compilation, on standard error."""
+    if quiet:
+        yield lambda phase: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        with console.status("starting") as status:
+            yield lambda phase: status.update(f"{phase} …")
+    else:
+        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
+
+
+class RunProgress:
+    """Tells a run to a person: what was started, how the loss falls, and what came out."""
+
+    def __init__(self) -> None:
+        self._start: Start | None = None
+        self._live = _LiveLine() if sys.stdout.isatty() else None
+        self._last_s = 0.0
+
+    def started(self, start: Start) -> None:
+        self._start = start
+        plan = start.plan
+        print(f"{start.name}: {start.data}")
+        accumulation = f" × {plan.accumulation_steps} accumulated" if plan.accumulation_steps > 1 else ""
+        print(
+            f"batch {plan.batch_size} × {plan.world_size} replica{'s' * (plan.world_size > 1)} = global batch "
+            f"{plan.global_batch_size}{accumulation}; {plan.steps_per_epoch} steps per epoch; sync: {start.sync}; "
+            f"{start.threads} thread{'s' * (start.threads > 1)} per rank"
+        )
+        if plan.left_out:
+            print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which make no whole step")
+        for notice in start.notices:
+            print(f"note: {notice}")
+        sys.stdout.flush()
+        if self._live:
+            self._live.begin(plan.steps)
+
+    def stepped(self, record: StepRecord) -> None:
+        if self._live:
+            self._live.update(record)
+        elif self._start and (record.step in (1, self._start.plan.steps) or time.monotonic() - self._last_s > _PLAIN_INTERVAL_S):
+            self._last_s = time.monotonic()
+            print(f"step {record.step}/{self._start.plan.steps}  {_facts(record)}", flush=True)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
+        facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
+        line = f"epoch {record.epoch + 1}: held out {record.samples} samples: {', '.join(facts)}"
+        if self._live:
+            self._live.print(line)
+        else:
+            print(line, flush=True)
+
+    def ended(self, summary: SummaryRecord) -> None:
+        if self._live:
+            self._live.end()
+        moved = ", ".join(
+            f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in summary.bytes.model_dump().items() if count
+        )
+        print(
+            f"{summary.steps} steps in {format_seconds(summary.training_s)} (measured): "
+            f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync; "
+            f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
+        )
+        if moved:
+            print(f"sync moved {moved}")
+        print(f"weights_sha256 {summary.weights_sha256}")
+        print(f"state_sha256   {summary.state_sha256}", flush=True)
+
+
+def _facts(record: StepRecord) -> str:
+    return f"loss {record.loss:.4f}  {record.samples_per_s:.0f} samples/s  sync {record.sync_s / record.step_s:.0%}"
+
+
+class _LiveLine:
+    """A progress bar that stays at the bottom of a terminal."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+        self._progress = Progress(*columns)
+        self._task = self._progress.add_task("", start=False, facts="")
+
+    def begin(self, steps: int) -> None:
+        self._progress.start()
+        self._progress.start_task(self._task)
+        self._progress.update(self._task, total=steps)
+
+    def update(self, record: StepRecord) -> None:
+        self._progress.update(self._task, completed=record.step, facts=_facts(record))
+
+    def print(self, line: str) -> None:
+        self._progress.console.print(line, highlight=False)
+
+    def end(self) -> None:
+        self._progress.stop()
+
+
+class RankLog:
+    """One file of each rank: every step with its times, flushed as it goes."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / f"rank{rank}.log").open("w", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"no log can be written to {folder}: {error.strerror}", remedy="--log-dir FOLDER") from error
+
+    def started(self, start: Start) -> None:
+        self._write(f"start {start.name}: sync {start.sync}, {start.threads} threads, {start.data}")
+
+    def stepped(self, record: StepRecord) -> None:
+        times = f"step {format_seconds(record.step_s)}, sync {format_seconds(record.sync_s)}"
+        self._write(f"step {record.step} epoch {record.epoch} loss {record.loss!r} {times}")
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")
+
+    def ended(self, summary: SummaryRecord) -> None:
+        self._write(f"end weights_sha256 {summary.weights_sha256} state_sha256 {summary.state_sha256}")
+        self._file.close()
+
+    def _write(self, line: str) -> None:
+        print(time.strftime("%Y-%m-%dT%H:%M:%S"), line, file=self._file, flush=True)

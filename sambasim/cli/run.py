@@ -1,0 +1,133 @@
+"""`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sambasim.cli.failure import exit_code_of, explain
+from sambasim.errors import OptionError, PeerError
+
+if TYPE_CHECKING:
+    from sambasim.options.run import RunOptions
+    from sambasim.pef import PefHeader
+    from sambasim.runtime.guard import Failure
+    from sambasim.runtime.listener import Listener
+    from sambasim.runtime.ranks import Communicator
+
+_FILE = click.Path(path_type=Path)
+
+
+def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        raise OptionError(
+            "-ws is for compile, where it says the smallest number of replicas; a run has as many as mpirun starts",
+            remedy=f"mpirun -np {value} sambasim run … without -ws",
+        )
+
+
+@click.command("run")
+@click.option("-p", "--pef", required=True, help="A path, or a name found as out/NAME/NAME.pef.")
+@click.option("--data-parallel", is_flag=True, default=None, help="Sync gradients. Default: on, if the PEF can and np > 1.")
+@click.option("--reduce-on-rdu", is_flag=True, default=None, help="Sync directly between devices, not through the host.")
+@click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
+@click.option("--workers", type=int, help="Processes that read data, for each rank.")
+@click.option("--epochs", type=int, help="How many times to go through the data.")
+@click.option("--steps", type=int, help="How many optimizer steps to take, instead of epochs.")
+@click.option("--seed", type=int, help="Of the order of samples, of dropout, of everything drawn.")
+@click.option("--grad-accumulation-steps", type=int, help="Micro-steps in one optimizer step.")
+@click.option("--lr", type=float, help="Learning rate.")
+@click.option("--momentum", type=float, help="Momentum of SGD.")
+@click.option("--weight-decay", type=float, help="Weight decay.")
+@click.option("--max-grad-norm", type=float, help="Largest norm of the gradients, for a PEF with clipping.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: training.schedule.name=cosine.")
+@click.option("--evaluate/--no-evaluate", default=None, help="Evaluate on held-out samples after each epoch. Default: on.")
+@click.option("--threads", type=int, help="Intra-op threads of each rank. Default: the node's cores / its ranks.")
+@click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
+@click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
+@click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
+@click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
+@click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
+@click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
+@click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
+@click.option("--engine", type=click.Choice(["plain"]), help="How sections are executed.")
+@click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
+@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
+def run_command(overrides: tuple[str, ...], json_output: bool, **flags: object) -> None:
+    """Train what a PEF holds: for real, on this machine, with as many replicas as mpirun starts.
+
+    \b
+    Examples:
+      mpirun -np 2 sambasim run --reduce-on-rdu --pef digits
+      sambasim run --pef out/net/net.pef --epochs 3 --metrics run.jsonl --save net.safetensors
+      sambasim run --pef digits --emulate-replicas 4 --steps 10
+    """
+    from sambasim.options.run import run_options
+
+    options = run_options({**flags, "json_output": json_output or None}, overrides)
+
+    from sambasim.runtime.communicator import connect
+    from sambasim.runtime.guard import ends_the_job
+
+    communicator = connect(["sambasim", *sys.argv[1:]])
+
+    def tell(failure: "Failure") -> None:
+        where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
+        explain(failure.error, told_by=where)
+
+    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
+        _run(options, communicator)
+    communicator.close()
+
+
+def _run(options: "RunOptions", communicator: "Communicator") -> None:
+    from sambasim.pef import locate, peek
+    from sambasim.runtime.launcher import check_world_size
+
+    path = locate(options.pef)
+    header = peek(path)
+    _check_same_pef(header, communicator)
+    replicas = communicator.topology.world_size * (options.emulate_replicas or 1)
+    if not options.inference:
+        check_world_size(
+            replicas, header.world_size, command=["sambasim", *sys.argv[1:]], data_parallel=header.data_parallel
+        )
+
+    from sambasim.runtime.job import TrainingJob
+    from sambasim.runtime.prediction import PredictionJob
+
+    if options.inference:
+        report = PredictionJob(path, options, communicator).run()
+        if communicator.topology.rank == 0:
+            click.echo(report.model_dump_json())
+        return
+    summary = TrainingJob(path, options, communicator, _listener(options, communicator)).run()
+    if options.json_output and communicator.topology.rank == 0:
+        click.echo(summary.model_dump_json())
+
+
+def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
+    """Collective. Raises PeerError if the ranks do not read the same PEF."""
+    digests = communicator.all_gather_object(header.digest)
+    apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if apart:
+        raise PeerError(
+            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
+            remedy="copy the same PEF to every host, or keep it in a shared folder",
+        )
+
+
+def _listener(options: "RunOptions", communicator: "Communicator") -> "Listener":
+    from sambasim.cli.progress import RankLog, RunProgress
+    from sambasim.runtime.listener import Listeners, MetricsFile
+
+    rank = communicator.topology.rank
+    members: list[Listener] = []
+    if rank == 0 and not options.json_output:
+        members.append(RunProgress())
+    if rank == 0 and options.metrics is not None:
+        members.append(MetricsFile(options.metrics))
+    if options.log_dir is not None:
+        members.append(RankLog(options.log_dir, rank))
+    return Listeners(members)

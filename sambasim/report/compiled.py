@@ -1,0 +1,88 @@
+"""What `sambasim compile` says at the end."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.units import format_bytes, format_seconds
+
+
+def section_counts(graph: Graph) -> Mapping[str, int]:
+    """How many sections of each kind, in the order of execution."""
+    return Counter(section.kind.value for section in graph.sections)
+
+
+def next_command(program: Program, path: Path) -> str:
+    """The command line that runs the PEF."""
+    if program.training is None:
+        return f"sambasim run --inference --pef {path}"
+    if program.data_parallel is None:
+        return f"sambasim run --pef {path}"
+    return f"mpirun -np {max(program.world_size, 2)} sambasim run --reduce-on-rdu --pef {path}"
+
+
+def compiled_json(
+    program: Program, *, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+) -> str:
+    """One JSON line: counts, sizes, seconds by phase, and what to type next."""
+    graph = program.training or program.evaluation
+    facts = {
+        "pef": str(path),
+        "digest": digest,
+        "sections": section_counts(graph),
+        "operators": len(graph.nodes),
+        "parameters": _parameters(program),
+        "gradient_groups": len(program.data_parallel.gradient_groups) if program.data_parallel else 0,
+        "gradient_bytes": _gradient_bytes(program),
+        "device_bytes": program.device_bytes,
+        "pef_bytes": path.stat().st_size,
+        "world_size": program.world_size,
+        "phases_s": phases_s,
+        "notices": list(notices),
+        "next": next_command(program, path),
+    }
+    return json.dumps(facts)
+
+
+def print_compiled(
+    program: Program, *, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
+) -> None:
+    """The table for people, then the notices, the file, and what to type next."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    graph = program.training or program.evaluation
+    sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("model", program.name)
+    table.add_row("sections", f"{len(graph.sections)}: {sections}")
+    table.add_row("operators", str(len(graph.nodes)))
+    table.add_row("parameters", f"{_parameters(program):,}")
+    if program.data_parallel:
+        groups = len(program.data_parallel.gradient_groups)
+        table.add_row("gradient groups", f"{groups}, {format_bytes(_gradient_bytes(program))} to reduce each step")
+        table.add_row("replicas", f"at least {program.world_size}")
+    table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
+    table.add_row("file size", format_bytes(path.stat().st_size))
+    phases = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in phases_s.items())
+    table.add_row("time", f"{format_seconds(sum(phases_s.values()))}: {phases}")
+    table.add_row("digest", digest)
+    console.print(table)
+    for notice in notices:
+        console.print(f"note: {notice}", markup=False)
+    console.print(f"PEF file {path.absolute()} created", markup=False)
+    console.print("Compilation succeeded")
+    console.print(f"next: {next_command(program, path)}", markup=False)
+
+
+def _parameters(program: Program) -> int:
+    return sum(s.type.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+
+
+def _gradient_bytes(program: Program) -> int:
+    return sum(group.numel * DTYPE_BYTES[group.dtype] for group in program.groups)
