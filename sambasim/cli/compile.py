@@ -7,19 +7,21 @@ import click
 
 @click.command("compile")
 @click.argument("model", required=False)
-@click.option("--config", type=click.Path(path_type=Path), help="A TOML file that names model, data, loss and optimizer.")
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set any field of the config: optimizer.lr=1e-3.")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file: model, data, loss, optimizer, training.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field of the config: optimizer.lr=1e-3."
+)
 @click.option("--pef-name", help="Name of the PEF. Default: the model's.")
 @click.option("--output-folder", type=click.Path(path_type=Path), help="Where OUT/NAME/NAME.pef goes. Default: out.")
-@click.option("-b", "--batch-size", type=int, help="Samples of one replica in one micro-step. Default: the config's, or 1.")
+@click.option("-b", "--batch-size", type=int, help="Samples of one replica in one micro-step. Default: 1.")
 @click.option("--grad-accumulation-steps", type=int, help="Micro-steps in one optimizer step.")
-@click.option("--data-parallel", is_flag=True, default=None, help="Add gradient groups, and REDUCE and GATHER sections.")
+@click.option("--data-parallel", is_flag=True, default=None, help="Add gradient groups, REDUCE and GATHER sections.")
 @click.option("-ws", "--world-size", "--ws", type=int, help="Smallest number of replicas that may run it. Default: 1.")
 @click.option("--inference", is_flag=True, default=None, help="Forward only: no loss, no optimizer.")
 @click.option("--o0", "opt_level", flag_value="o0", help="One operator a section.")
 @click.option("--o1", "opt_level", flag_value="o1", help="One section for each run of a module's operators.")
 @click.option("--o3", "opt_level", flag_value="o3", help="Neighbouring modules share sections. The default.")
-@click.option("--arch", type=click.Choice(["sn10", "sn20", "sn30", "sn40"]), help="The device to compile for. Default: sn30.")
+@click.option("--arch", type=click.Choice(["sn10", "sn20", "sn30", "sn40"]), help="The device. Default: sn30.")
 @click.option("--num-tiles", type=int, help="Tiles of the device to use. Default: all.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
 def compile_command(
@@ -43,12 +45,12 @@ def compile_command(
 
     from sambasim.cli.progress import phases
     from sambasim.compiler.front import compile_from_options
-    from sambasim.report.compiled import compiled_json, print_compiled
+    from sambasim.report.compiled import Compilation, compiled_json, print_compiled
 
     with phases(quiet=json_output) as hear:
         compiled = compile_from_options(options, hear)
-    summary = {"path": compiled.path, "digest": compiled.digest, "notices": compiled.notices, "phases_s": compiled.phases_s}
+    facts = Compilation(compiled.program, compiled.path, compiled.digest, compiled.notices, compiled.phases_s)
     if json_output:
-        click.echo(compiled_json(compiled.program, **summary))
+        click.echo(compiled_json(facts))
     else:
-        print_compiled(compiled.program, **summary)
+        print_compiled(facts)

@@ -1,12 +1,13 @@
 """`sambasim doctor`: what this machine has for a run, and what would be wrong."""
 
-import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING
 
-from sambasim.cli.examination import Examination, examine
+import click
+
 from sambasim.errors import MachineError
+
+if TYPE_CHECKING:
+    from sambasim.cli.examination import Examination
 
 
 @click.command("doctor")
@@ -17,15 +18,22 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
 
     The exit code is not 0 if a run with several replicas would fail.
     """
+    from sambasim.cli.examination import examine
+
     examination = examine()
     if as_json:
         click.echo(examination.model_dump_json(indent=2))
     else:
-        _show(examination, Console(highlight=False))
+        _show(examination)
     context.exit(MachineError.exit_code if examination.stops_a_run else 0)
 
 
-def _show(examination: Examination, console: Console) -> None:
+def _show(examination: "Examination") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)

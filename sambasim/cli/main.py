@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from sambasim import __version__
-from sambasim.cli.failure import explain, exit_code_of
+from sambasim.cli.failure import exit_code_of, explain
 from sambasim.errors import SambasimError
 
 _COMMANDS: Mapping[str, str] = {

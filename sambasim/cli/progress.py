@@ -58,7 +58,9 @@ class RunProgress:
     def stepped(self, record: StepRecord) -> None:
         if self._live:
             self._live.update(record)
-        elif self._start and (record.step in (1, self._start.plan.steps) or time.monotonic() - self._last_s > _PLAIN_INTERVAL_S):
+        elif self._start and (
+            record.step in (1, self._start.plan.steps) or time.monotonic() - self._last_s > _PLAIN_INTERVAL_S
+        ):
             self._last_s = time.monotonic()
             print(f"step {record.step}/{self._start.plan.steps}  {_facts(record)}", flush=True)
 
@@ -75,7 +77,9 @@ class RunProgress:
         if self._live:
             self._live.end()
         moved = ", ".join(
-            f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in summary.bytes.model_dump().items() if count
+            f"{format_bytes(count)} {kind.replace('_', ' ')}"
+            for kind, count in summary.bytes.model_dump().items()
+            if count
         )
         print(
             f"{summary.steps} steps in {format_seconds(summary.training_s)} (measured): "
@@ -125,7 +129,9 @@ class RankLog:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / f"rank{rank}.log").open("w", encoding="utf-8")
         except OSError as error:
-            raise OptionError(f"no log can be written to {folder}: {error.strerror}", remedy="--log-dir FOLDER") from error
+            raise OptionError(
+                f"no log can be written to {folder}: {error.strerror}", remedy="--log-dir FOLDER"
+            ) from error
 
     def started(self, start: Start) -> None:
         self._write(f"start {start.name}: sync {start.sync}, {start.threads} threads, {start.data}")

@@ -1,10 +1,11 @@
 """How a group's flat tensor is cut into one slice for each replica.
 
-Cuts lie at multiples of a granule: 64 elements, because the fused optimizer kernels treat a ragged tail differently from
-the body; or 65,536 where a gradient norm is taken, because its squares are summed by blocks of that size, which must
-not be cut, or the norm would depend on the number of replicas.
+Cuts lie at multiples of a granule: 64 elements, because the fused optimizer kernels treat a ragged tail differently
+from the body; or 65,536 where a gradient norm is taken, because its squares are summed by blocks of that size, which
+must not be cut, or the norm would depend on the number of replicas.
 """
 
+from itertools import pairwise
 from typing import TypeAlias
 
 from sambasim.errors import InternalError
@@ -25,7 +26,7 @@ def cut(numel: int, world_size: int, granule: int = CUT_ELEMENTS) -> tuple[Slice
         raise InternalError(f"cannot cut for {world_size} replicas at multiples of {granule}")
     granules = -(-numel // granule)
     cuts = [min(rank * granules // world_size * granule, numel) for rank in range(world_size + 1)]
-    return tuple(zip(cuts[:-1], cuts[1:], strict=True))
+    return tuple(pairwise(cuts))
 
 
 def pieces(start: int, stop: int, limit: int) -> tuple[Slice, ...]:

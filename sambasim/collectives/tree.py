@@ -1,4 +1,4 @@
-"""The one order in which replicas are added: a balanced binary tree over ranks, in rank order.
+r"""The one order in which replicas are added: a balanced binary tree over ranks, in rank order.
 
     rank   0   1   2   3   4   5
             \ /     \ /     \ /
@@ -8,9 +8,9 @@
                   \         /
                        +
 
-Floating-point addition is not associative, so the bits of a sum are those of its order. This order depends on the number
-of replicas alone: not on who adds, on the sync path, or on which node a replica is. It nests: an aligned block of 2^k
-ranks is a subtree, whose sum can be formed on its own.
+Floating-point addition is not associative, so the bits of a sum are those of its order. This order depends on the
+number of replicas alone: not on who adds, on the sync path, or on which node a replica is. It nests: an aligned block
+of 2^k ranks is a subtree, whose sum can be formed on its own.
 """
 
 from typing import TypeAlias

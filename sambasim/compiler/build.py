@@ -148,7 +148,9 @@ class _Builder:
             outputs.append(Output(value, symbol))
         forward = [node for node in translation.nodes if node.name not in translation.backward]
         backward = [node for node in translation.nodes if node.name in translation.backward]
-        sections = _whole_sections(("forward", SectionKind.FWD, len(forward)), ("backward", SectionKind.BCKWD, len(backward)))
+        sections = _whole_sections(
+            ("forward", SectionKind.FWD, len(forward)), ("backward", SectionKind.BCKWD, len(backward))
+        )
         inputs = tuple(dict.fromkeys(symbol_of.values()))
         return Graph("training", inputs, (*forward, *backward), tuple(outputs), translation.values, sections)
 

@@ -112,7 +112,7 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
         else:
             feeds[spec.arg.name] = Feed(kinds[spec.kind], str(spec.target))
     output = next(iter(reversed(exported.graph.nodes)))
-    yields = []
+    yields: list[tuple[fx.Node, Yield]] = []
     for value, spec in zip(output.args[0], exported.graph_signature.output_specs, strict=True):
         if spec.kind is OutputKind.USER_OUTPUT:
             yields.append((value, Yield("output", str(len(yields)))))
@@ -212,17 +212,29 @@ def _location(error: Exception) -> str | None:
     return user_line(error)
 
 
+_END_OF_EXPLANATION = re.compile(
+    r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)"
+)
+
+
 def _explanation(error: Exception) -> str:
     """The part of torch's message that a user can act on: up to its hints, its links and its frames."""
-    text = re.split(r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)", str(error))[0]
+    text = re.split(
+        r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)", str(error)
+    )[0]
     lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
     return "\n    ".join(lines[:6]) or type(error).__name__
 
 
 _REWRITES = (
     (
-        ("data-dependent branching", "Data-dependent branching", "could not guard on data-dependent", "GuardOnDataDependent"),
-        "a branch on a tensor's value: write it with torch.where(condition, a, b), or with torch.cond(condition, f, g, operands)",
+        (
+            "data-dependent branching",
+            "Data-dependent branching",
+            "could not guard on data-dependent",
+            "GuardOnDataDependent",
+        ),
+        "a branch on a tensor's value: use torch.where(condition, a, b), or torch.cond(condition, f, g, args)",
     ),
     (
         ("Tensor.item()", "_local_scalar_dense", ".tolist()"),

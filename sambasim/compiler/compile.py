@@ -81,22 +81,33 @@ def compile_model(
     The model is left as it was. Raises ModelError and CaptureError for what the model does wrong.
     """
     watch = Stopwatch(hear)
-    name = options.name
+    built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
+    return assemble(built, model, options, watch)
+
+
+def capture_model(
+    model: nn.Module, inputs: Mapping[str, Tensor], options: CompileOptions, *, by_keyword: bool, watch: Stopwatch
+) -> Built:
+    """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation."""
     was_training = model.training
     promoted = promote_plain_tensors(model)
     try:
         captures = _capture(model, inputs, options, by_keyword, watch)
         watch.begin("translate to the graph")
         batch_size = next(iter(inputs.values())).shape[0]
-        built = build(name, model, inputs, captures, batch_size)
+        return build(options.name, model, inputs, captures, batch_size)
     finally:
         restore_plain_tensors(promoted)
         model.train(was_training)
+
+
+def assemble(built: Built, model: nn.Module, options: CompileOptions, watch: Stopwatch) -> Compiled:
+    """What was captured, through the passes that `options` ask for, and into the PEF."""
     program = run_pipeline(built.program, pipeline(options), watch.begin)
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options), built.weights)
     watch.end()
-    return Compiled(options.pef_path, program, written.digest, tuple(_notices(program, built, model)), watch.phases_s)
+    return Compiled(options.pef_path, program, written.digest, tuple(_notices(program, model)), watch.phases_s)
 
 
 def pipeline(options: CompileOptions) -> Sequence[Pass]:
@@ -148,7 +159,7 @@ def _document(program: Program, model: nn.Module, options: CompileOptions) -> Pe
     )
 
 
-def _notices(program: Program, built: Built, model: nn.Module) -> list[str]:
+def _notices(program: Program, model: nn.Module) -> list[str]:
     notices = []
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")

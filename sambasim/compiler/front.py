@@ -26,7 +26,8 @@ def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = 
 
 
 def build_model(options: CompileOptions) -> nn.Module:
-    """The model that `options` name, its weights drawn from `training.seed`. Raises ModelError if it cannot be built."""
+    """The model that `options` name, its weights drawn from `training.seed`. Raises ModelError if it cannot be
+    built."""
     target = options.model.target
     if target is None:
         raise OptionError("no model was named", remedy="sambasim compile package.module:Name")
@@ -34,7 +35,9 @@ def build_model(options: CompileOptions) -> nn.Module:
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
-        raise ModelError(f"{target} is a {type(factory).__name__}, neither an nn.Module class nor a function that returns one")
+        raise ModelError(
+            f"{target} is a {type(factory).__name__}, neither an nn.Module class nor a function that returns one"
+        )
     torch.manual_seed(options.training.seed)
     np.random.seed(options.training.seed % 2**32)
     random.seed(options.training.seed)

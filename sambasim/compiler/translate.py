@@ -21,6 +21,12 @@ from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, no
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 
+_CHECKED_ALREADY = {"aten._assert_tensor_metadata.default"}
+"""Assertions about dtypes and shapes, which hold for good once the trace has passed them."""
+
+_REFUSED = "refused"
+"""Stands for the results of a refused operator, so that the rest of the graph can be looked at too."""
+
 _ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
 
 
@@ -46,7 +52,9 @@ def tensor_type(tensor: Tensor) -> TensorType:
     """The recorded type of a real or fake tensor. Raises OperatorError for a dtype that a PEF cannot hold."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
-        raise OperatorError(f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}")
+        raise OperatorError(
+            f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}"
+        )
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
 
 
@@ -77,12 +85,14 @@ class _Translator:
         operator = str(node.target)
         if node.target is getitem:
             source, index = node.args
-            self._value_of[node] = self._result_of[source, index]  # type: ignore[index]
+            self._value_of[node] = self._result_of.get((source, index), _REFUSED)  # type: ignore[arg-type]
+        elif operator in _CHECKED_ALREADY:
+            return
         elif operator in _ALIASES:
             self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             self._refused.setdefault(operator, source_line(node))
-            self._results(node, "refused")
+            self._value_of[node] = _REFUSED
         else:
             self._emit(node, operator)
 
@@ -109,10 +119,11 @@ class _Translator:
         read = {int(user.args[1]) for user in node.users if user.target is getitem}  # type: ignore[arg-type]
         results: list[str | None] = []
         for index, tensor in enumerate(value):
-            result = f"{name}__outputs__{index}" if index in read else None
-            if result is not None:
-                self._result_of[node, index] = result
-                self._done.values[result] = tensor_type(tensor)
+            if index not in read:
+                results.append(None)
+                continue
+            result = self._result_of[node, index] = f"{name}__outputs__{index}"
+            self._done.values[result] = tensor_type(tensor)
             results.append(result)
         return tuple(results)
 
@@ -178,7 +189,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*
 
 def source_line(node: fx.Node) -> SourceLine | None:
     """The innermost line of the user's own program that made this node, or None where torch does not know it."""
-    frames = [match for match in _FRAME.finditer(node.meta.get("stack_trace") or "") if not is_library_file(match["file"])]
+    frames = [
+        match for match in _FRAME.finditer(node.meta.get("stack_trace") or "") if not is_library_file(match["file"])
+    ]
     if not frames:
         return None
     last = frames[-1]

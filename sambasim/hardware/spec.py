@@ -47,7 +47,9 @@ def load_device(name: str) -> DeviceSpec:
     """The device called `name`. Raises OptionError if there is none."""
     name = ALIASES.get(name, name)
     if name not in device_names():
-        raise OptionError(f"there is no device called {name!r}", remedy=f"--arch takes one of {', '.join(device_names())}")
+        raise OptionError(
+            f"there is no device called {name!r}", remedy=f"--arch takes one of {', '.join(device_names())}"
+        )
     text = (files("sambasim.hardware") / "devices" / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return DeviceSpec.model_validate(tomllib.loads(text))

@@ -28,7 +28,7 @@ class TorchConstant:
     name: str
 
 
-Argument: TypeAlias = "None | bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...]"
+Argument: TypeAlias = "bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)

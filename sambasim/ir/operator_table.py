@@ -242,7 +242,7 @@ LOSSES = (
 MOVES = (
     Rows(OperatorKind.VIEW, count.nothing, _aten("""
         view view_as view.dtype _unsafe_view reshape reshape_as flatten.using_ints ravel unflatten.int
-        t mT transpose.int swapaxes swapdims permute movedim.int movedim.intlist moveaxis.int moveaxis.intlist
+        t mT numpy_T transpose.int swapaxes swapdims permute movedim.int movedim.intlist moveaxis.int moveaxis.intlist
         unsqueeze squeeze squeeze.dim squeeze.dims expand expand_as broadcast_to broadcast_tensors
         slice.Tensor select.int narrow unbind.int diagonal unfold alias detach
         split.Tensor split.sizes split_with_sizes chunk tensor_split.sections tensor_split.indices

@@ -50,7 +50,7 @@ def format_node(graph: Graph, node: Node) -> str:
 
 
 def format_argument(argument: Argument) -> str:
-    """`%x` for a reference, `torch.float32` for a constant of torch, `(1, 2)` for a tuple; the rest as Python spells it."""
+    """`%x` for a reference, `torch.float32` for a constant of torch, `(1, 2)` for a tuple, the rest as in Python."""
     if isinstance(argument, Ref):
         return f"%{argument.name}"
     if isinstance(argument, TorchConstant):

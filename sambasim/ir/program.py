@@ -26,8 +26,8 @@ class Member:
 class ParameterGroup:
     """Parameters that lie side by side, so that one kernel updates them and one exchange reduces their gradients.
 
-    `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives the
-    device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
+    `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives
+    the device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
     `ready_after` is the index of the BCKWD section that completes the last gradient.
     """
 

@@ -58,7 +58,8 @@ class Symbol:
 
     `offset` is its byte address in device memory, or None if it is handed out instead of kept there (outputs, tangent).
     `torch_names` are the names under which the user's `state_dict` knows it: several if weights are tied.
-    `exclusive_bound` is one more than the largest value seen in an integer input when it was compiled, for synthetic data.
+    `exclusive_bound` is one more than the largest value seen in an integer input when it was compiled, for synthetic
+    data.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The invariants of a program, each with a number and a sentence.
 
-Every builder and every pass ends in `verify`, and so does reading a PEF: a pass may assume a valid program and must leave
-one. Invariants 9 and 11 hold once the optimizer is attached, 7 and 8 once everything has its place in device memory; a
-PEF is always at that last stage.
+Every builder and every pass ends in `verify`, and so does reading a PEF: a pass may assume a valid program and must
+leave one. Invariants 9 and 11 hold once the optimizer is attached, 7 and 8 once everything has its place in device
+memory; a PEF is always at that last stage.
 
      1  every value is defined once, and is no symbol
      2  every reference names a symbol that the graph takes in, or the result of an earlier node
@@ -12,10 +12,12 @@ PEF is always at that last stage.
      6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
      7  a symbol in device memory is aligned, lies inside it, and overlaps none but what wraps it
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
-     9  every gradient and every optimizer state belongs to exactly one group
+     9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  REDUCE and GATHER sections, gradient groups and a reduce buffer: all of them with data parallelism, none without
-    11  a training step has a loss of one element, a tangent, and one optimizer node for each group
-    12  every type and every size is within what a machine can address
+    11  a training step has a loss of one element, a tangent, one optimizer node for each group, and gives out every
+    gradient 12  every type and every size is within what a machine can address
+    13  composite operators stand alone in sections of their kind, and name the groups; other graphs have FWD sections
+    only
 """
 
 from collections.abc import Iterable
@@ -47,6 +49,7 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
         _verify_values(graph, program)
         _verify_sections(graph)
         _verify_outputs(graph, program)
+        _verify_composites(graph, program)
     if stage >= Stage.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
@@ -74,7 +77,7 @@ def _verify_types(program: Program) -> None:
     for graph in program.graphs:
         for name, type_ in graph.values.items():
             check(name, type_)
-    _require(1 <= program.batch_size, 12, f"the batch size is {program.batch_size}")
+    _require(program.batch_size >= 1, 12, f"the batch size is {program.batch_size}")
     _require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
 
 
@@ -100,12 +103,43 @@ def _verify_sections(graph: Graph) -> None:
     stop = 0
     for index, section in enumerate(graph.sections):
         _require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
-        _require(section.start == stop and section.stop > stop, 4, f"section {index} covers {section.start}:{section.stop}")
+        _require(
+            section.start == stop and section.stop > stop, 4, f"section {index} covers {section.start}:{section.stop}"
+        )
         stop = section.stop
     _require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
     for before, after in pairwise(graph.sections):
         ordered = order.index(before.kind) <= order.index(after.kind)
         _require(ordered, 5, f"{after.kind} section {after.index} comes after a {before.kind} section")
+
+
+_COMPOSITES = {
+    "sambasim.reduce_scatter": SectionKind.REDUCE,
+    "sambasim.grad_norm": SectionKind.GRADNORM,
+    "sambasim.sgd": SectionKind.OPT,
+    "sambasim.adam": SectionKind.OPT,
+    "sambasim.adamw": SectionKind.OPT,
+    "sambasim.all_gather": SectionKind.GATHER,
+}
+"""By composite operator: the kind of its section."""
+
+
+def _verify_composites(graph: Graph, program: Program) -> None:
+    groups = tuple(group.name for group in program.groups)
+    for section in graph.sections:
+        if graph is not program.training:
+            _require(section.kind is SectionKind.FWD, 13, f"{graph.name} has a section of kind {section.kind}")
+        nodes = graph.section_nodes(section)
+        for node in nodes:
+            kind = _COMPOSITES.get(node.operator)
+            if kind is None:
+                plain = section.kind in (SectionKind.FWD, SectionKind.BCKWD)
+                _require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
+                continue
+            _require(section.kind is kind, 13, f"{node.operator} is in a section of kind {section.kind}")
+            named = groups if kind is not SectionKind.OPT else next(iter(node.args), None)
+            fits = node.args == (named,) and not node.kwargs and not node.results and len(nodes) == 1
+            _require(fits, 13, f"{node.name} does not stand alone and name the groups {list(groups)}")
 
 
 def _verify_outputs(graph: Graph, program: Program) -> None:
@@ -123,7 +157,9 @@ def _verify_memory(program: Program) -> None:
     handed_out = {SymbolKind.OUTPUT, SymbolKind.TANGENT}
     for symbol in program.symbols.values():
         kept = symbol.kind not in handed_out
-        _require((symbol.offset is not None) == kept, 7, f"{symbol.name}, of kind {symbol.kind}, lies at {symbol.offset}")
+        _require(
+            (symbol.offset is not None) == kept, 7, f"{symbol.name}, of kind {symbol.kind}, lies at {symbol.offset}"
+        )
     wrappers = {SymbolKind.ACCUMULATION_GROUP}
     placed: list[Symbol] = [s for s in program.symbols.values() if s.offset is not None and s.kind not in wrappers]
     for symbol in program.symbols.values():
@@ -165,11 +201,15 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
     _require(set(group.regions) == expected, 8, f"{group.name} has the regions {sorted(group.regions)}")
     for region, offset in group.regions.items():
         end = offset + group.numel * element_bytes
-        inside = 0 <= offset and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
+        inside = offset >= 0 and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
         _require(inside, 7, f"region {region} of {group.name} lies at {offset}, up to {end}")
     reached = 0
     for member in group.members:
-        _require(member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached, 8, f"{member.parameter} starts at {member.start}")
+        _require(
+            member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached,
+            8,
+            f"{member.parameter} starts at {member.start}",
+        )
         reached = member.start + member.numel
         _require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
         names = {"parameter": member.parameter, "gradient": member.gradient}
@@ -187,11 +227,18 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
 
 
 def _verify_ownership(program: Program) -> None:
-    owned: list[str] = []
-    for group in program.groups:
-        names = set(_names_of(group, program)) - {member.parameter for member in group.members}
-        owned += names
-    _require(len(owned) == len(set(owned)), 9, "a gradient or optimizer state is in two groups")
+    names = [group.name for group in program.groups]
+    _require(len(names) == len(set(names)), 9, f"groups share a name: {names}")
+    members = [member for group in program.groups for member in group.members]
+    for member in members:
+        for name, kind in ((member.parameter, SymbolKind.PARAMETER), (member.gradient, SymbolKind.GRADIENT)):
+            symbol = program.symbols.get(name)
+            _require(symbol is not None and symbol.kind is kind, 9, f"{name} is no {kind}")
+    parameters = [member.parameter for member in members]
+    _require(len(parameters) == len(set(parameters)), 9, "a parameter is in two groups")
+    owners = [name for group in program.groups for name in _names_of(group, program) if name not in set(parameters)]
+    owned = set(owners)
+    _require(len(owners) == len(owned), 9, "a gradient or optimizer state is in two groups")
     for symbol in program.symbols.values():
         if symbol.kind in (SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE):
             _require(symbol.name in owned, 9, f"{symbol.name} is in no group")
@@ -208,7 +255,9 @@ def _verify_data_parallel(program: Program) -> None:
     _require([g.group for g in parallel.gradient_groups] == [g.name for g in program.groups], 10, "groups do not match")
     for gradient_group, group in zip(parallel.gradient_groups, program.groups, strict=True):
         wrapper = program.symbols.get(gradient_group.symbol)
-        wraps = wrapper is not None and wrapper.offset == group.regions["gradient"] and wrapper.type.numel == group.numel
+        wraps = (
+            wrapper is not None and wrapper.offset == group.regions["gradient"] and wrapper.type.numel == group.numel
+        )
         _require(wraps, 10, f"{gradient_group.symbol} does not wrap the gradients of {group.name}")
     _verify_reduce_buffer(parallel, program)
 
@@ -228,6 +277,12 @@ def _verify_training(program: Program) -> None:
     _require(loss is not None and loss.type.numel == 1, 11, f"the loss {program.loss} is not one element")
     tangents = [n for n in program.training.inputs if program.symbols[n].kind is SymbolKind.TANGENT]
     _require(len(tangents) == 1, 11, f"the training step has {len(tangents)} tangents")
+    given_out = [output.symbol for output in program.training.outputs]
+    _require(len(given_out) == len(set(given_out)), 11, "two outputs of the training step are kept in one symbol")
+    _require(program.loss in given_out, 11, f"the training step does not give out {program.loss}")
+    for group in program.groups:
+        for member in group.members:
+            _require(member.gradient in given_out, 11, f"the training step does not give out {member.gradient}")
     kinds = {f"sambasim.{optimizer.kind}" for optimizer in program.optimizers}
     updated = [node.args[0] for node in program.training.nodes if node.operator in kinds]
     _require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")

@@ -3,12 +3,24 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What was compiled, where it is, notices for the user, and seconds by phase."""
+
+    program: Program
+    path: Path
+    digest: str
+    notices: Sequence[str]
+    phases_s: Mapping[str, float]
 
 
 def section_counts(graph: Graph) -> Mapping[str, int]:
@@ -25,14 +37,13 @@ def next_command(program: Program, path: Path) -> str:
     return f"mpirun -np {max(program.world_size, 2)} sambasim run --reduce-on-rdu --pef {path}"
 
 
-def compiled_json(
-    program: Program, *, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
-) -> str:
+def compiled_json(compilation: Compilation) -> str:
     """One JSON line: counts, sizes, seconds by phase, and what to type next."""
+    program, path = compilation.program, compilation.path
     graph = program.training or program.evaluation
     facts = {
         "pef": str(path),
-        "digest": digest,
+        "digest": compilation.digest,
         "sections": section_counts(graph),
         "operators": len(graph.nodes),
         "parameters": _parameters(program),
@@ -41,20 +52,19 @@ def compiled_json(
         "device_bytes": program.device_bytes,
         "pef_bytes": path.stat().st_size,
         "world_size": program.world_size,
-        "phases_s": phases_s,
-        "notices": list(notices),
+        "phases_s": compilation.phases_s,
+        "notices": list(compilation.notices),
         "next": next_command(program, path),
     }
     return json.dumps(facts)
 
 
-def print_compiled(
-    program: Program, *, path: Path, digest: str, notices: Sequence[str], phases_s: Mapping[str, float]
-) -> None:
+def print_compiled(compilation: Compilation) -> None:
     """The table for people, then the notices, the file, and what to type next."""
     from rich.console import Console
     from rich.table import Table
 
+    program, path = compilation.program, compilation.path
     console = Console(highlight=False, soft_wrap=True)
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
@@ -69,11 +79,11 @@ def print_compiled(
         table.add_row("replicas", f"at least {program.world_size}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
-    phases = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in phases_s.items())
-    table.add_row("time", f"{format_seconds(sum(phases_s.values()))}: {phases}")
-    table.add_row("digest", digest)
+    phases = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in compilation.phases_s.items())
+    table.add_row("time", f"{format_seconds(sum(compilation.phases_s.values()))}: {phases}")
+    table.add_row("digest", compilation.digest)
     console.print(table)
-    for notice in notices:
+    for notice in compilation.notices:
         console.print(f"note: {notice}", markup=False)
     console.print(f"PEF file {path.absolute()} created", markup=False)
     console.print("Compilation succeeded")

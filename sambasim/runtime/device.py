@@ -1,7 +1,7 @@
 """The device memory of one replica: symbols at the byte offsets that the PEF gives them.
 
-The storage is private memory, or this rank's part of a window that all ranks of the node can read; nothing else here knows
-which. Activations are not here: they are torch allocations, freed at their last use.
+The storage is private memory, or this rank's part of a window that all ranks of the node can read; nothing else here
+knows which. Activations are not here: they are torch allocations, freed at their last use.
 """
 
 import mmap
@@ -45,7 +45,8 @@ class DeviceMemory:
         return view
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
-        """A flat tensor of `group`, in place: "parameter", "gradient" or a state of its optimizer, `group.numel` elements."""
+        """A flat tensor of `group`, in place: "parameter", "gradient" or a state of its optimizer, `group.numel`
+        elements."""
         return self._view(group.regions[region], TensorType(group.dtype, (group.numel,)))
 
     @cached_property

@@ -1,7 +1,7 @@
 """Evaluation on held-out samples: each once, on the running statistics of replica 0.
 
-Rank r of N takes the samples r, r + N, …; its last batch is padded by repeating a sample, and the padding is discarded. The
-sums are added in rank order. Evaluation leaves nothing behind: it has buffers of its own.
+Rank r of N takes the samples r, r + N, …; its last batch is padded by repeating a sample, and the padding is
+discarded. The sums are added in rank order. Evaluation leaves nothing behind: it has buffers of its own.
 """
 
 import time
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.batches import bind, check, collate
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -95,7 +95,7 @@ class Evaluator:
         """Whole batches, and how many samples of each are real."""
         indices = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
         size = self._program.batch_size
-        loader: DataLoader[Batch] = DataLoader(
+        loader: DataLoader[object] = DataLoader(
             Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers
         )
         batches = iter(loader)
@@ -137,10 +137,10 @@ class Evaluator:
         guess, target = outputs[0][:count], batch[TARGET][:count]
         if self._loss.name in ("cross_entropy", "nll") and not target.is_floating_point():
             ignored = self._loss.args.get("ignore_index", -100)
-            counted = target != ignored
-            return int(((guess.argmax(1) == target) & counted).sum()), int(counted.sum())
+            counted = target.ne(ignored if isinstance(ignored, int) else -100)
+            return int((guess.argmax(1).eq(target) & counted).sum()), int(counted.sum())
         if self._loss.name == "bce_with_logits":
-            return int(((guess > 0) == (target > 0.5)).sum()), target.numel()
+            return int(guess.gt(0).eq(target.gt(0.5)).sum()), target.numel()
         return 0, 0
 
 

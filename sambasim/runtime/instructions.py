@@ -110,7 +110,8 @@ def find_operator(name: str) -> OpOverload:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError as error:
         raise PefError(
-            f"the PEF uses {name}, which torch {torch.__version__} does not have", remedy="compile it again with this torch"
+            f"the PEF uses {name}, which torch {torch.__version__} does not have",
+            remedy="compile it again with this torch",
         ) from error
     if not isinstance(found, OpOverload):
         raise PefError(f"the PEF uses {name}, which is no operator of torch {torch.__version__}")

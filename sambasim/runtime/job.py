@@ -57,9 +57,7 @@ class TrainingJob:
         self._listener = listener
         self._document: PefDocument = read(path)
         self._program: Program = self._document.program
-        self._resolved: ResolvedRun = resolve_run(
-            options, self._document.training_defaults, self._document.data_source
-        )
+        self._resolved: ResolvedRun = resolve_run(options, self._document.training_defaults, self._document.data_source)
         if self._resolved.optimizer is None:
             raise InternalError("a training job without an optimizer")
         self._optimizer: OptimizerOptions = self._resolved.optimizer
@@ -83,11 +81,9 @@ class TrainingJob:
     def _train(self) -> SummaryRecord:
         program, resolved = self._program, self._resolved
         source = open_source(resolved.data, tuple(input_specs(program)))
-        steps = plan(len(source.train), self._world_size, resolved.training)  # type: ignore[arg-type]
+        steps = plan(len(source.train), self._world_size, resolved.training)
         team = self._team(source)
-        trainer = Trainer(
-            program, team.replicas, team.sync, steps, resolved.training, self._optimizer, self._mean_loss
-        )
+        trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, self._optimizer, self._mean_loss)
         evaluator = None
         if source.evaluation is not None and resolved.training.evaluate:
             evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
@@ -157,9 +153,7 @@ class TrainingJob:
             losses = all_gather_floats(self._communicator, losses, [1] * world_size)
         return sum(losses) / len(losses)
 
-    def _evaluate(
-        self, evaluator: Evaluator, source: Source, step: int, epoch: int, team: Team
-    ) -> EvaluationRecord:
+    def _evaluate(self, evaluator: Evaluator, source: Source, step: int, epoch: int, team: Team) -> EvaluationRecord:
         began_s = time.perf_counter()
         if source.evaluation is None:
             raise InternalError("an evaluation without samples")
@@ -201,9 +195,7 @@ class TrainingJob:
             notices.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
         return notices
 
-    def _finish(
-        self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None
-    ) -> SummaryRecord:
+    def _finish(self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None) -> SummaryRecord:
         team.sync.gather([state for optimizer in self._program.optimizers for state in optimizer.states])
         memory = team.replicas[0].memory
         weights = weights_sha256(self._program, memory)

@@ -47,7 +47,9 @@ class MetricsFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise OptionError(f"the metrics file {path} cannot be written: {error.strerror}", remedy="--metrics FILE") from error
+            raise OptionError(
+                f"the metrics file {path} cannot be written: {error.strerror}", remedy="--metrics FILE"
+            ) from error
 
     def started(self, start: Start) -> None:
         """Nothing: the summary repeats it."""

@@ -14,7 +14,12 @@ Hyperparameters: TypeAlias = Mapping[str, float | bool]
 
 
 def apply_optimizer(
-    kind: str, parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], step: int, hyperparameters: Hyperparameters
+    kind: str,
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    step: int,
+    hyperparameters: Hyperparameters,
 ) -> None:
     """Update `parameter` and `states` in place; all are flat and of one length. `step` counts from 1.
 
@@ -47,7 +52,12 @@ def _sgd(
 
 
 def _adam(
-    kind: str, parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], step: int, hyperparameters: Hyperparameters
+    kind: str,
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    step: int,
+    hyperparameters: Hyperparameters,
 ) -> None:
     kernel = torch._fused_adamw_ if kind == "adamw" else torch._fused_adam_
     kernel(

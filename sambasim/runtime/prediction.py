@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sambasim.data.sources import open_source
 from sambasim.errors import OptionError
+from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
@@ -19,7 +20,6 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.threads import default_threads
 from sambasim.runtime.weights import load_weights
-from sambasim.ir.types import SymbolKind
 
 
 class PredictionJob:

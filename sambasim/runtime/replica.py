@@ -8,8 +8,8 @@ from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.options.inputs import InputSpec
 from sambasim.ir.types import SymbolKind
+from sambasim.options.inputs import InputSpec
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executable, tangent_of
 from sambasim.runtime.randomness import Stream, derive, seed_torch

@@ -1,7 +1,7 @@
 """The training data of one replica: its shard, its batches, its randomness.
 
-Each epoch, torch's DistributedSampler deals the samples out: shuffled by seed and epoch, equally many to each replica, no
-sample to two. What does not divide evenly is left out; `plan` counts it.
+Each epoch, torch's DistributedSampler deals the samples out: shuffled by seed and epoch, equally many to each replica,
+no sample to two. What does not divide evenly is left out; `plan` counts it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ class Shard:
         )
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = torch.Generator()
-        self._loader: DataLoader[Batch] = DataLoader(
+        self._loader: DataLoader[object] = DataLoader(
             dataset,
             batch_size=batch_size,
             sampler=self._sampler,

@@ -13,9 +13,7 @@ def cores_of_this_process() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def default_threads(
-    communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ
-) -> int:
+def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
     """Collective. What OMP_NUM_THREADS says, or the node's cores divided by its replicas, at least 1.
 
     `replicas_here` is how many replicas this process plays: more than one only in an emulation, which takes the count

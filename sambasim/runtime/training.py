@@ -12,9 +12,9 @@ from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
 from sambasim.runtime.optimizers import apply_optimizer
+from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.schedules import factor
-from sambasim.runtime.plan import Plan
 from sambasim.runtime.sync.interface import GradientSync
 
 MeanOfLosses = Callable[[Sequence[float]], float]

@@ -34,7 +34,9 @@ def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise OptionError(f"the weights cannot be saved as {path}: {error}", remedy="--save FILE.safetensors") from error
+        raise OptionError(
+            f"the weights cannot be saved as {path}: {error}", remedy="--save FILE.safetensors"
+        ) from error
 
 
 def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
@@ -45,9 +47,13 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
     try:
         tensors = load_file(path)
     except FileNotFoundError as error:
-        raise WeightsError(f"there is no weights file {path}", remedy="--weights FILE.safetensors, made by --save") from error
+        raise WeightsError(
+            f"there is no weights file {path}", remedy="--weights FILE.safetensors, made by --save"
+        ) from error
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote") from error
+        raise WeightsError(
+            f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote"
+        ) from error
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     names = {name for symbol in wanted for name in symbol.torch_names}
     missing = [symbol.torch_names[0] for symbol in wanted if symbol.torch_names[0] not in tensors]
@@ -63,7 +69,8 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         dtype = str(given.dtype).removeprefix("torch.")
         if dtype != symbol.type.dtype or tuple(given.shape) != symbol.type.shape:
             raise WeightsError(
-                f"{symbol.torch_names[0]} is {dtype}{list(given.shape)} in {path}, but {symbol.type} in the PEF {program.name}",
+                f"{symbol.torch_names[0]} is {dtype}{list(given.shape)} in {path}, "
+                f"but {symbol.type} in the PEF {program.name}",
                 remedy="use the weights of a run of this model",
             )
     return loaded

@@ -38,7 +38,9 @@ class AddDataParallel:
         symbols = dict(program.symbols)
         gradient_groups = []
         for group in program.groups:
-            wrapper = Symbol(_wrapper_name(group), SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
+            wrapper = Symbol(
+                _wrapper_name(group), SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,))
+            )
             symbols[wrapper.name] = wrapper
             gradient_groups.append(GradientGroup(group.name, wrapper.name))
         largest = max(program.groups, key=lambda group: group.numel * DTYPE_BYTES[group.dtype])
@@ -70,7 +72,9 @@ def _with_collectives(training: Graph, program: Program) -> Graph:
         sections.append(Section(len(sections), kind, name, len(nodes), len(nodes) + len(members)))
         nodes.extend(members)
 
-    for differentiating, run in groupby(training.sections, key=lambda s: s.kind in (SectionKind.FWD, SectionKind.BCKWD)):
+    for differentiating, run in groupby(
+        training.sections, key=lambda s: s.kind in (SectionKind.FWD, SectionKind.BCKWD)
+    ):
         if not differentiating:
             add(SectionKind.REDUCE, reduce.name, (reduce,))
         for section in run:

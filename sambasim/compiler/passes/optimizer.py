@@ -1,4 +1,5 @@
-"""Attach the optimizer: parameter groups, its state, its hyperparameters as runtime arguments, GRADNORM and OPT sections.
+"""Attach the optimizer: parameter groups, its state, its hyperparameters as runtime arguments, GRADNORM and OPT
+sections.
 
 The parameters whose gradients one backward section completes form one group (one for each dtype): they lie side by
 side, one kernel updates them, and with data parallelism one exchange reduces them as soon as that section is done.

@@ -2,8 +2,8 @@
 
     level   rule
     o0      one operator a section
-    o1      one section for each run of operators of one module, at most 16 operators
-    o3      neighbouring runs share a section while together they have at most 24 operators
+    o1      one section for each run of operators of one module, at most 8 operators
+    o3      neighbouring runs share a section while together they have at most 16 operators
 
 The bounds stand in for a device's budget of compute and memory units, which no pass weighs yet. The order of execution
 never changes, so every level computes the same bits.
@@ -19,7 +19,7 @@ from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Stage
 
-OPERATORS_PER_SECTION = {"o0": 1, "o1": 16, "o3": 24}
+OPERATORS_PER_SECTION = {"o0": 1, "o1": 8, "o3": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,10 @@ class Partition:
 
         evaluation = cut(program.evaluation)
         return replace(
-            program, training=cut(program.training), evaluation=evaluation or program.evaluation, single=cut(program.single)
+            program,
+            training=cut(program.training),
+            evaluation=evaluation or program.evaluation,
+            single=cut(program.single),
         )
 
     def _sections(self, graph: Graph, prefix: str) -> tuple[Section, ...]:

@@ -47,7 +47,9 @@ class Place:
     ) -> ParameterGroup:
         element_bytes = DTYPE_BYTES[group.dtype]
         optimizer = program.optimizers[group.optimizer]
-        regions = {region: address.take(group.numel * element_bytes) for region in ("parameter", "gradient", *optimizer.states)}
+        regions = {
+            region: address.take(group.numel * element_bytes) for region in ("parameter", "gradient", *optimizer.states)
+        }
         for member in group.members:
             names = {"parameter": member.parameter, "gradient": member.gradient}
             names |= {state: state_name(member.parameter, optimizer.name, state) for state in optimizer.states}

@@ -1,16 +1,16 @@
 """Sync directly between devices: `--reduce-on-rdu`.
 
 Device memory is a window that all ranks of the node share, so a replica reads its peers' gradients where they lie:
-no staging copy, and no host buffer. The owner of a slice adds the replicas' slices in the order of the tree, and writes the
-mean over its own; nobody else reads that part of it.
+no staging copy, and no host buffer. The owner of a slice adds the replicas' slices in the order of the tree, and
+writes the mean over its own; nobody else reads that part of it.
 
     REDUCE   node barrier: all gradients are there.  Owned slice: mean of all replicas' slices
     OPT      the owner updates its slice of the parameters
     GATHER   node barrier: all slices are updated.  Other slices: copied from their owners
 
-Between nodes the slices travel by MPI, from device memory to device memory: a replica's slice of the gradients goes once,
-to its owner, into the reduce operand buffer; an updated slice of the parameters goes once to each other node, where one
-rank receives it and the others read it there.
+Between nodes the slices travel by MPI, from device memory to device memory: a replica's slice of the gradients goes
+once, to its owner, into the reduce operand buffer; an updated slice of the parameters goes once to each other node,
+where one rank receives it and the others read it there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,10 @@ class DeviceSync(GradientSync):
         self._node_barrier()
         if self._remote:
             requests = [
-                request for region in regions for group in self.program.groups for request in self._exchange(group, region)
+                request
+                for region in regions
+                for group in self.program.groups
+                for request in self._exchange(group, region)
             ]
             self._communicator.wait_all(requests)
             self._node_barrier()

@@ -1,7 +1,7 @@
 """One process plays all replicas: the oracle that the real sync paths are held against.
 
-It is deliberately plain: no slices, no owners. The mean is taken over whole groups, replica 0 updates all of them, and the
-others get copies. That this gives the same bits as owners with slices is what the tests show.
+It is deliberately plain: no slices, no owners. The mean is taken over whole groups, replica 0 updates all of them, and
+the others get copies. That this gives the same bits as owners with slices is what the tests show.
 """
 
 from collections.abc import Mapping, Sequence

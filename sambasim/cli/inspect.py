@@ -1,0 +1,93 @@
+"""`sambasim inspect`: what the compiler put into a PEF."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sambasim.ir.program import Program
+    from sambasim.report.contents import Contents
+
+_PIPED_WIDTH = 200
+"""Columns of a table that nobody's terminal limits."""
+
+
+@click.command("inspect")
+@click.argument("pef")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that the tables show, and more.")
+@click.option("--section", type=int, metavar="N", help="Only section N, with all its operators.")
+@click.option("--graph", "as_graph", is_flag=True, help="The graphs, one operator a line.")
+@click.option(
+    "--output-folder",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Where a PEF that is given by name is looked for.",
+)
+def inspect_command(pef: str, as_json: bool, section: int | None, as_graph: bool, output_folder: Path) -> None:
+    """Show what is in a PEF: sections, operators with their source lines, symbols, groups, sizes, options.
+
+    PEF is a path, or a NAME found as OUT/NAME/NAME.pef. Its sections are those of the training step, or of the
+    evaluation graph where it has no training step.
+
+    \b
+    Examples:
+      sambasim inspect digits
+      sambasim inspect out/digits/digits.pef --section 0
+      sambasim inspect digits --json | python -m json.tool
+    """
+    from sambasim.errors import OptionError
+    from sambasim.pef import locate, peek, read
+    from sambasim.report.contents import contents, printed_graphs
+
+    path = locate(pef, output_folder)
+    if as_graph and (as_json or section is not None):
+        other = "--json" if as_json else "--section"
+        raise OptionError(f"--graph and {other} cannot be given together", remedy=f"sambasim inspect {pef} {other} ...")
+    document = read(path)
+    if as_graph:
+        click.echo(printed_graphs(document.program), nl=False)
+        return
+    facts = contents(path, peek(path), document)
+    if section is not None:
+        _print_section(facts, document.program, section, as_json)
+    elif as_json:
+        click.echo(facts.model_dump_json())
+    else:
+        from sambasim.report.inspect import inspection
+
+        _print_tables(inspection(facts))
+
+
+def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:
+    import json
+
+    from sambasim.errors import OptionError
+    from sambasim.ir.printer import format_section
+    from sambasim.report.inspect import section_table
+
+    # The training step comes first where there is one.
+    graph, graph_facts = program.graphs[0], facts.graphs[0]
+    if not 0 <= index < len(graph.sections):
+        raise OptionError(
+            f"there is no section {index}: the graph {graph.name} of {facts.name} has {len(graph.sections)} sections",
+            where=facts.pef,
+            remedy=f"sambasim inspect {facts.pef}",
+        )
+    _, *lines = format_section(graph, graph.sections[index])
+    if as_json:
+        fields = graph_facts.sections[index].model_dump() | {"graph": graph.name}
+        click.echo(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
+        return
+    _print_tables(section_table(graph_facts, graph_facts.sections[index]))
+    click.echo("\n".join(lines))
+
+
+def _print_tables(tables: object) -> None:
+    import sys
+
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    Console(width=width, highlight=False).print(tables)

@@ -1,0 +1,33 @@
+"""`sambasim verify`: a PEF checked whole, every byte of it."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command("verify")
+@click.argument("pef")
+@click.option(
+    "--output-folder",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Where a PEF that is given by name is looked for.",
+)
+def verify_command(pef: str, output_folder: Path) -> None:
+    """Check a PEF whole: every rule of the format, and every byte of the weights.
+
+    PEF is a path, or a NAME found as OUT/NAME/NAME.pef. The exit code is 0 if nothing is wrong, 3 if a rule is broken.
+
+    \b
+    Example:
+      sambasim verify out/digits/digits.pef
+    """
+    from sambasim.pef import check, locate
+    from sambasim.pef.rules import RULES
+
+    path = locate(pef, output_folder)
+    document = check(path)
+    click.echo(f"{path} is whole: it keeps all {len(RULES)} rules of the PEF format")
+    click.echo(f"  digest          {document.digest}")
+    click.echo(f"  weights sha256  {document.weights_sha256}")

@@ -1,0 +1,1 @@
+"""What both the compiler and the runtime need to know of data: sources, samples, batches."""

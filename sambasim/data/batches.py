@@ -1,0 +1,115 @@
+"""From samples to a batch whose tensors carry the names of the inputs, and are what the PEF takes."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from sambasim.data.blame import summary
+from sambasim.data.samples import Failure
+from sambasim.errors import DataError
+from sambasim.options.inputs import InputSpec
+
+Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
+
+
+def collate(samples: Sequence[object]) -> Batch:
+    """One batch of samples, by torch's default_collate: each tensor gets a first axis, the samples.
+
+    Python's own floats have no width; they become float32, where default_collate would make float64 of them. Tensors
+    and arrays keep theirs. What cannot be put together is a Failure, which `bind` raises (see `samples`).
+    """
+    for sample in samples:
+        if isinstance(sample, Failure):
+            return sample
+    try:
+        batch = default_collate(list(samples))
+    except Exception as raised:
+        return Failure(
+            f"the samples of a batch cannot be put together: {summary(raised)}",
+            remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
+        )
+    return _narrowed(batch, samples[0])
+
+
+def _narrowed(batch: object, sample: object) -> Batch:
+    def narrow(value: object, of: object) -> object:
+        return value.to(torch.float32) if type(of) is float and isinstance(value, Tensor) else value
+
+    if isinstance(sample, Mapping) and isinstance(batch, Mapping):
+        return {name: narrow(value, sample[name]) for name, value in batch.items()}
+    if isinstance(sample, tuple | list) and isinstance(batch, tuple | list):
+        return [narrow(value, of) for value, of in zip(batch, sample, strict=True)]
+    narrowed = narrow(batch, sample)
+    return narrowed if isinstance(narrowed, Tensor) else [narrowed]
+
+
+def bind(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name.
+
+    Raises DataError, naming both sides, if they do not match; if something is no tensor; and if reading had failed.
+    """
+    if isinstance(batch, Failure):
+        raise batch.error()
+    if isinstance(batch, Mapping):
+        missing = [name for name in names if name not in batch]
+        extra = [name for name in batch if name not in names]
+        if missing or extra:
+            raise DataError(
+                f"a sample has {_list(batch)}, and the inputs are {_list(names)}",
+                remedy="name the values of a sample as the inputs, and leave out the others",
+            )
+        values = [batch[name] for name in names]
+    else:
+        values = [batch] if isinstance(batch, Tensor) else list(batch)
+        if len(values) != len(names):
+            count = f"{len(values)} value{'' if len(values) == 1 else 's'}"
+            raise DataError(
+                f"a sample has {count}, and the inputs are {_list(names)}",
+                remedy="give one value for each input, in this order",
+            )
+    bound: dict[str, Tensor] = {}
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"what a sample gives for {name} is no tensor or number, but {_kind(value)}",
+                remedy="give tensors and numbers, side by side in one tuple or dict",
+            )
+        bound[name] = value
+    return bound
+
+
+def _list(names: Sequence[str] | Mapping[str, object]) -> str:
+    return f"({', '.join(names)})"
+
+
+def _kind(value: object) -> str:
+    """What default_collate has made of a value: a list of texts, or a structure inside a sample."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
+        return "text"
+    return f"a {type(value).__name__}"
+
+
+def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
+    """The batch, once it is what the PEF takes: `batch_size` samples of each input's dtype and shape.
+
+    float64 is narrowed to float32 where the PEF takes float32, as NumPy makes float64 of everything; nothing else is
+    converted. Raises DataError with the input, what is given, and what the PEF takes.
+    """
+    checked: dict[str, Tensor] = {}
+    for spec in inputs:
+        given = batch[spec.name]
+        if given.dtype is torch.float64 and spec.dtype == "float32":
+            given = given.to(torch.float32)
+        dtype = str(given.dtype).removeprefix("torch.")
+        if dtype != spec.dtype or tuple(given.shape) != (batch_size, *spec.shape):
+            takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))
+            gives = InputSpec(spec.name, dtype, tuple(given.shape))
+            raise DataError(
+                f"input {spec.name} is {gives}, and the PEF takes {takes}",
+                remedy="make the samples fit, or compile again with this data",
+            )
+        checked[spec.name] = given
+    return checked

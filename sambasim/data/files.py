@@ -1,0 +1,94 @@
+"""Samples from `.npz` and `.safetensors` files: named arrays whose first axis is the samples."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sambasim.data.blame import summary
+from sambasim.errors import DataError
+from sambasim.options.inputs import InputSpec
+
+
+class ArraysDataset(Dataset[dict[str, Tensor]]):
+    """Sample i is `{name: array[i]}`. All arrays have the same first axis."""
+
+    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
+        self.arrays = dict(arrays)
+        self.length = min(len(array) for array in self.arrays.values())
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: array[index] for name, array in self.arrays.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        # One indexing operation for each array, whatever the batch size.
+        chosen = torch.tensor(indices)
+        columns = [array[chosen].unbind(0) for array in self.arrays.values()]
+        return [dict(zip(self.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
+    """The samples of a file. With `inputs`, only the arrays of their names; else all, in the file's order.
+
+    A `.safetensors` file is mapped, not read; an `.npz` file is read whole. Raises DataError if the file cannot be
+    read, lacks an input, or holds arrays that do not have as many samples as the others.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no data file {path}")
+    wanted = None if inputs is None else [spec.name for spec in inputs]
+    arrays = _open_npz(path, wanted) if path.suffix == ".npz" else _open_safetensors(path, wanted)
+    if not arrays:
+        raise DataError("the data file holds no arrays", where=str(path))
+    for name, array in arrays.items():
+        if array.dim() == 0:
+            raise DataError(f"array {name} is a single number; its first axis must be the samples", where=str(path))
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise DataError(f"the arrays differ in their number of samples: {told}", where=str(path))
+    return ArraysDataset(arrays)
+
+
+def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Sequence[str]:
+    if wanted is None:
+        return held
+    missing = [name for name in wanted if name not in held]
+    if missing:
+        raise DataError(
+            f"the data file lacks {', '.join(missing)}: it holds {', '.join(held) or 'nothing'}, "
+            f"and the inputs are {', '.join(wanted)}",
+            where=str(path),
+            remedy="name the arrays as the inputs",
+        )
+    return wanted
+
+
+def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
+    import numpy as np
+
+    arrays: dict[str, Tensor] = {}
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            for name in _choose(held.files, wanted, path):
+                arrays[name] = torch.from_numpy(held[name])
+    except DataError:
+        raise
+    except Exception as raised:
+        remedy = "write it with numpy.savez, arrays of numbers only"
+        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
+    return arrays
+
+
+def _open_safetensors(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as held:
+            return {name: held.get_tensor(name) for name in _choose(list(held.keys()), wanted, path)}
+    except (SafetensorError, OSError) as raised:
+        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path)) from raised

@@ -1,0 +1,169 @@
+"""From a target's text to the user's object: `package.module:name` or `path/file.py:name`.
+
+The folder of a file, or the working directory for a module, comes first among the places to import from while the
+module loads, and stays last afterwards: so a module next to it is found, also by an import inside a function that is
+called later, and nothing is shadowed for anyone else.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from sambasim.data.blame import summary, user_line
+from sambasim.errors import DataError, ModelError, SambasimError, UserError
+from sambasim.options.problems import nearest
+from sambasim.options.targets import split_target, target_problem
+
+_ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
+
+_MODULE_PREFIX = "sambasim_file_"
+"""Files are registered under their own name behind this, so that a `random.py` does not become Python's `random`."""
+
+T = TypeVar("T")
+
+
+def load_object(target: str, what: str) -> object:
+    """What a target names. `what` is what it is wanted for ("model", "loss", "data source"), as messages say it.
+
+    A file's module is loaded once, and registered under a name that depends on the file's name only. Raises ModelError
+    for a model or a loss, else DataError: if the target is none, if its file, module or name is not there, and, with
+    the user's file and line, if the module raises.
+    """
+    error = _ERRORS.get(what, DataError)
+    problem = target_problem(target)
+    if problem:
+        raise error(f"the {what} {problem.given} {problem.what}", remedy=problem.remedy)
+    module_name, name = split_target(target)
+    load = _load_file if module_name.endswith(".py") else _load_module
+    return _attribute(load(module_name, target, what, error), name, target, what, error)
+
+
+def call_object(target: str, args: Mapping[str, object], what: str) -> object:
+    """Calls what a target names with `args`.
+
+    Raises as `load_object` does, and if it cannot be called, if the arguments do not fit, or if it raises itself.
+    """
+    error = _ERRORS.get(what, DataError)
+    function = load_object(target, what)
+    if not callable(function):
+        raise error(f"the {what} {target} is of type {type(function).__name__}, which cannot be called")
+    _check_arguments(function, args, target, what, error)
+    return guarded(lambda: function(**args), f"the {what} {target}", error)
+
+
+def guarded(action: Callable[[], T], who: str, error: type[UserError]) -> T:
+    """Runs the user's code. What it raises becomes `error`, with file and line; `who` begins the sentence."""
+    try:
+        return action()
+    except SambasimError:
+        raise
+    except (Exception, SystemExit) as raised:
+        raise error(f"{who} raised {summary(raised)}", where=user_line(raised)) from raised
+
+
+@contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _load_module(name: str, target: str, what: str, error: type[UserError]) -> ModuleType:
+    with _importable(os.getcwd()):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as raised:
+            if raised.name is None or not f"{name}.".startswith(f"{raised.name}."):
+                raise _failed(raised, target, what, error) from raised
+            remedy = f"run it from the folder that holds {raised.name}, or name the file: path/file.py:NAME"
+            raise error(f"the {what} {target}: there is no module {raised.name}", remedy=remedy) from None
+        except (Exception, SystemExit) as raised:
+            raise _failed(raised, target, what, error) from raised
+
+
+def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
+    path = Path(os.path.abspath(Path(path_text).expanduser()))
+    if not path.is_file():
+        beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        guess = nearest(path.name, beside)
+        raise error(
+            f"the {what} {target}: there is no file {path}",
+            remedy=f"did you mean {path.parent / guess}?" if guess else None,
+        )
+    name = _MODULE_PREFIX + path.stem
+    if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
+        name += f"_{zlib.crc32(str(path).encode()):08x}"  # another file of the same name was loaded before
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise error(f"the {what} {target}: {path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _importable(str(path.parent)):
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as raised:
+            del sys.modules[name]
+            raise _failed(raised, target, what, error) from raised
+    return module
+
+
+def _failed(raised: BaseException, target: str, what: str, error: type[UserError]) -> SambasimError:
+    """The user's module exists, and raised while it was loaded."""
+    if isinstance(raised, SambasimError):
+        return raised
+    remedy = None
+    if isinstance(raised, SystemExit):
+        remedy = 'put what ends the program under `if __name__ == "__main__":`'
+    elif isinstance(raised, ImportError) and "relative import" in str(raised):
+        remedy = "name it as package.module:NAME, so that relative imports work"
+    elif isinstance(raised, ModuleNotFoundError):
+        remedy = f"install {raised.name}, or run where it can be imported"
+    return error(f"the {what} {target}: its module raised {summary(raised)}", where=user_line(raised), remedy=remedy)
+
+
+def _attribute(module: ModuleType, name: str, target: str, what: str, error: type[UserError]) -> object:
+    found: object = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            names = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
+            guess = nearest(part, names)
+            raise error(
+                f"the {what} {target}: {module.__file__} has no {part}",
+                remedy=f"did you mean {guess}?" if guess else None,
+            ) from None
+    return found
+
+
+def _check_arguments(
+    function: Callable[..., object], args: Mapping[str, object], target: str, what: str, error: type[UserError]
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some of what is written in C does not tell
+    try:
+        signature.bind(**args)
+    except TypeError as raised:
+        table = "data" if error is DataError else what
+        raise error(
+            f"the {what} {target}{signature} cannot be called with {table}.args {dict(args)}: {raised}",
+            remedy=f"--set {table}.args.NAME=VALUE",
+        ) from None

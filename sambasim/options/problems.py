@@ -1,0 +1,156 @@
+"""What can be wrong with an option, and how all that is wrong is said at once.
+
+A validator of the schema raises `Refused` with one `Problem` for each thing it refuses; pydantic finds the rest (a
+wrong type, a number out of range, an unknown key). `explain` turns both into problems that a person can act on: the
+dotted name as it is typed in TOML or after `--set`, what was given, and what is allowed.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+LONGEST_VALUE = 60
+"""Characters of a given value that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One wrong option. `name` is relative to the model whose validator found it, and may be empty."""
+
+    name: str
+    what: str
+    remedy: str | None = None
+    given: str | None = None
+
+
+class Refused(ValueError):
+    """Raised by validators of the schema: pydantic collects it, `explain` takes it apart again."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(f"{p.name}: {p.what}" if p.name else p.what for p in problems))
+        self.problems = problems
+
+
+def show(value: object) -> str:
+    """A value as TOML would write it, cut where it gets long."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = json.dumps(str(value), ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` was most likely meant to be, or None if nothing is near."""
+    by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
+    found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """`"a, b or c"`."""
+    words = list(choices)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def explain(error: ValidationError, model_class: type[BaseModel]) -> list[Problem]:
+    """Every problem that pydantic found, by its full dotted name."""
+    problems: list[Problem] = []
+    for item in error.errors(include_url=False):
+        # An index into a list is left out: `betas = 1.0`, not `betas.1`.
+        location = [part for part in item["loc"] if isinstance(part, str)]
+        name = ".".join(location)
+        context = item.get("ctx", {})
+        refused = context.get("error")
+        if isinstance(refused, Refused):
+            problems += (
+                Problem(".".join(filter(None, (name, p.name))), p.what, p.remedy, p.given) for p in refused.problems
+            )
+        elif item["type"] == "extra_forbidden":
+            problems.append(_unknown(location, model_class))
+        elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
+            problems.append(Problem(name, "has too few values", given=show(item["input"])))
+        elif item["type"] == "missing":
+            problems.append(Problem(name, "is missing", f"--set {name}=…"))
+        elif item["type"] == "literal_error":
+            problems.append(_not_one_of(name, str(context["expected"]), item["input"]))
+        else:
+            problems.append(Problem(name, _must(item["type"], context, item["msg"]), given=show(item["input"])))
+    return problems
+
+
+_KINDS = {
+    "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "string_type": "text", "path_type": "a path", "list_type": "a list",
+    "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",
+    "tuple_type": "a list",
+}  # fmt: skip
+_LIMITS = {
+    "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"), "less_than": ("below", "lt"),
+}  # fmt: skip
+
+
+def _must(kind: str, context: Mapping[str, Any], message: str) -> str:
+    if kind in _LIMITS:
+        words, key = _LIMITS[kind]
+        return f"must be {words} {context[key]:g}"
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}"
+    return message[:1].lower() + message[1:]
+
+
+def _not_one_of(name: str, expected: str, given: object) -> Problem:
+    choices = re.findall(r"'([^']*)'", expected)
+    guess = nearest(given, choices) if isinstance(given, str) else None
+    return Problem(
+        name,
+        f"must be {one_of(choices)}",
+        remedy=f"did you mean {guess}?" if guess else None,
+        given=show(given),
+    )
+
+
+def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
+    *parents, word = location
+    name = ".".join(location)
+    inside: type[BaseModel] | None = model_class
+    for part in parents:
+        inside = _nested(inside, part) if inside else None
+    siblings = list(inside.model_fields) if inside else []
+    guess = nearest(word, siblings)
+    full_names = list(dotted_names(model_class))
+    if guess:
+        guess = ".".join((*parents, guess))
+    else:  # a right name in the wrong table: `training.lr`, or `lr` alone
+        guess = next((full for full in full_names if full.rpartition(".")[2] == word.replace("-", "_")), None)
+    if guess:
+        return Problem(name, "is no option", f"did you mean {guess}?")
+    table = ".".join(parents)
+    known = f"[{table}] takes" if table else "the tables and names are"
+    return Problem(name, f"is no option; {known} {', '.join(siblings)}")
+
+
+def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """The options class of a field, also where the field may be None."""
+    info = model_class.model_fields.get(field)
+    annotation = info.annotation if info else None
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
+    """Every option of a class, those of its tables included: `training.schedule.name`."""
+    for field in model_class.model_fields:
+        nested = _nested(model_class, field)
+        if nested is None:
+            yield field
+        else:
+            yield from (f"{field}.{name}" for name in dotted_names(nested))

@@ -1,0 +1,36 @@
+"""Finding the PEF that `--pef` names."""
+
+from pathlib import Path
+
+from sambasim.errors import OptionError
+
+_SUFFIX = ".pef"
+_MOST_SUGGESTIONS = 5
+
+
+def locate(pef: str, output_folder: Path = Path("out")) -> Path:
+    """The file that `pef` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef, where compile writes.
+
+    Raises OptionError, which tells everything that was looked for, and which PEFs there are.
+    """
+    candidates = [Path(pef)]
+    name = pef.removesuffix(_SUFFIX)
+    if name and name == Path(name).name:
+        candidates.append(output_folder / name / f"{name}{_SUFFIX}")
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]
+    raise OptionError(
+        f"there is no PEF {pef!r}",
+        where=f"looked for {', then '.join(missing)}, from {Path.cwd()}",
+        remedy=_suggestion(output_folder),
+    )
+
+
+def _suggestion(output_folder: Path) -> str:
+    names = sorted(path.stem for path in output_folder.glob(f"*/*{_SUFFIX}") if path.stem == path.parent.name)
+    if not names:
+        return "compile it first: sambasim compile"
+    more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
+    return f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}"

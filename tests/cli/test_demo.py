@@ -1,0 +1,124 @@
+"""`sambasim demo`: the command lines it types, and its verdict on what they leave behind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli import demo, demonstration
+from sambasim.errors import InternalError, MachineError
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
+
+
+def summary(
+    sync: str, *, weights: str = "a" * 64, accuracy: float | None = 0.98, state: str = "b" * 64
+) -> SummaryRecord:
+    return SummaryRecord.model_validate(
+        {
+            **dict.fromkeys(("world_size", "threads", "batch_size", "epochs", "steps", "samples"), 2),
+            **dict.fromkeys(("seed", "global_batch_size", "accumulation_steps", "samples_left_out_each_epoch"), 1),
+            **dict.fromkeys(("training_s", "samples_per_s", "sync_share", "loss_first", "loss_last"), 0.5),
+            **dict.fromkeys(("pef_digest", "torch", "mpi"), "x"),
+            "emulated": False,
+            "sync": sync,
+            "engine": "plain",
+            "evaluation": EvaluationRecord(step=2, epoch=1, samples=360, loss=0.1, accuracy=accuracy, evaluation_s=0.1),
+            "bytes": BytesRecord(device_to_host=0, host_to_device=0, peer=2048, network=0),
+            "weights_sha256": weights,
+            "state_sha256": state,
+            "exempt_from_exactness": [],
+        }
+    )
+
+
+class Shell:
+    """Stands in for the shell: remembers what was typed, and leaves a summary where `--metrics` says."""
+
+    def __init__(self, device: SummaryRecord, host: SummaryRecord, fails_at: int | None = None) -> None:
+        self.typed: list[str] = []
+        self._summaries = {"--reduce-on-rdu": device, "host": host}
+        self._fails_at = fails_at
+
+    def __call__(self, command: Sequence[str]) -> int:
+        self.typed.append(" ".join(command))
+        if len(self.typed) - 1 == self._fails_at:
+            return 3
+        if "--metrics" in command:
+            record = self._summaries["--reduce-on-rdu" if "--reduce-on-rdu" in command else "host"]
+            metrics = Path(command[list(command).index("--metrics") + 1])
+            metrics.parent.mkdir(parents=True, exist_ok=True)
+            metrics.write_text('{"kind": "step"}\n' + record.model_dump_json() + "\n")
+        return 0
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, shell: Shell, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(demonstration, "execute_here", shell)
+    result = CliRunner().invoke(demo.demo_command, arguments, catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def test_the_lines_are_those_of_a_user_and_the_verdict_is_equality(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(summary("device"), summary("host"))
+    exit_code, output = invoke(monkeypatch, shell)
+    assert shell.typed == [
+        "sambasim compile --data-parallel -ws 2 --pef-name digits-demo --output-folder out",
+        "mpirun -np 2 sambasim run --data-parallel --reduce-on-rdu --pef out/digits-demo/digits-demo.pef "
+        "--metrics out/digits-demo/device.jsonl",
+        "mpirun -np 2 sambasim run --data-parallel --pef out/digits-demo/digits-demo.pef "
+        "--metrics out/digits-demo/host.jsonl",
+    ]
+    assert [line[2:] for line in output.splitlines() if line.startswith("$ ")] == shell.typed
+    assert "PASSED device sync and host sync gave the same weights, bit for bit." in output
+    assert output.count("98.00%") == 2
+    assert output.count("aaaaaaaaaaaaaaaa...") == 2
+    assert exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "complaint"),
+    [
+        (summary("host", weights="c" * 64), "the weights differ between device sync and host sync"),
+        (summary("host", state="c" * 64), "buffers or optimizer state differ between device sync and host sync"),
+        (summary("host", accuracy=0.969), "accuracy with host sync is 96.90%, and should be at least 97%"),
+        (summary("host", accuracy=None), "accuracy with host sync is none, and should be at least 97%"),
+    ],
+)
+def test_what_is_wrong_is_said_and_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: SummaryRecord, complaint: str
+) -> None:
+    exit_code, output = invoke(monkeypatch, Shell(summary("device"), host), "--output-folder", str(tmp_path))
+    assert f"FAILED {complaint}" in output
+    assert output.count("FAILED") == 1
+    assert "PASSED" not in output
+    assert exit_code == 1
+
+
+def test_smoke_trains_three_steps_and_asks_for_no_accuracy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shell = Shell(summary("device", accuracy=0.2), summary("host", accuracy=0.2))
+    exit_code, _ = invoke(monkeypatch, shell, "--smoke", "--output-folder", str(tmp_path))
+    assert [line.endswith("--steps 3") for line in shell.typed] == [False, True, True]
+    assert exit_code == 0
+
+
+def test_a_command_that_fails_ends_the_demo(tmp_path: Path) -> None:
+    shell = Shell(summary("device"), summary("host"), fails_at=1)
+    with pytest.raises(MachineError, match="the command above ended with exit code 3"):
+        demonstration.demonstrate(tmp_path, smoke=False, execute=shell)
+    assert len(shell.typed) == 2
+
+
+def test_metrics_of_an_earlier_demo_are_not_read_again(tmp_path: Path) -> None:
+    demonstration.demonstrate(tmp_path, smoke=False, execute=Shell(summary("device"), summary("host")))
+    with pytest.raises(InternalError, match="the run wrote no metrics to "):
+        demonstration.demonstrate(tmp_path, smoke=False, execute=lambda _: 0)
+
+
+def test_a_run_without_a_summary_is_our_mistake(tmp_path: Path) -> None:
+    metrics = tmp_path / "run.jsonl"
+    metrics.write_text('{"kind": "step"}\n')
+    with pytest.raises(InternalError, match="the last line of the metrics is no summary"):
+        demonstration.read_summary(metrics)

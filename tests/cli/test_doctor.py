@@ -1,0 +1,173 @@
+"""`sambasim doctor`: on this machine, and on machines that lack something."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli import doctor, examination
+from sambasim.cli.examination import Examination, Finding
+from sambasim.units import GIB, MIB
+
+FINE = Finding(name="torch", value="2.13.0 (tested)")
+NOTE = Finding(name="compiler", value="none", trouble="kernels [cannot] be compiled", remedy="install g++")
+STOP = Finding(name="mpirun found", value="none", trouble="no mpirun", remedy="pip install mpich", stops_a_run=True)
+
+
+def completed(code: int, stdout: str, stderr: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.CompletedProcess(["probe"], code, stdout, stderr)
+
+
+def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    result = CliRunner().invoke(doctor.doctor_command, ["--json"])
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
+    stops = {name: finding for name, finding in findings.items() if finding["stops_a_run"]}
+    assert (result.exit_code, stops) == (0, {})
+    assert findings["MPI start"]["value"] == "mpirun -np 2 starts 2 ranks that find each other"
+    assert findings["torch"]["value"].startswith(metadata.version("torch"))
+    assert list(findings) == [
+        "python", "torch", "MPI linked", "mpirun found", "MPI start", "cores", "threads", "shared memory", "compiler",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("findings", "exit_code"), [((FINE, NOTE), 0), ((FINE, NOTE, STOP), 2)])
+def test_the_table_and_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, findings: tuple[Finding, ...], exit_code: int
+) -> None:
+    monkeypatch.setattr(examination, "examine", lambda: Examination(findings=findings))
+    result = CliRunner().invoke(doctor.doctor_command, [])
+    assert result.exit_code == exit_code
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:4] == [
+        "torch ok 2.13.0 (tested)", "compiler note none", "kernels [cannot] be compiled", "try: install g++",
+    ]  # fmt: skip
+    stopped = "mpirun found STOP none" in lines
+    assert stopped == (exit_code != 0)
+    assert lines[-1] == ("Something above would stop a run." if stopped else "Nothing here would stop a run.")
+
+
+def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert examination.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
+    (tmp_path / "mpirun").touch()
+    found = examination.mpirun()
+    assert (found.value, found.stops_a_run) == ("none", True)
+    assert found.trouble == "no mpirun on PATH: only one replica can run"
+    assert found.remedy == f"export PATH={tmp_path}:$PATH"
+
+
+def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    found = examination.mpi_library()
+    assert (found.value, found.stops_a_run) == ("none", True)
+    assert found.trouble == "mpi4py finds no MPI library: cannot load MPI library"
+
+
+def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in that starts one process and gives it the environment of two."""
+    launcher = tmp_path / "mpirun"
+    launcher.write_text('#!/bin/sh\nshift 2\nPMI_SIZE=2 PMI_RANK=0 exec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = examination.launch("MPICH 5.0.2")
+    assert (found.value, found.stops_a_run) == ("fails", True)
+    assert found.trouble is not None
+    assert "started 2 ranks, but" in found.trouble
+    assert found.remedy is not None
+    assert found.remedy.endswith("-np 2 sambasim run ...")
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (completed(1, "", "first\nlast words\n"), "last words"),
+        (completed(1, "", ""), "it ended with exit code 1"),
+        (subprocess.TimeoutExpired("mpirun", 30), "mpirun did not answer within 30 s"),
+        (FileNotFoundError(2, "No such file or directory"), "[Errno 2] No such file or directory"),
+    ],
+)
+def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, answer: object, trouble: str) -> None:
+    def run(command: Sequence[str], **_: object) -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert examination.launch("MPICH 5.0.2").trouble == trouble
+    assert examination.mpi_library().stops_a_run
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("HYDRA build details:\n    Version:                                 5.0.2\n", "MPICH 5.0.2"),
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to\n", "Open MPI 5.0.11"),
+        ("", "unknown version"),
+    ],
+)
+def test_the_version_of_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str) -> None:
+    launcher = tmp_path / "mpirun"
+    launcher.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: completed(0, text, ""))
+    assert examination.mpirun().value == f"{version} ({launcher})"
+
+
+@pytest.mark.parametrize(
+    ("version", "trouble"),
+    [("2.13.0+cpu", None), ("2.14.1", "not a tested version (2.13.0): compile may fail, and bits may differ")],
+)
+def test_torch_by_version(monkeypatch: pytest.MonkeyPatch, version: str, trouble: str | None) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: version)
+    found = examination.torch()
+    assert (found.trouble, found.stops_a_run) == (trouble, False)
+
+
+def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = examination.torch()
+    assert (found.stops_a_run, found.remedy) == (True, "python -m pip install torch==2.13.0")
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "has_trouble", "stops"), [(2 * GIB, False, False), (64 * MIB, True, False), (MIB, True, True)]
+)
+def test_shared_memory_by_free_space(free_bytes: int, has_trouble: bool, stops: bool) -> None:
+    found = examination.shared_memory_space(free_bytes)
+    assert (found.trouble is not None, found.stops_a_run) == (has_trouble, stops)
+    assert examination.shared_memory_space(None).value == "unknown"
+
+
+def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert examination.cores_and_threads()[1].value == "3 a rank (OMP_NUM_THREADS)"
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert examination.cores_and_threads()[1].remedy == "unset OMP_NUM_THREADS"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert examination.cores_and_threads()[1].value.endswith(" divided by the replicas of the node")
+
+
+def test_cores_that_this_process_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(examination, "cores_of_this_process", lambda: frozenset({0}))
+    cores = examination.cores_and_threads()[0]
+    assert (cores.value, cores.stops_a_run) == ("1 of 64", False)
+    assert cores.remedy == "taskset -c 0-63 ...   (or ask the scheduler for more cores)"
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = examination.compiler()
+    assert (found.value, found.stops_a_run) == ("none", False)
+    assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"

@@ -1,0 +1,169 @@
+"""From samples to what the PEF takes; and how a failure gets out of a worker process."""
+
+import os
+import signal
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.samples import Failure, WatchedDataset, reading_batch
+from sambasim.errors import DataError
+from sambasim.options import InputSpec
+
+Sample = namedtuple("Sample", ["image", "label"])
+
+
+class Fragile:
+    """Its sample 5 cannot be read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 5:
+            raise ValueError("a truncated image")
+        return torch.tensor(index)
+
+
+class FragileTogether(Fragile):
+    """Reads many at once, which fails where one at a time does."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        return [self[index] for index in indices]
+
+
+class OnlyTogether(FragileTogether):
+    """Fails for many at once, but not for each alone."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
+        raise OSError("too many open files")
+
+
+class Deadly(Fragile):
+    def __getitem__(self, index: int) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(torch.ones(3), 1), (torch.zeros(3), 2)],
+        [[torch.ones(3), 1], [torch.zeros(3), 2]],
+        [Sample(torch.ones(3), 1), Sample(torch.zeros(3), 2)],
+        [{"y": 1, "x": np.ones(3, np.float32)}, {"y": 2, "x": np.zeros(3, np.float32)}],
+    ],
+)
+def test_samples_are_bound_by_position_or_by_name(samples: Sequence[object]) -> None:
+    bound = bind(collate(samples), ["x", "y"])
+    assert list(bound) == ["x", "y"]
+    assert bound["x"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert bound["y"].tolist() == [1, 2]
+    assert bound["y"].dtype is torch.int64
+
+
+def test_single_tensors_are_the_only_input() -> None:
+    assert bind(collate([torch.ones(2), torch.zeros(2)]), ["x"])["x"].shape == (2, 2)
+    assert bind(collate([1, 2, 3]), ["x"])["x"].tolist() == [1, 2, 3]
+
+
+def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
+    bound = bind(collate([(0.1, np.float64(0.1), torch.zeros(1, dtype=torch.float64))] * 2), ["a", "b", "c"])
+    assert [str(tensor.dtype) for tensor in bound.values()] == ["torch.float32", "torch.float64", "torch.float64"]
+    assert torch.equal(bound["a"], torch.tensor([0.1, 0.1]))
+    assert bind(collate([{"a": 0.5}, {"a": 1.5}]), ["a"])["a"].dtype is torch.float32
+    assert bind(collate([0.5, 1.5]), ["a"])["a"].dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([(torch.ones(2),)], "a sample has 1 value, and the inputs are (x, y)"),
+        ([(torch.ones(2),) * 3], "a sample has 3 values, and the inputs are (x, y)"),
+        ([{"x": 1, "label": 2}], "a sample has (x, label), and the inputs are (x, y)"),
+        ([{"x": 1, "y": 2, "id": 3}], "a sample has (x, y, id), and the inputs are (x, y)"),
+        ([(torch.ones(2), "seven")], "what a sample gives for y is no tensor or number, but text"),
+        ([(torch.ones(2), (1, 2))], "what a sample gives for y is no tensor or number, but a list"),
+        (
+            [(torch.ones(2), 1), (torch.ones(3), 1)],
+            "the samples of a batch cannot be put together: RuntimeError: stack",
+        ),
+        ([(torch.ones(2), None)], "the samples of a batch cannot be put together: TypeError: default_collate"),
+    ],
+)
+def test_samples_that_do_not_match_are_told(samples: Sequence[object], text: str) -> None:
+    with pytest.raises(DataError) as caught:
+        bind(collate(samples), ["x", "y"])
+    assert text in caught.value.what
+
+
+def test_a_batch_is_checked_against_what_the_pef_takes() -> None:
+    specs = [InputSpec("x", "float32", (3,)), InputSpec("y", "int64", ())]
+    batch = {"x": torch.full((2, 3), 0.1, dtype=torch.float64), "y": torch.zeros(2, dtype=torch.int64)}
+    checked = check(batch, specs, 2)
+    assert checked["x"].dtype is torch.float32
+    assert checked["y"] is batch["y"]
+    with pytest.raises(
+        DataError, match=r"input x is float64\[2, 3\], and the PEF takes float32\[4, 3\]|float32\[2, 3\]"
+    ):
+        check(batch, specs, 4)
+    wrong = {"x": batch["x"], "y": torch.zeros(2)}
+    with pytest.raises(DataError, match=r"input y is float32\[2\], and the PEF takes int64\[2\]") as caught:
+        check(wrong, specs, 2)
+    assert caught.value.remedy == "make the samples fit, or compile again with this data"
+    with pytest.raises(DataError, match=r"input x is float16\[2, 3\], and the PEF takes float32\[2, 3\]"):
+        check({**batch, "x": torch.zeros(2, 3, dtype=torch.float16)}, specs, 2)
+
+
+def test_a_wide_input_is_not_narrowed() -> None:
+    wide = {"x": torch.zeros(2, 3, dtype=torch.float64)}
+    assert check(wide, [InputSpec("x", "float64", (3,))], 2)["x"] is wide["x"]
+
+
+@pytest.mark.parametrize("dataset", [Fragile(), FragileTogether()])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_told_with_file_line_and_index(dataset: Fragile, workers: int) -> None:
+    watched = WatchedDataset(dataset, "pictures", chosen=[1, 3, 5, 7])
+    loader: DataLoader[object] = DataLoader(watched, batch_size=2, collate_fn=collate, num_workers=workers)
+    batches: Iterator[Batch] = iter(loader)
+    assert bind(next(batches), ["x"])["x"].tolist() == [1, 3]
+    with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image") as caught:
+        bind(next(batches), ["x"])
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
+    assert caught.value.where.endswith('raise ValueError("a truncated image")')
+    with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image"):
+        watched[2]
+
+
+def test_reading_many_at_once_may_fail_alone() -> None:
+    [failure] = WatchedDataset(OnlyTogether(), "pictures").__getitems__([1, 2])
+    assert isinstance(failure, Failure)
+    with pytest.raises(DataError, match=r"__getitems__ of pictures raised OSError: too many open files"):
+        bind(collate([failure]), ["x"])
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    loader: DataLoader[object] = DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=1)
+    batches = iter(loader)
+    with (
+        pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught,
+        reading_batch("pictures"),
+    ):
+        next(batches)
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith("--workers 0 reads in the main process")
+
+
+def test_other_errors_around_a_batch_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match=r"ours"), reading_batch("pictures"):
+        raise RuntimeError("ours")

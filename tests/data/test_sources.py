@@ -1,0 +1,222 @@
+"""From data options to datasets: files, functions, synthetic data, held-out samples."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from sambasim.data.sources import Source, open_source, split_indices
+from sambasim.errors import DataError
+from sambasim.options import DataOptions, InputSpec, parse_input
+
+INPUTS = (InputSpec("x", "float32", (3,)), InputSpec("target", "int64", (), 5))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Broken(Dataset[int]):
+    def __len__(self) -> int:
+        raise RuntimeError("the index file is gone")
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def ten() -> TensorDataset:
+    return TensorDataset(torch.arange(10))
+
+
+def given_by(result: object, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The target of a data function that returns `result`."""
+    monkeypatch.setattr(sys.modules[__name__], "_result", lambda: result, raising=False)
+    monkeypatch.setitem(sys.modules, "given_data", sys.modules[__name__])
+    return "given_data:_result"
+
+
+def values(source: Source) -> tuple[list[int], list[int]]:
+    def of(dataset: Sequence[Tensor] | object) -> list[int]:
+        assert hasattr(dataset, "__len__")
+        assert hasattr(dataset, "__getitem__")
+        return [int(dataset[index][0]) for index in range(len(dataset))]
+
+    return of(source.train), of(source.evaluation) if source.evaluation is not None else []
+
+
+@given(count=st.integers(0, 400), fraction=st.floats(0, 1, exclude_max=True))
+def test_a_split_is_disjoint_covering_and_always_the_same(count: int, fraction: float) -> None:
+    kept, held = split_indices(count, fraction)
+    assert sorted(kept + held) == list(range(count))
+    assert len(held) == round(count * fraction)
+    assert (kept, held) == split_indices(count, fraction)
+    assert kept == sorted(kept)
+
+
+def test_a_split_is_drawn_from_all_over() -> None:
+    _, held = split_indices(1000, 0.1)
+    assert held[:3] != [0, 1, 2]
+    assert sum(index < 500 for index in held) in range(30, 70)
+    assert held[:5] == [7, 13, 14, 26, 31], "frozen: another split would make old results incomparable"
+
+
+def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = open_source(DataOptions(source=given_by(ten(), monkeypatch)), None)
+    assert values(one) == (list(range(10)), [])
+    two = open_source(DataOptions(source=given_by((ten(), [torch.tensor([7])]), monkeypatch)), None)
+    assert values(two) == (list(range(10)), [7])
+    assert two.description == "given_data:_result: 10 samples to train, 1 held out"
+    none = open_source(DataOptions(source=given_by((ten(), None), monkeypatch)), None)
+    assert none.evaluation is None
+
+
+def test_a_fraction_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(DataOptions(source=given_by(ten(), monkeypatch), evaluation_fraction=0.3), None)
+    train, held = values(source)
+    assert sorted(train + held) == list(range(10))
+    assert len(held) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Stream(), "gave Stream, an IterableDataset, which cannot be shared out among replicas"),
+        (lambda: DataLoader(ten()), "gave a DataLoader; sambasim makes its own, one for each replica"),
+        (lambda: torch.zeros(3), "try:   return TensorDataset(tensor)"),
+        (lambda: (torch.zeros(3), torch.zeros(3)), "gave a tuple of 2 tensors, which is no dataset"),
+        (lambda: (ten(), ten(), ten()), "gave a tuple of 3; it must give a dataset, or (train, evaluation)"),
+        (lambda: {"x": [1, 2]}, "gave dict, which is no dataset"),
+        (lambda: None, "gave NoneType, which is no dataset"),
+        (lambda: iter([1]), "return a map-style Dataset, one with __len__ and __getitem__"),
+        (lambda: [], "the training set of given_data:_result is empty"),
+        (lambda: (ten(), []), "the evaluation set of given_data:_result is empty"),
+        (lambda: Broken(), "the length of the training set of given_data:_result raised RuntimeError: the index file"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(make: Callable[[], object], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError) as caught:
+        open_source(DataOptions(source=given_by(make(), monkeypatch)), None)
+    assert text in str(caught.value)
+
+
+def test_fractions_that_cannot_be_held_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = DataOptions(source=given_by((ten(), ten()), monkeypatch), evaluation_fraction=0.5)
+    with pytest.raises(
+        DataError, match=r"gives an evaluation set, and data.evaluation_fraction = 0.5 asks for another"
+    ):
+        open_source(pair, None)
+    single = DataOptions(source=given_by([torch.zeros(1)], monkeypatch), evaluation_fraction=0.4)
+    with pytest.raises(
+        DataError, match=r"has 1 samples: data.evaluation_fraction = 0.4 leaves 1 to train and 0 to eval"
+    ):
+        open_source(single, None)
+
+
+def test_no_source_is_refused() -> None:
+    with pytest.raises(DataError, match=r"no data source is named"):
+        open_source(DataOptions(), None)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_files_give_their_arrays_by_name(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"data{suffix}"
+    arrays: dict[str, NDArray[Any]] = {
+        "x": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "target": np.arange(4),
+        "extra": np.zeros(4),
+    }
+    if suffix == ".npz":
+        write(path, **arrays)
+    else:
+        save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+    source = open_source(DataOptions(source=str(path)), INPUTS)
+    sample = source.train[2]
+    assert isinstance(sample, dict)
+    assert list(sample) == ["x", "target"], "with inputs, what no input takes is left out"
+    assert sample["x"].tolist() == [6.0, 7.0, 8.0]
+    assert sample["target"] == 2
+    everything = open_source(DataOptions(source=str(path)), None).train
+    assert set(everything[0]) == {"x", "target", "extra"}  # type: ignore[call-overload]
+    many = everything.__getitems__([3, 1])
+    for index, got in zip((3, 1), many, strict=True):
+        alone = everything[index]
+        assert isinstance(got, dict)
+        assert isinstance(alone, dict)
+        assert all(torch.equal(got[name], alone[name]) for name in alone)
+
+
+def write(path: Path, **arrays: NDArray[Any]) -> str:
+    np.savez(path, allow_pickle=True, **arrays)
+    return str(path)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    def refused(source: str) -> str:
+        with pytest.raises(DataError) as caught:
+            open_source(DataOptions(source=source), INPUTS)
+        return str(caught.value)
+
+    assert f"there is no data file {tmp_path}/none.npz" in refused(f"{tmp_path}/none.npz")
+    lacking = write(tmp_path / "lacking.npz", x=np.zeros((2, 3)), label=np.zeros(2))
+    assert "lacks target: it holds x, label, and the inputs are x, target" in refused(lacking)
+    uneven = write(tmp_path / "uneven.npz", x=np.zeros((2, 3)), target=np.zeros(3))
+    assert "the arrays differ in their number of samples: x has 2, target has 3" in refused(uneven)
+    scalar = write(tmp_path / "scalar.npz", x=np.zeros((2, 3)), target=np.array(3))
+    assert "array target is a single number; its first axis must be the samples" in refused(scalar)
+    pickled = write(tmp_path / "pickled.npz", x=np.array([{}, {}], dtype=object), target=np.zeros(2))
+    assert "the data file cannot be read: ValueError: Object arrays cannot be loaded" in refused(pickled)
+    texts = write(tmp_path / "texts.npz", x=np.array(["a", "b"]), target=np.zeros(2))
+    assert "write it with numpy.savez, arrays of numbers only" in refused(texts)
+    for name in ("damaged.npz", "damaged.safetensors"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04 and then nothing")
+        assert "the data file cannot be read" in refused(f"{tmp_path}/{name}")
+    empty = write(tmp_path / "empty.npz", x=np.zeros((0, 3)), target=np.zeros(0))
+    assert "is empty" in refused(empty)
+
+
+def test_synthetic_samples_are_a_function_of_seed_and_index() -> None:
+    inputs = (
+        *INPUTS,
+        parse_input("mask", "bool[64]"),
+        parse_input("half", "bfloat16[4]"),
+        parse_input("n", "uint8[100]"),
+    )
+
+    def samples(seed: int) -> Source:
+        return open_source(DataOptions(source="synthetic", samples=50, args={"seed": seed}), inputs)
+
+    first, again, other = (samples(seed).train for seed in (3, 3, 4))
+    assert len(first) == 50
+    rest, alone = [first[index] for index in range(50)], again[49]
+    assert isinstance(alone, dict)
+    assert isinstance(rest[49], dict)
+    for spec in inputs:
+        assert torch.equal(rest[49][spec.name], alone[spec.name]), "whatever was drawn before"
+        assert alone[spec.name].dtype is getattr(torch, spec.dtype)
+        assert alone[spec.name].shape == spec.shape
+    assert not torch.equal(rest[49]["x"], other[49]["x"])  # type: ignore[index]
+    assert not torch.equal(rest[49]["x"], other[48]["x"]), "the next seed is no shift"  # type: ignore[index]
+    assert len({tuple(sample["x"].tolist()) for sample in rest if isinstance(sample, dict)}) == 50
+    assert {int(sample["target"]) for sample in rest if isinstance(sample, dict)} == set(range(5))
+    assert rest[0]["mask"].unique().tolist() == [False, True]  # type: ignore[index]
+    assert rest[0]["n"].unique().tolist() == [0, 1], "whole numbers without a bound"  # type: ignore[index]
+
+
+def test_synthetic_data_needs_inputs_and_takes_the_pefs_first() -> None:
+    with pytest.raises(DataError, match=r"synthetic data needs the inputs of one sample"):
+        open_source(DataOptions(source="synthetic"), None)
+    options = DataOptions(source="synthetic", inputs={"y": "int8[2] < 3"})
+    assert set(open_source(options, None).train[0]) == {"y"}  # type: ignore[call-overload]
+    assert set(open_source(options, INPUTS).train[0]) == {"x", "target"}  # type: ignore[call-overload]
+    assert len(open_source(options, INPUTS).train) == 1024

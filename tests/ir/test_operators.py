@@ -1,0 +1,280 @@
+"""The operator table against the schemas and the FLOP counter of the installed torch."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from sambasim.errors import PefError
+from sambasim.ir import operator_table
+from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.ir.operator_table import TABLE
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.types import TensorType
+
+ATEN = sorted(name for name in OPERATORS if name.startswith("aten."))
+COMPOSITES = {
+    "sambasim.reduce_scatter", "sambasim.all_gather", "sambasim.grad_norm",
+    "sambasim.sgd", "sambasim.adam", "sambasim.adamw",
+}  # fmt: skip
+
+SHAPE_MAY_DEPEND_ON_DATA = {"aten.index.Tensor", "aten.one_hot.default"}
+"""Static unless the index is a mask, and unless the number of classes is missing: see `operator_table`."""
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    _, packet, suffix = name.split(".")
+    found = getattr(getattr(torch.ops.aten, packet), suffix)
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def test_every_name_is_written_once() -> None:
+    counted = Counter(name for rows in TABLE for name in rows.names)
+    assert [name for name, count in counted.items() if count > 1] == []
+
+
+def test_every_group_is_in_the_table() -> None:
+    groups = [value for value in vars(operator_table).values() if isinstance(value, tuple) and value is not TABLE]
+    assert sum(len(group) for group in groups) == len(TABLE)
+
+
+def test_every_row_is_aten_or_one_of_our_composites() -> None:
+    assert set(OPERATORS) - set(ATEN) == COMPOSITES
+
+
+def test_every_kind_is_used() -> None:
+    assert {operator.kind for operator in OPERATORS.values()} == set(OperatorKind)
+
+
+def complaints(name: str) -> list[str]:
+    """What keeps an operator of torch out of the table."""
+    operator = overload(name)
+    schema = operator._schema
+    rules = {
+        "is found under another name": str(operator) == name,
+        "mutates an argument": not schema.is_mutable,
+        "writes to an out argument": not any(argument.is_out for argument in schema.arguments),
+        "returns something that is no tensor": all("Tensor" in str(result.type) for result in schema.returns),
+        "returns data": torch.Tag.data_dependent_output not in operator.tags,
+        "has a shape that depends on data": torch.Tag.dynamic_output_shape not in operator.tags
+        or name in SHAPE_MAY_DEPEND_ON_DATA,
+    }
+    return [f"{name} {complaint}" for complaint, kept in rules.items() if not kept]
+
+
+def test_every_row_is_a_functional_operator_of_torch() -> None:
+    assert [complaint for name in ATEN for complaint in complaints(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("aten.add_.Tensor", "mutates an argument"),
+        ("aten.add.out", "writes to an out argument"),
+        ("aten.item.default", "returns something that is no tensor"),
+        ("aten._local_scalar_dense.default", "returns data"),
+        ("aten.nonzero.default", "has a shape that depends on data"),
+    ],
+)
+def test_the_rules_for_rows_catch_what_they_are_for(name: str, complaint: str) -> None:
+    assert complaint in "\n".join(complaints(name))
+
+
+def test_rows_say_truly_whether_they_draw_random_numbers() -> None:
+    tagged = {name for name in ATEN if torch.Tag.nondeterministic_seeded in overload(name).tags}
+    assert {name for name in ATEN if OPERATORS[name].draws_random_numbers} == tagged
+    of_kind_random = {name for name in ATEN if OPERATORS[name].kind is OperatorKind.RANDOM}
+    with_dropout_inside = {OPERATORS[name].kind for name in tagged - of_kind_random}
+    assert of_kind_random <= tagged
+    assert with_dropout_inside == {OperatorKind.ATTENTION, OperatorKind.RECURRENT}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.add_.Tensor", "aten.add.out", "aten.from_file.default", "aten.set.source_Tensor", "aten.nonzero.default",
+        "aten._local_scalar_dense.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor",
+        "aten.as_strided.default", "aten.resize.default", "aten._print.default", "aten.native_batch_norm.default",
+    ],
+)  # fmt: skip
+def test_what_has_effects_or_data_dependent_shapes_is_left_out(name: str) -> None:
+    assert name not in OPERATORS
+
+
+def test_the_table_cannot_be_changed() -> None:
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        OPERATORS["aten.evil.default"] = OPERATORS["aten.add.Tensor"]  # type: ignore[index]
+
+
+class Recorded:
+    """One call of an operator, as a node with the types of everything that it reads and defines."""
+
+    def __init__(self, operator: torch._ops.OpOverload, args: Sequence[object]) -> None:
+        self.types: dict[str, TensorType] = {}
+        arguments = tuple(self._argument(argument) for argument in args)
+        with FlopCounterMode(display=False) as counter:
+            result = operator(*args)
+        self.counted = counter.get_total_flops()
+        results = result if isinstance(result, tuple) else (result,)
+        names = tuple(self._name(tensor) if isinstance(tensor, Tensor) else None for tensor in results)
+        self.node = Node("node", str(operator), arguments, results=names)
+
+    def _name(self, tensor: Tensor) -> str:
+        name = f"t{len(self.types)}"
+        self.types[name] = TensorType(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        return name
+
+    def _argument(self, argument: object) -> Argument:
+        if isinstance(argument, Tensor):
+            return Ref(self._name(argument))
+        if isinstance(argument, (tuple, list)):
+            return tuple(self._argument(item) for item in argument)
+        assert argument is None or isinstance(argument, (bool, int, float, str))
+        return argument
+
+    def flops(self) -> int:
+        return OPERATORS[self.node.operator].flops(self.node, self.types.__getitem__)
+
+
+def call(operator: Callable[..., object], *args: object) -> Recorded:
+    assert isinstance(operator, torch._ops.OpOverload)
+    return Recorded(operator, args)
+
+
+aten = torch.ops.aten
+r = torch.rand
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        pytest.param(lambda: call(aten.mm.default, r(3, 5), r(5, 7)), id="mm"),
+        pytest.param(lambda: call(aten.addmm.default, r(7), r(3, 5), r(5, 7)), id="addmm"),
+        pytest.param(lambda: call(aten.bmm.default, r(2, 3, 5), r(2, 5, 7)), id="bmm"),
+        pytest.param(lambda: call(aten.baddbmm.default, r(2, 3, 7), r(2, 3, 5), r(2, 5, 7)), id="baddbmm"),
+        pytest.param(lambda: call(aten.matmul.default, r(4, 2, 3, 5), r(5, 7)), id="matmul"),
+        pytest.param(lambda: call(aten.linear.default, r(2, 3, 5), r(7, 5), r(7)), id="linear"),
+        pytest.param(lambda: call(aten.einsum.default, "bij,bkj->bik", [r(2, 3, 5), r(2, 7, 5)]), id="einsum"),
+        pytest.param(lambda: call(aten.einsum.default, "...ij,jk", [r(4, 2, 3, 5), r(5, 7)]), id="einsum-ellipsis"),
+        pytest.param(lambda: call(aten.tensordot.default, r(2, 3, 5), r(3, 5, 7), [1, 2], [0, 1]), id="tensordot"),
+        pytest.param(lambda: convolution(r(2, 4, 9, 9), r(6, 2, 3, 3), False, 2), id="convolution-groups"),
+        pytest.param(lambda: convolution(r(2, 6, 5, 5), r(6, 4, 3, 3), True, 1), id="convolution-transposed"),
+        pytest.param(lambda: call(aten.conv1d.default, r(2, 4, 9), r(6, 4, 3)), id="conv1d"),
+        pytest.param(lambda: call(aten.conv_transpose2d.input, r(2, 4, 5, 5), r(4, 3, 3, 3)), id="conv_transpose2d"),
+        pytest.param(lambda: convolution_backward((True, True, True)), id="convolution_backward"),
+        pytest.param(lambda: convolution_backward((False, True, True)), id="convolution_backward-of-the-first-layer"),
+        pytest.param(lambda: transposed_backward(), id="convolution_backward-transposed"),
+    ],
+)
+def test_products_count_as_torch_counts_them(recorded: Callable[[], Recorded]) -> None:
+    one = recorded()
+    assert one.counted > 0
+    assert one.flops() == one.counted
+
+
+def convolution(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> Recorded:
+    return call(aten.convolution.default, x, weight, None, [2, 2], [1, 1], [1, 1], transposed, [0, 0], groups)
+
+
+def convolution_backward(mask: tuple[bool, bool, bool]) -> Recorded:
+    settings = ([6], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, mask)
+    return call(aten.convolution_backward.default, r(2, 6, 5, 5), r(2, 4, 9, 9), r(6, 4, 3, 3), *settings)
+
+
+def transposed_backward() -> Recorded:
+    settings = ([4], [2, 2], [1, 1], [1, 1], True, [0, 0], 1, (True, True, True))
+    return call(aten.convolution_backward.default, r(2, 4, 9, 9), r(2, 6, 5, 5), r(6, 4, 3, 3), *settings)
+
+
+def test_attention_counts_its_products() -> None:
+    """torch's counter knows only the attention kernels of other devices, so its formulas are called by themselves."""
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    q, k, v = (2, 3, 8, 16), (2, 3, 6, 16), (2, 3, 6, 16)
+    types = {name: TensorType("float32", shape) for name, shape in {"q": q, "k": k, "v": v, "g": q}.items()}
+    forward = Node("n", "aten._scaled_dot_product_flash_attention_for_cpu.default", (Ref("q"), Ref("k"), Ref("v")))
+    backward = Node(
+        "n",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+        (Ref("g"), Ref("q"), Ref("k"), Ref("v")),
+    )
+    counted = sdpa_flop_count(q, k, v)  # type: ignore[no-untyped-call]
+    counted_backward = sdpa_backward_flop_count(q, q, k, v)  # type: ignore[no-untyped-call]
+    assert OPERATORS[forward.operator].flops(forward, types.__getitem__) == counted
+    assert OPERATORS[backward.operator].flops(backward, types.__getitem__) == counted_backward
+
+
+def test_an_lstm_counts_each_weight_once_a_step() -> None:
+    lstm = torch.nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True)
+    weights = list(lstm.parameters())
+    state = [torch.zeros(4, 3, 4), torch.zeros(4, 3, 4)]
+    one = call(aten.lstm.input, r(3, 7, 5), state, weights, True, 2, 0.0, False, True, True)
+    assert one.flops() == 2 * 3 * 7 * sum(weight.numel() for weight in weights if weight.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        pytest.param(lambda: call(aten.add.Tensor, r(3, 1), r(4)), 12, id="pointwise"),
+        pytest.param(lambda: call(aten.sum.dim_IntList, r(3, 4), [1]), 12, id="reduction"),
+        pytest.param(lambda: call(aten._softmax.default, r(3, 4), 1, False), 60, id="softmax"),
+        pytest.param(lambda: call(aten.max_pool2d_with_indices.default, r(1, 2, 8, 8), [2, 2]), 128, id="pooling"),
+        pytest.param(lambda: call(aten.avg_pool1d.default, r(1, 2, 8), [4]), 16, id="pooling-by-one-number"),
+        pytest.param(lambda: call(aten.view.default, r(3, 4), [12]), 0, id="view"),
+        pytest.param(lambda: call(aten.cat.default, [r(3), r(4)]), 0, id="copy"),
+        pytest.param(lambda: call(aten.native_dropout.default, r(3, 4), 0.5, True), 12, id="random"),
+        pytest.param(lambda: call(aten.mse_loss.default, r(3, 4), r(3, 4)), 36, id="loss"),
+    ],
+)
+def test_the_rest_counts_as_documented(recorded: Callable[[], Recorded], expected: int) -> None:
+    assert recorded().flops() == expected
+
+
+def test_composites_count_by_their_group() -> None:
+    group = {"group0": TensorType("float32", (128,))}
+    node = Node("opt", "sambasim.sgd", ("group0",))
+    assert OPERATORS["sambasim.sgd"].flops(node, group.__getitem__) == 6 * 128
+    assert OPERATORS["sambasim.all_gather"].flops(node, group.__getitem__) == 0
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (Node("n7", "aten.mm.default", (3, Ref("x"))), "argument 0 of aten.mm.default is not a tensor"),
+        (Node("n7", "aten.mm.default"), "argument 0 of aten.mm.default is not a tensor"),
+        (Node("n7", "aten.mm.default", (Ref("scalar"),)), "is not a tensor with a dimension -1"),
+        (Node("n7", "aten.einsum.default", (1, ())), "argument 0 of aten.einsum.default is not an equation"),
+        (Node("n7", "sambasim.adamw", (Ref("x"),)), "argument 0 of sambasim.adamw is not the name of a group"),
+        (
+            Node("n7", "aten.convolution_backward.default", (Ref("x"), Ref("x"), Ref("x"))),
+            "argument 10 of aten.convolution_backward.default is not a list of 3 flags",
+        ),
+        (
+            Node("n7", "aten.avg_pool2d.default", (Ref("x"), "two")),
+            "argument 1 of aten.avg_pool2d.default is not a list of integers",
+        ),
+    ],
+)
+def test_a_node_with_other_arguments_is_refused(node: Node, message: str) -> None:
+    types = {"x": TensorType("float32", (2, 2)), "scalar": TensorType("float32", ())}
+    with pytest.raises(PefError) as caught:
+        OPERATORS[node.operator].flops(node, types.__getitem__)
+    assert message in str(caught.value)
+    assert caught.value.where == "node n7"
+    assert caught.value.remedy == "compile the model again"
+
+
+def no_types(name: str) -> TensorType:
+    raise KeyError(name)
+
+
+def test_no_formula_fails_otherwise_than_by_refusing() -> None:
+    """Without arguments and results, as a damaged PEF may have it, a formula counts 0 or refuses."""
+    for name, operator in OPERATORS.items():
+        with contextlib.suppress(PefError):
+            assert operator.flops(Node("empty", name), no_types) == 0, name

@@ -1,0 +1,83 @@
+"""The printed form of graphs."""
+
+from dataclasses import replace
+
+import pytest
+
+from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant
+from sambasim.ir.printer import format_argument, format_graph, format_node
+from tests.pef.samples import sample_program
+
+TRAINING = """\
+graph training(
+  %x : float32[4, 3] input
+  %target : int64[4] input
+  %loss__grad : float32[] tangent
+  %logreg__lin_layer__weight : float32[2, 3] parameter
+  %logreg__lin_layer__bias : float32[2] parameter
+)
+section 0 FWD logreg__fwd_0
+  %t = aten.t.default(%logreg__lin_layer__weight) : float32[3, 2]  # logreg.py:7
+  %addmm = aten.addmm.default(%logreg__lin_layer__bias, %x, %t) : float32[4, 2]  # logreg.py:7
+  %log_softmax = aten._log_softmax.default(%addmm, 1, False) : float32[4, 2]
+  %nll, %n = aten.nll_loss_forward.default(%log_softmax, %target, None, 1, -100) : float32[], float32[]
+section 1 BCKWD logreg__bckwd_1
+  %d_log = aten.nll_loss_backward.default(%loss__grad, %log_softmax, %target, None, 1, -100, %n) : float32[4, 2]
+  %d_addmm = aten._log_softmax_backward_data.default(%d_log, %log_softmax, 1, torch.float32) : float32[4, 2]
+  %d_t = aten.t.default(%d_addmm) : float32[2, 4]  # logreg.py:7
+  %d_weight = aten.mm.default(%d_t, %x) : float32[2, 3]  # logreg.py:7
+  %d_bias = aten.sum.dim_IntList(%d_addmm, (0,), False, dtype=None) : float32[2]  # logreg.py:7
+section 2 REDUCE logreg__reduce_2
+  sambasim.reduce_scatter(('group0',))
+section 3 GRADNORM logreg__gradnorm_3
+  sambasim.grad_norm(('group0',))
+section 4 OPT logreg__opt_4
+  sambasim.sgd('group0')
+section 5 GATHER logreg__gather_5
+  sambasim.all_gather(('group0',))
+return
+  %nll -> loss : float32[]
+  %d_weight -> logreg__lin_layer__weight__grad : float32[2, 3]
+  %d_bias -> logreg__lin_layer__bias__grad : float32[2]
+"""
+
+
+def test_a_training_step() -> None:
+    program = sample_program()
+    assert program.training is not None
+    assert format_graph(program, program.training) == TRAINING
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        (Ref("x"), "%x"),
+        (None, "None"),
+        (True, "True"),
+        (0.1, "0.1"),
+        (float("inf"), "inf"),
+        ("mean", "'mean'"),
+        (TorchConstant("dtype", "bfloat16"), "torch.bfloat16"),
+        (TorchConstant("device", "cpu"), 'device("cpu")'),
+        ((), "()"),
+        ((1,), "(1,)"),
+        ((1, (Ref("a"), None)), "(1, (%a, None))"),
+    ],
+)
+def test_arguments(argument: Argument, text: str) -> None:
+    assert format_argument(argument) == text
+
+
+def test_a_result_that_nobody_reads() -> None:
+    graph = sample_program().evaluation
+    node = replace(graph.nodes[0], results=(None, "linear"))
+    assert format_node(graph, node).startswith("_, %linear = aten.linear.default(")
+    assert ") : _, float32[4, 2]  #" in format_node(graph, node)
+
+
+def test_what_comes_from_a_file_cannot_move_the_cursor() -> None:
+    program = sample_program()
+    node = Node("n", "aten.relu.default", (Ref("x\x1b[2J"),), source=SourceLine("a\rb.py", 1, ""))
+    assert format_node(program.evaluation, node) == "aten.relu.default(%x\\x1b[2J)  # a\\x0db.py:1"
+    graph = replace(program.evaluation, name="evil\x1b\n")
+    assert format_graph(program, graph).startswith("graph evil\\x1b\\x0a(\n")

@@ -1,0 +1,129 @@
+"""Every method of the communicator, on data that depends on the rank. Rank 0 prints how many ranks got through."""
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from sambasim.runtime.buffers import ByteArray
+from sambasim.runtime.communicator import Communicator, connect
+from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES
+
+
+def expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def bytes_of(sender: int, receiver: int) -> ByteArray:
+    """What `sender` has for `receiver`: a length and a content that no other pair has. Some are empty."""
+    length = (sender * 7 + receiver * 3) % 5 * 11
+    return np.arange(16 * sender + receiver + 1, 16 * sender + receiver + 1 + length).astype(np.uint8)
+
+
+def topology(c: Communicator) -> None:
+    expect(c.node_of[c.rank] == c.node_index, "node_of names my node")
+    expect(c.local_ranks[c.local_rank] == c.rank, "local_ranks names me")
+    expect(len(c.local_ranks) == c.local_size, "local_size")
+    expect(len(c.node_of) == c.world_size, "node_of covers the world")
+    expect(set(c.node_of) == set(range(c.node_count)), "nodes are numbered from 0")
+    expect(c.node_of[0] == 0, "the node of rank 0 is node 0")
+    expect(set(c.all_gather_object(c.node_of)) == {c.node_of}, "all ranks agree on the nodes")
+
+
+def objects(c: Communicator) -> None:
+    root = c.world_size - 1
+    expect(c.broadcast_object({"from": c.rank} if c.rank == root else None, root=root) == {"from": root}, "broadcast")
+    gathered = c.gather_object(c.rank**2 + 1, root=root)
+    squares = tuple(rank**2 + 1 for rank in range(c.world_size))
+    expect(gathered == (squares if c.rank == root else None), "gather")
+    expect(c.all_gather_object(c.rank**2 + 1) == squares, "all_gather of objects")
+
+
+def all_to_all(c: Communicator) -> None:
+    ranks = range(c.world_size)
+    send = np.concatenate([bytes_of(c.rank, receiver) for receiver in ranks])
+    wanted = np.concatenate([bytes_of(sender, c.rank) for sender in ranks])
+    receive = np.full(len(wanted), 255, dtype=np.uint8)
+    c.all_to_all(
+        send.data,
+        [len(bytes_of(c.rank, receiver)) for receiver in ranks],
+        receive,
+        [len(bytes_of(sender, c.rank)) for sender in ranks],
+    )
+    expect(bool(np.array_equal(receive, wanted)), "all_to_all")
+
+
+def all_gather(c: Communicator) -> None:
+    parts = [bytes_of(rank, 1) for rank in range(c.world_size)]
+    wanted, counts = np.concatenate(parts), [len(part) for part in parts]
+    receive = np.full(len(wanted), 255, dtype=np.uint8)
+    c.all_gather(parts[c.rank], receive, counts)
+    expect(bool(np.array_equal(receive, wanted)), "all_gather")
+    receive[:] = 255
+    own = receive[sum(counts[: c.rank]) :][: counts[c.rank]]
+    own[:] = parts[c.rank]
+    c.all_gather(own, receive, counts)
+    expect(bool(np.array_equal(receive, wanted)), "all_gather in place")
+
+
+def messages(c: Communicator) -> None:
+    ranks = range(c.world_size)
+    arrived = {sender: np.full(len(bytes_of(sender, c.rank)), 255, dtype=np.uint8) for sender in ranks}
+    second = {sender: np.full(1, 255, dtype=np.uint8) for sender in ranks}
+    requests = [c.irecv(second[sender], sender, tag=8) for sender in ranks]
+    requests += [c.irecv(buffer, sender, tag=7) for sender, buffer in arrived.items()]
+    requests += [c.isend(bytes_of(c.rank, receiver), receiver, tag=7) for receiver in ranks]
+    requests += [c.isend(np.array([c.rank + 100], dtype=np.uint8), receiver, tag=8) for receiver in ranks]
+    c.wait_all(requests)
+    for sender in ranks:
+        expect(bool(np.array_equal(arrived[sender], bytes_of(sender, c.rank))), f"message from rank {sender}")
+        expect(int(second[sender][0]) == sender + 100, f"tags keep messages of rank {sender} apart")
+
+
+def shared_window(c: Communicator) -> None:
+    size = 1000 + 5000 * c.rank
+    window = c.allocate_shared(size)
+    expect(len(window.local) == size, "my part is as long as I asked")
+    expect(window.local.ctypes.data % WINDOW_ALIGNMENT_BYTES == 0, "parts start on a page")
+    expect(not window.local.any(), "parts are zeros at first")
+    window.local[:] = c.rank + 1
+    window.sync()
+    c.node_barrier()
+    window.sync()
+    for local_rank, rank in enumerate(c.local_ranks):
+        part = window.of(local_rank)
+        expect(len(part) == 1000 + 5000 * rank, f"the part of rank {rank} is as long as it asked")
+        expect(bool((part == rank + 1).all()), f"the part of rank {rank} holds what it wrote")
+    c.node_barrier()
+    neighbour = (c.local_rank + 1) % c.local_size
+    window.of(neighbour)[:1] = 200 + c.rank
+    window.sync()
+    c.node_barrier()
+    window.sync()
+    writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
+    expect(int(window.local[0]) == 200 + writer, "a peer's write arrives in my part")
+    empty = c.allocate_shared(0)
+    expect(len(empty.local) == 0, "a part may be empty")
+
+
+PARTS: tuple[Callable[[Communicator], None], ...] = (
+    topology, objects, all_to_all, all_gather, messages, shared_window,
+)  # fmt: skip
+
+
+def main() -> None:
+    communicator = connect(sys.argv)
+    try:
+        for part in PARTS:
+            part(communicator)
+            communicator.barrier()
+    except Exception as error:
+        print(f"rank {communicator.rank}: {type(error).__name__}: {error}", file=sys.stderr)
+        communicator.abort(1)
+    passed = communicator.gather_object((communicator.rank, communicator.node_of))
+    if passed is not None:
+        print(f"passed {len(passed)} of {communicator.world_size}; nodes {communicator.node_of}")
+
+
+main()

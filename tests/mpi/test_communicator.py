@@ -1,0 +1,96 @@
+"""The communicator, at several numbers of ranks and of nodes, on data that depends on the rank."""
+
+import os
+import sys
+
+import pytest
+
+from tests.support.mpi import RANKS, ROOT, run_job, run_mpi
+
+BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
+TALK = [sys.executable, str(BODY)]
+
+
+@pytest.mark.parametrize("np", RANKS)
+def test_ranks_of_one_node_talk(np: int) -> None:
+    result = run_mpi(np, TALK).check()
+    assert result.stdout == f"passed {np} of {np}; nodes {(0,) * np}\n"
+
+
+def test_ranks_of_two_nodes_talk() -> None:
+    result = run_mpi(4, TALK, env={"MPIR_CVAR_NUM_CLIQUES": "2"}).check()
+    assert result.stdout == "passed 4 of 4; nodes (0, 1, 0, 1)\n"
+
+
+def test_every_rank_on_a_node_of_its_own() -> None:
+    result = run_mpi(3, TALK, env={"MPIR_CVAR_NOLOCAL": "1"}).check()
+    assert result.stdout == "passed 3 of 3; nodes (0, 1, 2)\n"
+
+
+def test_without_mpirun_there_is_one_rank() -> None:
+    assert run_job(TALK).check().stdout == "passed 1 of 1; nodes (0,)\n"
+
+
+def test_one_rank_needs_no_mpi_library() -> None:
+    result = run_job(TALK, env={"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}).check()
+    assert result.stdout == "passed 1 of 1; nodes (0,)\n"
+
+
+def test_several_ranks_without_an_mpi_library_are_refused() -> None:
+    result = run_mpi(2, TALK, env={"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"})
+    assert result.returncode != 0
+    assert "mpi4py finds no MPI library" in result.stderr
+    assert "python -m pip install mpich" in result.stderr
+
+
+def test_a_launcher_of_another_mpi_is_refused() -> None:
+    """A rank of two by its environment, and alone by its MPI: what the wrong mpirun makes of it."""
+    result = run_job(TALK, env={"PMI_SIZE": "2", "PMI_RANK": "1"})
+    assert result.returncode != 0
+    assert "mpirun of MPICH or its relatives started 2 ranks, but" in result.stderr
+    assert "sees 1: mpi4py is linked to another MPI than the launcher's" in result.stderr
+    assert f"-np 2 {BODY}" in result.stderr
+    assert "suspicious MPI execution environment" not in result.stderr
+
+
+def test_mpich_under_open_mpis_launcher_is_refused_before_it_starts() -> None:
+    result = run_job(TALK, env={"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
+    assert result.returncode != 0
+    assert "mpirun of Open MPI started 2 ranks, but MPICH" in result.stderr
+    assert "cannot be started by it" in result.stderr
+
+
+def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
+    """More than any machine has: the check must come before the memory is touched."""
+    body = (
+        "from sambasim.errors import MachineError\n"
+        "from sambasim.runtime.communicator import connect\n"
+        "c = connect(['body'])\n"
+        "try:\n"
+        "    c.allocate_shared((1 << 50) if c.rank == 1 else 4096)\n"
+        "    words = 'allocated'\n"
+        "except MachineError as error:\n"
+        "    words = str(error)\n"
+        "told = c.gather_object(words)\n"
+        "print('\\n'.join(set(told)) if told else '', end='')\n"
+    )
+    result = run_mpi(2, [sys.executable, "-c", body]).check()
+    assert "the replicas of this node need 1024.0 TiB of shared memory, and /dev/shm has" in result.stdout
+    assert result.stdout.count("the replicas of this node") == 1, "both ranks say the same"
+    assert f"where: host {os.uname().nodename}" in result.stdout
+    assert "--shm-size" in result.stdout
+
+
+def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
+    """Nothing can be left behind by a kill, because no name is there any more once the window is made."""
+    body = (
+        "from sambasim.runtime import shared_memory\n"
+        "from sambasim.runtime.communicator import connect\n"
+        "c = connect(['body'])\n"
+        "window = c.allocate_shared(1 << 20)\n"
+        "c.barrier()\n"
+        "names = c.gather_object(sorted(map(str, shared_memory.mapped_names())))\n"
+        "print(names if names else '', end='')\n"
+    )
+    result = run_mpi(2, [sys.executable, "-c", body]).check()
+    assert result.stdout == "([], [])"

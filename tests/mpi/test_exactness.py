@@ -1,0 +1,56 @@
+"""Promise one: device sync, host sync and one process that plays all replicas give the same bits."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.examples import CompiledExample, compile_examples
+from tests.support.mpi import RANKS, ROOT, run_mpi
+
+BODY = ROOT / "tests" / "mpi" / "bodies" / "exactness.py"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
+    return list(compile_examples(tmp_path_factory.mktemp("examples")))
+
+
+def _digests(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[str, str]) -> list[dict[str, object]]:
+    argv = [sys.executable, str(BODY), str(steps), str(threads), *map(str, paths)]
+    result = run_mpi(np, argv, timeout=280, env=env).check()
+    lines: list[dict[str, object]] = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == 2 * len(paths), result.stdout
+    return lines
+
+
+def _compare(lines: list[dict[str, object]]) -> None:
+    apart = [line for line in lines if not line["device"] == line["host"] == line["emulated"]]
+    assert not apart
+    digests = {str(line["device"]) for line in lines}
+    assert len(digests) == len(lines), "two configurations that differ ended alike: they cannot both have been trained"
+
+
+@pytest.mark.parametrize("np", [np for np in RANKS if np > 1])
+def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled: list[CompiledExample]) -> None:
+    """Every example, with SGD, Adam and AdamW, with and without clipping and accumulation."""
+    _compare(_digests(np, [one.path for one in compiled], steps=2, threads=1, env={}))
+
+
+def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) -> None:
+    chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.clipped]
+    _compare(_digests(2, chosen, steps=2, threads=2, env={}))
+
+
+@pytest.mark.parametrize(
+    ("np", "nodes"),
+    [
+        (3, {"MPIR_CVAR_NOLOCAL": "1"}),
+        (4, {"MPIR_CVAR_NUM_CLIQUES": "2"}),
+    ],
+)
+def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
+    """MPICH makes nodes of one machine: two of two ranks, or each rank on its own."""
+    chosen = [one.path for one in compiled if one.optimizer == "adamw"]
+    _compare(_digests(np, chosen, steps=2, threads=1, env=nodes))

@@ -1,0 +1,48 @@
+"""`run_mpi` notices what a job leaves behind; without this, the other tests here could not see it."""
+
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import run_job
+
+
+def test_shared_memory_left_behind_fails_the_test() -> None:
+    name = f"sambasim-test-{uuid.uuid4().hex}"
+    try:
+        with pytest.raises(pytest.fail.Exception, match=f"left shared memory behind.*{name}"):
+            run_job([sys.executable, "-c", f"open('/dev/shm/{name}', 'w').close()"])
+    finally:
+        Path("/dev/shm", name).unlink()
+
+
+def test_a_process_left_behind_fails_the_test_and_is_ended() -> None:
+    body = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3, start_new_session=True)\n"
+        "print(child.pid)\n"
+    )
+    with pytest.raises(pytest.fail.Exception, match=r"left processes behind: \[\d+\]") as failure:
+        run_job([sys.executable, "-c", body])
+    pid = int(str(failure.value).split("[")[1].rstrip("]"))
+    until = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_job_that_does_not_end_fails_the_test_with_what_it_printed() -> None:
+    body = "import time; print('so far', flush=True); time.sleep(60)"
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)did not end within 1.0 s.*so far"):
+        run_job([sys.executable, "-c", body], timeout=1.0)
+
+
+def test_the_launcher_of_this_process_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "8")
+    result = run_job([sys.executable, "-c", "import os; print(os.environ.get('PMI_SIZE'))"]).check()
+    assert result.stdout == "None\n"
+    assert os.environ["PMI_SIZE"] == "8"

@@ -1,0 +1,176 @@
+"""TOML files, `--set`, and which of them wins."""
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sambasim.errors import OptionError
+from sambasim.options import (
+    COMPILE_FLAGS,
+    QUICK_START,
+    RUN_FLAGS,
+    RunOptions,
+    apply_overrides,
+    compile_options,
+    read_toml,
+)
+from sambasim.options.compile import CompileFile, CompileOptions
+from sambasim.options.problems import dotted_names
+
+BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12),
+)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+
+
+def toml(value: object) -> str:
+    """JSON writes these values as TOML does, but for characters that need two code units."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def look_up(mapping: dict[str, object], path: list[str]) -> object:
+    found: object = mapping
+    for part in path:
+        assert isinstance(found, dict)
+        found = found[part]
+    return found
+
+
+@given(path=st.lists(BARE, min_size=1, max_size=4), value=VALUES)
+def test_an_override_reads_back_as_its_value(path: list[str], value: object) -> None:
+    result = apply_overrides({}, [f"{'.'.join(path)}={toml(value)}"])
+    assert look_up(result, path) == value
+    assert type(look_up(result, path)) is type(value)
+
+
+@given(path=st.lists(BARE, min_size=1, max_size=3), word=st.from_regex(r"[a-z][a-z./:_ ]{3,12}", fullmatch=True))
+def test_a_bare_word_is_text(path: list[str], word: str) -> None:
+    if word.strip() in ("true", "false"):
+        return
+    assert look_up(apply_overrides({}, [f"{'.'.join(path)}={word}"]), path) == word.strip()
+
+
+@given(first=SCALARS, second=SCALARS)
+def test_the_last_override_wins_and_nothing_else_changes(first: object, second: object) -> None:
+    before = {"a": {"b": 1, "c": 2}, "d": 3}
+    after = apply_overrides(before, [f"a.b={toml(first)}", f"a.b={toml(second)}"])
+    assert after == {"a": {"b": second, "c": 2}, "d": 3}
+    assert before == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_an_empty_value_takes_the_name_away() -> None:
+    assert apply_overrides({"a": {"b": 1, "c": 2}}, ["a.b="]) == {"a": {"c": 2}}
+
+
+def test_a_value_cannot_smuggle_in_another_name() -> None:
+    assert apply_overrides({}, ["a=1\nb=2"]) == {"a": "1\nb=2"}
+
+
+def test_flags_win_over_set_over_model_over_toml_over_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "net.toml"
+    config.write_text(
+        '[model]\ntarget = "a:A"\n[optimizer]\nname = "sgd"\nlr = 0.1\nmomentum = 0.5\n'
+        "[training]\nbatch_size = 2\nseed = 1"
+    )
+    options = compile_options(
+        config, "b:B", ["optimizer.lr=0.2", "training.batch_size=3"], {"batch_size": 4, "world_size": None}
+    )
+    assert options.optimizer is not None
+    assert options.model.target == "b:B"
+    assert options.training.batch_size == 4
+    assert options.optimizer.lr == 0.2
+    assert options.optimizer.momentum == 0.5
+    assert options.training.seed == 1
+    assert options.world_size == 1
+    assert options.optimizer.dampening == 0.0
+    assert compile_options(config, "b:B", ["model.target=c:C"], {}).model.target == "c:C"
+
+
+def test_paths_in_a_config_are_seen_from_its_folder_and_on_the_command_line_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "configs", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = folder / "net.toml"
+    config.write_text(
+        '[model]\ntarget = "../net.py:Net"\n[data]\nsource = "x.npz"\n'
+        '[loss]\nname = "loss.py:f"\n[optimizer]\nname = "sgd"'
+    )
+    options = compile_options(config, None, [], {})
+    assert options.model.target == f"{tmp_path}/net.py:Net"
+    assert options.data.source == f"{folder}/x.npz"
+    assert options.loss is not None
+    assert options.loss.name == f"{folder}/loss.py:f"
+    assert options.output_folder == Path("out"), "what is written goes to where the command is typed"
+    typed = compile_options(config, "net.py:Other", ["data.source=data.py:f"], {})
+    assert typed.model.target == f"{here}/net.py:Other"
+    assert typed.data.source == f"{here}/data.py:f"
+
+
+def test_without_model_and_config_it_is_the_quick_start() -> None:
+    options = compile_options(None, None, ["optimizer.lr=0.25"], {"data_parallel": True, "world_size": 2})
+    assert options.model.target == "sambasim.quickstart.digits:DigitsClassifier"
+    assert options.pef_path == Path("out/digits/digits.pef")
+    assert options.optimizer is not None
+    assert options.optimizer.lr == 0.25
+    assert (options.data_parallel, options.world_size) == (True, 2)
+
+
+def test_a_model_named_by_set_is_no_quick_start() -> None:
+    options = compile_options(None, None, ["model.target=a.b:Net", "optimizer.name=sgd"], {})
+    assert options.data.source is None
+    assert options.name == "net"
+
+
+def test_the_config_in_configs_is_that_of_the_quick_start() -> None:
+    shown = Path(__file__).parents[2] / "configs" / "digits.toml"
+    assert shown.read_text() == QUICK_START.read_text()
+
+
+def test_every_flag_sets_an_option_that_there_is() -> None:
+    known = set(dotted_names(CompileFile))
+    assert {name for _, name in COMPILE_FLAGS.values()} <= known
+    run = set(RunOptions.model_fields) | {f"overrides.{name}" for name in dotted_names(CompileFile)}
+    assert {name for _, name in RUN_FLAGS.values()} <= run
+
+
+def test_compile_options_come_back_from_json() -> None:
+    options = compile_options(None, None, ["training.schedule.warmup_steps=3", "optimizer.max_grad_norm=1"], {})
+    assert CompileOptions.model_validate(json.loads(options.model_dump_json())) == options
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("[model]\ntarget = \n", ":2: target =", "the config is not valid TOML: invalid value"),
+        ("[model]\ntarget = 'a'\ntarget = 'b'\n", ":3: target = 'b'", "cannot overwrite a value"),
+        ("x = [1,\n", ":1: x = [1,", "the config is not valid TOML"),
+    ],
+)
+def test_broken_toml_is_told_with_its_line(tmp_path: Path, text: str, where: str, what: str) -> None:
+    config = tmp_path / "net.toml"
+    config.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        read_toml(config)
+    assert caught.value.where == f"{config}{where}"
+    assert what in caught.value.what
+
+
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"there is no config file .*none.toml"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(OptionError, match=r"cannot be read: Is a directory"):
+        read_toml(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(OptionError, match=r"cannot be read: it is not UTF-8 text"):
+        read_toml(tmp_path / "bytes.toml")

@@ -1,0 +1,132 @@
+"""A run's overrides over what a PEF carries: what may change, and what takes a compile."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import OptionError, PefError
+from sambasim.options import ResolvedRun, compile_options, resolve_run, run_options
+
+
+def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:
+    """A run of the quick start, compiled with `compiled`, through JSON as a PEF carries it."""
+    options = compile_options(None, None, compiled, {})
+    training, data = json.loads(json.dumps([options.training_defaults(), options.data_source()]))
+    return resolve_run(run_options({"pef": "digits", **flags}, overrides), training, data)
+
+
+def test_without_overrides_all_is_as_compiled() -> None:
+    compiled = compile_options(None, None, [], {})
+    resolved = run({})
+    assert resolved.changed == ()
+    assert (resolved.data, resolved.loss, resolved.optimizer, resolved.training) == (
+        compiled.data, compiled.loss, compiled.optimizer, compiled.training,
+    )  # fmt: skip
+
+
+def test_hyperparameters_schedule_and_loader_may_change() -> None:
+    resolved = run(
+        {"lr": 0.5, "seed": 3, "workers": 2, "grad_accumulation_steps": 4, "evaluate": False},
+        ["optimizer.betas=[0.8, 0.9]", "training.schedule.name=step", "training.schedule.step_size=9"],
+    )
+    assert resolved.optimizer is not None
+    assert resolved.optimizer.hyperparameters() == {
+        "lr": 0.5, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.01,
+    }  # fmt: skip
+    assert resolved.training.schedule.step_size == 9
+    assert resolved.training.schedule.warmup_steps == 20, "warm-up stays when the schedule changes"
+    assert (resolved.training.seed, resolved.training.accumulation_steps, resolved.training.evaluate) == (3, 4, False)
+    assert resolved.data.workers == 2
+    assert "optimizer.lr = 0.5 (compiled: 0.005)" in resolved.changed
+
+
+def test_steps_replace_epochs_and_the_reverse() -> None:
+    assert (run({"steps": 7}).training.steps, run({"steps": 7}).training.epochs) == (7, None)
+    other = run({"epochs": 2}, compiled=["training.epochs=", "training.steps=9"]).training
+    assert (other.epochs, other.steps) == (2, None)
+
+
+def test_another_source_brings_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compiled = ["data.source=m:f", "data.args.path=x", "data.evaluation_fraction=0.2", "data.shuffle=false"]
+    data = run({"data": "other.npz"}, compiled=compiled).data
+    assert data.source == str(tmp_path / "other.npz")
+    assert (data.args, data.evaluation_fraction, data.shuffle) == ({}, 0.0, False)
+    assert run({}, ["data.args.path=y"], compiled=compiled).data.args == {"path": "y"}
+    assert run({"data": "synthetic"}, ["data.samples=64"]).data.samples == 64
+
+
+def test_no_workers_take_their_options_along() -> None:
+    data = run({"workers": 0}, compiled=["data.workers=2", "data.prefetch_factor=4"]).data
+    assert (data.workers, data.prefetch_factor) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "overrides", "compiled", "text"),
+    [
+        ({"batch_size": 64}, [], [], "training.batch_size = 64: cannot change: the PEF was compiled as 32"),
+        ({}, ["optimizer.name=sgd"], [], 'optimizer.name = "sgd": cannot change: the PEF was compiled as "adamw"'),
+        ({}, ["loss.name=mse"], [], 'loss.name = "mse": cannot change: the PEF was compiled as "cross_entropy"'),
+        ({}, ["loss.args.label_smoothing=0.1"], [], "loss.args.label_smoothing = 0.1: cannot change"),
+        ({"data": "synthetic"}, ["data.inputs.x='int8[]'"], [], "cannot change: the PEF was compiled without it"),
+        ({"max_grad_norm": 1.0}, [], [], "cannot be turned on: the PEF was compiled without clipping"),
+        ({"momentum": 0.9}, [], ["optimizer.name=sgd"], "optimizer.momentum = 0.9: cannot be turned on"),
+        ({"momentum": 0.0}, [], ["optimizer.name=sgd", "optimizer.momentum=0.9"], "cannot be turned off"),
+    ],
+)
+def test_what_is_compiled_in_takes_a_compile(
+    flags: Mapping[str, object], overrides: Sequence[str], compiled: Sequence[str], text: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        run(flags, overrides, compiled)
+    assert text in caught.value.what
+    assert "compile again: sambasim compile … --set " in str(caught.value)
+
+
+def test_giving_what_is_compiled_in_is_no_change() -> None:
+    assert run({"batch_size": 32}, ["optimizer.name=adamw", "loss.name=cross_entropy"]).changed == ()
+    clipped = run({"max_grad_norm": 3.0}, compiled=["optimizer.max_grad_norm=1.0"]).optimizer
+    assert clipped is not None
+    assert clipped.max_grad_norm == 3.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "overrides", "text"),
+    [
+        ({"lr": -1.0}, [], "optimizer.lr = -1.0: must be at least 0"),
+        ({"momentum": 0.9}, [], "optimizer.momentum: is not for adamw"),
+        ({"epochs": 1, "steps": 2}, [], "cannot be given beside epochs, 1"),
+        ({}, ["optimizr.lr=1"], "did you mean optimizer?"),
+        ({}, ["training.epoch=1"], "did you mean training.epochs?"),
+        (
+            {},
+            ["compile.opt_level=o0"],
+            "compile: is no option; the tables and names are loss, optimizer, training, data",
+        ),
+        ({"threads": 0}, [], "threads = 0 (from --threads): must be at least 1"),
+        ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
+        ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
+        ({"predictions": Path("p.safetensors")}, [], "are made by inference only"),
+        ({"pef": ""}, [], 'pef = "" (from --pef)'),
+    ],
+)
+def test_a_wrong_override_is_told_by_its_name(flags: Mapping[str, object], overrides: Sequence[str], text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        run(flags, overrides)
+    assert text in str(caught.value)
+
+
+def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
+    with pytest.raises(OptionError, match=r"compiled for inference and cannot train") as caught:
+        resolve_run(run_options({"pef": "x"}, []), {"optimizer": None}, {})
+    assert caught.value.remedy == "add --inference"
+    with pytest.raises(OptionError, match=r"optimizer.lr: cannot be set: this PEF was compiled for inference"):
+        resolve_run(run_options({"pef": "x", "inference": True, "lr": 0.1}, []), {"optimizer": None}, {})
+    assert resolve_run(run_options({"pef": "x", "inference": True}, []), {"optimizer": None}, {}).optimizer is None
+
+
+def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
+    with pytest.raises(PefError, match=r"what the PEF carries for its runs is not valid: optimizer.name"):
+        resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "lion"}}, {})

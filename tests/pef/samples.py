@@ -1,0 +1,177 @@
+"""A small data-parallel logistic regression, written by hand, and a PEF of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
+from sambasim.ir.program import (
+    DataParallel,
+    GradientGroup,
+    Member,
+    Optimizer,
+    ParameterGroup,
+    Program,
+    RuntimeArgument,
+)
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.pef import PefDocument, write
+
+BATCH, FEATURES, CLASSES = 4, 3, 2
+GROUP_BYTES = 128 * 4
+LINE = SourceLine("logreg.py", 7, "return self.lin_layer(x)")
+
+
+def _f32(*shape: int) -> TensorType:
+    return TensorType("float32", shape)
+
+
+def _symbols() -> tuple[Symbol, ...]:
+    kind = SymbolKind
+    addresses = {"": 512, "__grad": 1024, "__sgd0__momentum": 1536}
+    kinds = {"": kind.PARAMETER, "__grad": kind.GRADIENT, "__sgd0__momentum": kind.OPTIMIZER_STATE}
+    members = [
+        Symbol(
+            f"logreg__lin_layer__{name}{suffix}",
+            kinds[suffix],
+            type_,
+            address + 4 * start,
+            (f"lin_layer.{name}",) if not suffix else (),
+        )
+        for suffix, address in addresses.items()
+        for name, type_, start in (("weight", _f32(CLASSES, FEATURES), 0), ("bias", _f32(CLASSES), 64))
+    ]
+    return (
+        Symbol("x", kind.INPUT, _f32(BATCH, FEATURES), 0),
+        Symbol("target", kind.INPUT, TensorType("int64", (BATCH,)), 4096, exclusive_bound=CLASSES),
+        Symbol("loss__grad", kind.TANGENT, _f32()),
+        *members,
+        Symbol("logreg__steps", kind.BUFFER, TensorType("int64", ()), 4608, ("steps",)),
+        Symbol("logreg__mask", kind.CONSTANT, TensorType("bool", (FEATURES,)), 5120),
+        Symbol("logreg__nothing", kind.CONSTANT, TensorType("bfloat16", (0, 3)), 5632),
+        Symbol("$OPT_dp_accum_group_" + "a" * 40, kind.ACCUMULATION_GROUP, _f32(128), 1024),
+        Symbol("accum_dummy_0_reduce_buf", kind.REDUCE_BUFFER, _f32(192), 2048),
+        Symbol("loss", kind.OUTPUT, _f32()),
+        Symbol("logits", kind.OUTPUT, _f32(BATCH, CLASSES)),
+    )
+
+
+def _training() -> Graph:
+    weight, bias = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
+    module, ref = "lin_layer", Ref
+    nodes = (
+        Node("t", "aten.t.default", (ref(weight),), (), ("t",), module, LINE),
+        Node("addmm", "aten.addmm.default", (ref(bias), ref("x"), ref("t")), (), ("addmm",), module, LINE),
+        Node("log_softmax", "aten._log_softmax.default", (ref("addmm"), 1, False), (), ("log_softmax",)),
+        Node("nll", "aten.nll_loss_forward.default",
+             (ref("log_softmax"), ref("target"), None, 1, -100), (), ("nll", "n")),
+        Node("nll_back", "aten.nll_loss_backward.default",
+             (ref("loss__grad"), ref("log_softmax"), ref("target"), None, 1, -100, ref("n")), (), ("d_log",)),
+        Node("softmax_back", "aten._log_softmax_backward_data.default",
+             (ref("d_log"), ref("log_softmax"), 1, TorchConstant("dtype", "float32")), (), ("d_addmm",)),
+        Node("d_t", "aten.t.default", (ref("d_addmm"),), (), ("d_t",), module, LINE),
+        Node("mm", "aten.mm.default", (ref("d_t"), ref("x")), (), ("d_weight",), module, LINE),
+        Node("sum", "aten.sum.dim_IntList",
+             (ref("d_addmm"), (0,), False), (("dtype", None),), ("d_bias",), module, LINE),
+        Node("reduce", "sambasim.reduce_scatter", (("group0",),)),
+        Node("norm", "sambasim.grad_norm", (("group0",),)),
+        Node("sgd", "sambasim.sgd", ("group0",)),
+        Node("gather", "sambasim.all_gather", (("group0",),)),
+    )  # fmt: skip
+    kind = SectionKind
+    stops = ((kind.FWD, 4), (kind.BCKWD, 9), (kind.REDUCE, 10), (kind.GRADNORM, 11), (kind.OPT, 12), (kind.GATHER, 13))
+    starts = (0, *(stop for _, stop in stops))
+    sections = tuple(
+        Section(index, kind_, f"logreg__{kind_.lower()}_{index}", starts[index], stop)
+        for index, (kind_, stop) in enumerate(stops)
+    )
+    values = {
+        "t": _f32(FEATURES, CLASSES), "addmm": _f32(BATCH, CLASSES), "log_softmax": _f32(BATCH, CLASSES), "nll": _f32(),
+        "n": _f32(), "d_log": _f32(BATCH, CLASSES), "d_addmm": _f32(BATCH, CLASSES), "d_t": _f32(CLASSES, BATCH),
+        "d_weight": _f32(CLASSES, FEATURES), "d_bias": _f32(CLASSES),
+    }  # fmt: skip
+    outputs = (Output("nll", "loss"), Output("d_weight", f"{weight}__grad"), Output("d_bias", f"{bias}__grad"))
+    return Graph("training", ("x", "target", "loss__grad", weight, bias), nodes, outputs, values, sections)
+
+
+def _evaluation() -> Graph:
+    weight, bias = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
+    node = Node("linear", "aten.linear.default", (Ref("x"), Ref(weight), Ref(bias)), (), ("linear",), "lin_layer", LINE)
+    section = Section(0, SectionKind.FWD, "logreg__fwd_0", 0, 1)
+    values = {"linear": _f32(BATCH, CLASSES)}
+    return Graph("evaluation", ("x", weight, bias), (node,), (Output("linear", "logits"),), values, (section,))
+
+
+def sample_program() -> Program:
+    members = (
+        Member("logreg__lin_layer__weight", "logreg__lin_layer__weight__grad", 0, 6),
+        Member("logreg__lin_layer__bias", "logreg__lin_layer__bias__grad", 64, 2),
+    )
+    regions = {"parameter": 512, "gradient": 1024, "momentum": 1536}
+    return Program(
+        name="logreg",
+        batch_size=BATCH,
+        symbols={symbol.name: symbol for symbol in _symbols()},
+        training=_training(),
+        evaluation=_evaluation(),
+        single=None,
+        loss="loss",
+        per_sample_loss=False,
+        optimizers=(Optimizer("sgd0", "sgd", ("momentum",)),),
+        groups=(ParameterGroup("group0", "float32", 128, members, 0, 1, regions),),
+        runtime_arguments=(
+            RuntimeArgument("sgd0__lr", 0.05, "learning rate"),
+            RuntimeArgument("sgd0__max_grad_norm", float("inf"), "largest norm of all gradients"),
+            RuntimeArgument("dp_scale_factor", 1, "number of replicas"),
+        ),
+        data_parallel=DataParallel(
+            2, (GradientGroup("group0", "$OPT_dp_accum_group_" + "a" * 40),), "accum_dummy_0_reduce_buf"
+        ),
+        device_bytes=6144,
+    )
+
+
+def inference_program() -> Program:
+    """The evaluation graph alone, with no more symbols than it needs."""
+    program = sample_program()
+    kinds = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.OUTPUT}
+    symbols = {name: symbol for name, symbol in program.symbols.items() if symbol.kind in kinds}
+    bias = symbols["logreg__lin_layer__bias"]
+    symbols[bias.name] = replace(bias, offset=1024)  # on its own, and no longer the second of a group
+    return replace(
+        program,
+        symbols=symbols,
+        training=None,
+        loss=None,
+        optimizers=(),
+        groups=(),
+        runtime_arguments=(),
+        data_parallel=None,
+    )
+
+
+def sample_document() -> PefDocument:
+    return PefDocument(
+        program=sample_program(),
+        data_source={"target": "digits.py:dataset", "arguments": {"split": 0.2, "seed": None}},
+        compile_options={"batch_size": BATCH, "data_parallel": True, "world_size": 2},
+        training_defaults={"epochs": 3},
+        metadata={"torch": "2.13.0", "model": "LogReg(\n  (lin_layer): Linear()\n) naïve"},
+    )
+
+
+def sample_weights() -> dict[str, torch.Tensor]:
+    return {
+        "logreg__lin_layer__weight": torch.arange(6.0).view(CLASSES, FEATURES),
+        "logreg__lin_layer__bias": torch.tensor([0.5, -0.0]),
+        "logreg__steps": torch.tensor(2**60),
+        "logreg__mask": torch.tensor([True, False, True]),
+        "logreg__nothing": torch.zeros(0, 3, dtype=torch.bfloat16),
+    }
+
+
+def write_sample(folder: Path) -> Path:
+    path = folder / "logreg.pef"
+    write(path, sample_document(), sample_weights())
+    return path

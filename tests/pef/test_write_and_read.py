@@ -1,0 +1,257 @@
+"""A PEF that is written is read back; same input, same bytes; on an error nothing is left."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from sambasim import pef
+from sambasim.errors import InternalError, InvariantError, MachineError, SambasimError, UserError
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.pef import writer
+from sambasim.pef.archive import END_64_MARK, Frame, Member, manifest_local_header, trailer, weights_local_header
+from sambasim.pef.document import PefDocument
+from sambasim.pef.frame import open_pef
+from sambasim.pef.layout import weights_layout
+from tests.pef.samples import inference_program, sample_document, sample_program, sample_weights, write_sample
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "logreg.pef"
+    written = pef.write(path, sample_document(), sample_weights())
+    assert pef.read(path) == pef.check(path) == written
+    assert replace(written, digest="", weights_sha256="") == sample_document()
+    found = pef.map_weights(path)
+    expected = sample_weights()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert torch.signbit(found["logreg__lin_layer__bias"])[1]
+
+
+def test_header_for_the_start_of_a_job(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    header = pef.peek(path)
+    assert (header.name, header.batch_size, header.world_size) == ("logreg", 4, 2)
+    assert header.data_parallel
+    assert header.training
+    assert header.digest == pef.read(path).digest
+    assert (header.version, header.writer) == ("1.0", "sambasim 0.1.0")
+
+
+def test_inference_without_weights(tmp_path: Path) -> None:
+    program = inference_program()
+    path = tmp_path / "x.pef"
+    pef.write(path, PefDocument(program), sample_weights())
+    header = pef.peek(path)
+    assert (header.training, header.data_parallel, header.world_size) == (False, False, 1)
+    assert pef.read(path).program == program
+
+
+def test_only_empty_tensors(tmp_path: Path) -> None:
+    program = inference_program()
+    empty = Symbol("logreg__nothing", SymbolKind.CONSTANT, TensorType("float64", (3, 0)), 5632)
+    kinds = (SymbolKind.INPUT, SymbolKind.OUTPUT)
+    symbols = {s.name: s for s in program.symbols.values() if s.kind in kinds} | {empty.name: empty}
+    graph = replace(program.evaluation, inputs=("x",), nodes=(), outputs=(), values={}, sections=())
+    path = tmp_path / "x.pef"
+    weights = {empty.name: torch.zeros(3, 0, dtype=torch.float64)}
+    pef.write(path, PefDocument(replace(program, symbols=symbols, evaluation=graph)), weights)
+    assert pef.map_weights(path)[empty.name].shape == (3, 0)
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    first = write_sample(tmp_path).read_bytes()
+    document = sample_document()
+    shuffled = replace(document, metadata=dict(reversed(list(document.metadata.items()))))
+    pef.write(tmp_path / "other.pef", shuffled, dict(reversed(list(sample_weights().items()))))
+    assert (tmp_path / "other.pef").read_bytes() == first
+
+
+def test_digest_covers_weights_and_program(tmp_path: Path) -> None:
+    path = tmp_path / "x.pef"
+    written = pef.write(path, sample_document(), sample_weights())
+    other = pef.write(path, sample_document(), sample_weights() | {"logreg__steps": torch.tensor(3)})
+    assert other.digest != written.digest
+    assert other.weights_sha256 != written.weights_sha256
+    changed = pef.write(path, replace(sample_document(), training_defaults={"epochs": 4}), sample_weights())
+    assert changed.digest != written.digest
+    assert changed.weights_sha256 == written.weights_sha256
+
+
+def test_ordinary_tools_can_read_it(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == ["pef.json", "weights.safetensors"]
+        manifest = json.loads(archive.read("pef.json"))
+        tensors = safetensors.torch.load(archive.read("weights.safetensors"))
+    assert manifest["program"]["name"] == "logreg"
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in sample_weights().items())
+
+
+def test_tensor_data_is_aligned_in_the_file(tmp_path: Path) -> None:
+    for length in range(70):
+        path = tmp_path / "x.pef"
+        pef.write(path, replace(sample_document(), metadata={"pad": "x" * length}), sample_weights())
+        with open_pef(path) as (_, frame):
+            begin = frame.weights_offset + len(weights_layout(sample_program().symbols.values()).header)
+        assert begin % 64 == 0
+        assert path.read_bytes()[begin : begin + 8] == (2**60).to_bytes(8, "little")
+
+
+def test_mapped_weights_share_pages_and_never_change_the_file(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    before = path.read_bytes()
+    weight = pef.map_weights(path)["logreg__lin_layer__weight"]
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    low, high = (int(part, 16) for part in mapped[0].split()[0].split("-"))
+    assert low <= weight.data_ptr() < high
+    weight.fill_(7.0)
+    assert path.read_bytes() == before
+    assert pef.map_weights(path)["logreg__lin_layer__weight"][0, 1] == 1.0
+    assert torch.equal(weight, torch.full((2, 3), 7.0))
+
+
+def test_a_new_file_does_not_disturb_those_who_mapped_the_old(tmp_path: Path) -> None:
+    weight = pef.map_weights(write_sample(tmp_path))["logreg__lin_layer__weight"]
+    pef.write(tmp_path / "logreg.pef", sample_document(), sample_weights() | {weight_name(): torch.zeros(2, 3)})
+    assert torch.equal(weight, sample_weights()[weight_name()])
+
+
+def weight_name() -> str:
+    return "logreg__lin_layer__weight"
+
+
+def test_tensors_of_any_stride_and_with_gradients(tmp_path: Path) -> None:
+    path = tmp_path / "x.pef"
+    transposed = torch.arange(6.0).view(3, 2).t().requires_grad_()
+    pef.write(path, sample_document(), sample_weights() | {weight_name(): transposed})
+    assert torch.equal(pef.map_weights(path)[weight_name()], transposed)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({weight_name(): torch.zeros(3, 2)}, "must be a dense float32[2, 3] on the CPU, and is torch.float32[3, 2]"),
+        ({weight_name(): torch.zeros(2, 3, dtype=torch.float64)}, "and is torch.float64[2, 3]"),
+        ({weight_name(): torch.zeros(2, 3, device="meta")}, "on meta"),
+        ({weight_name(): torch.zeros(2, 3).to_sparse()}, "torch.sparse_coo"),
+        ({"x": torch.zeros(4, 3)}, "the tensor x belongs to no parameter, buffer or constant"),
+        ({weight_name(): None}, "no tensor was given for logreg__lin_layer__weight"),
+    ],
+)
+def test_wrong_weights_are_refused(change: dict[str, torch.Tensor | None], text: str, tmp_path: Path) -> None:
+    weights = {name: tensor for name, tensor in (sample_weights() | change).items() if tensor is not None}
+    with pytest.raises(InternalError) as caught:
+        pef.write(tmp_path / "x.pef", sample_document(), weights)
+    assert text in caught.value.what
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"data_source": {"rate": float("nan")}}, UserError, "cannot be written as JSON"),
+        ({"training_defaults": {"lr": float("inf")}}, UserError, "cannot be written as JSON"),
+        ({"metadata": {"path": "\ud800"}}, UserError, "is not Unicode: "),
+        ({"compile_options": {"model": object()}}, InternalError, "a PEF cannot say compile_options.model"),
+        ({"metadata": {"torch": 2}}, InternalError, "a PEF cannot say metadata.torch"),
+        ({"program": replace(sample_program(), name="a/b")}, InternalError, "a PEF cannot say name"),
+        ({"program": replace(sample_program(), device_bytes=64)}, InvariantError, "invariant 7"),
+    ],
+)
+def test_wrong_documents_are_refused(change: Any, error: type[SambasimError], text: str, tmp_path: Path) -> None:
+    with pytest.raises(error) as caught:
+        pef.write(tmp_path / "x.pef", replace(sample_document(), **change), sample_weights())
+    assert text in caught.value.what
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = write_sample(tmp_path).read_bytes()
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer, "trailer", fail)
+    with pytest.raises(KeyboardInterrupt):
+        write_sample(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["logreg.pef"]
+    assert (tmp_path / "logreg.pef").read_bytes() == old
+
+
+def test_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(MachineError, match="No space left on device") as caught:
+        write_sample(tmp_path)
+    assert "choose another folder with --output-folder" in str(caught.value.remedy)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match=r"cannot write .*file/x\.pef: "):
+        pef.write(tmp_path / "file" / "x.pef", sample_document(), sample_weights())
+
+
+def test_others_can_read_the_file(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        mode = write_sample(tmp_path).stat().st_mode
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(mode) == 0o644
+
+
+LARGE = (1 << 32) + 12345
+
+
+@pytest.mark.parametrize("weights_bytes", [LARGE, (1 << 32) - 200, (1 << 32) - 1, (1 << 32) - 2])
+def test_framing_of_more_than_four_gigabytes(weights_bytes: int, tmp_path: Path) -> None:
+    """A sparse file: its framing is real, and nobody reads what it frames."""
+    frame = Frame(Member(1000, 1), Member(weights_bytes, 2))
+    path = tmp_path / "large.pef"
+    with path.open("wb") as file:
+        file.write(manifest_local_header(frame))
+        file.seek(frame.weights_header_offset)
+        file.write(weights_local_header(frame))
+        assert file.tell() == frame.weights_offset
+        assert file.tell() % 64 == 0
+        file.seek(frame.directory_offset)
+        file.write(trailer(frame))
+        assert file.tell() == frame.size_bytes
+    with open_pef(path) as (_, found):
+        assert found == frame
+    with zipfile.ZipFile(path) as archive:
+        assert [info.file_size for info in archive.infolist()] == [1000, weights_bytes]
+        archive.open("weights.safetensors").close()
+    assert (END_64_MARK in trailer(frame)) == (frame.directory_offset >= (1 << 32) - 1)
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    code = f"""
+import sys
+from pathlib import Path
+from typing import Any
+from sambasim import pef
+path = Path({str(path)!r})
+pef.peek(path), pef.read(path), pef.check(path)
+print(sorted({{"torch", "numpy", "rich", "click"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)

@@ -1,0 +1,126 @@
+"""The facts and tables of `sambasim inspect`."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from sambasim import pef
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.report.contents import Contents, contents
+from sambasim.report.inspect import inspection, operators_table, options_table, symbols_table
+from sambasim.report.traffic import section_traffic
+from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
+
+
+def facts_of(folder: Path) -> Contents:
+    path = write_sample(folder)
+    return contents(path, pef.peek(path), pef.read(path))
+
+
+def printed(table: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def test_traffic_counts_what_crosses_a_section_once() -> None:
+    program = sample_program()
+    assert program.training is not None
+    f32, i64 = 4, 8
+    # In: weight, bias, x, target. Out: the loss, log_softmax and n, which the backward reads. t and addmm stay inside.
+    forward = ((6 + 2 + 12) * f32 + 4 * i64, (8 + 1 + 1) * f32)
+    # In: the tangent, log_softmax, target, n, x. Out: both gradients.
+    backward = ((1 + 8 + 1 + 12) * f32 + 4 * i64, (6 + 2) * f32)
+    reduce = gather = (GROUP_BYTES, GROUP_BYTES)
+    norm = (GROUP_BYTES, 0)
+    optimizer = (3 * GROUP_BYTES, 2 * GROUP_BYTES)  # parameters, gradients and momentum in; parameters and momentum out
+    expected = [forward, backward, reduce, norm, optimizer, gather]
+    assert section_traffic(program, program.training) == expected
+    assert section_traffic(program, program.evaluation) == [((12 + 6 + 2) * f32, 8 * f32)]
+
+
+def test_facts(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    assert [graph.name for graph in facts.graphs] == ["training", "evaluation"]
+    assert [section.kind for section in facts.graphs[0].sections] == [
+        "FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER",
+    ]  # fmt: skip
+    transposes = next(row for row in facts.graphs[0].operators if row.operator == "aten.t.default")
+    assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ("logreg.py:7",))
+    assert sum(row.count for row in facts.graphs[0].operators) == facts.graphs[0].nodes == 13
+    sizes = {row.kind: (row.symbols, row.elements, row.size_bytes) for row in facts.sizes}
+    assert sizes["parameter"] == (2, 8, 32)
+    assert sum(row.symbols for row in facts.sizes) == len(facts.symbols)
+    assert facts.groups[0].gradient_symbol == "$OPT_dp_accum_group_" + "a" * 40
+    assert facts.file_bytes == (tmp_path / "logreg.pef").stat().st_size
+
+
+def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    text = facts.model_dump_json()
+    assert "\n" not in text
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    fields = json.loads(text, parse_constant=refuse)
+    assert [row["default"] for row in fields["runtime_arguments"]] == [0.05, "Infinity", 1]
+    assert Contents.model_validate_json(text) == facts
+
+
+def test_tables_show_everything(tmp_path: Path) -> None:
+    text = printed(inspection(facts_of(tmp_path)))
+    for piece in (
+        "2 or more, data parallel",
+        "training: sections (6)",
+        "evaluation: operators (1)",
+        "training defaults",
+        "digits.py:dataset",
+        "sgd0__max_grad_norm",
+        "inf",
+        "largest norm of all gradients",
+        "$OPT_dp_accum_group_",
+    ):
+        assert piece in text
+    assert re.search(r"\b4 +OPT +logreg__opt_4 +1 +1\.5 KiB +1\.0 KiB", text)
+    assert re.search(r"logreg__mask +constant +bool\[3\] +5120 +3 B", text)
+    assert re.search(r"view +aten\.t\.default +2 +logreg\.py:7", text)
+
+
+def test_many_symbols_are_cut_and_it_says_so(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    many = facts.model_copy(update={"symbols": facts.symbols * 4})
+    assert "and 24 more; --json lists all of them" in printed(symbols_table(many))
+
+
+def test_many_source_lines_are_cut(tmp_path: Path) -> None:
+    graph = facts_of(tmp_path).graphs[1]
+    row = graph.operators[0].model_copy(update={"sources": ("a.py:1", "a.py:2", "b.py:1", "b.py:2", "b.py:3")})
+    assert "a.py:1, a.py:2, b.py:1 and 2 more" in printed(
+        operators_table(graph.model_copy(update={"operators": (row,)}))
+    )
+
+
+def test_text_from_a_file_is_neither_markup_nor_control() -> None:
+    text = printed(options_table("options", {"model": "[red]x[/red]\x1b[2J", "list": ["[bold]"]}))
+    assert "[red]x[/red]?[2J" in text
+    assert '["[bold]"]' in text
+    assert "\x1b" not in text
+
+
+def test_unread_results_do_not_leave_a_section() -> None:
+    program = sample_program()
+    graph = program.evaluation
+    unread = replace(graph, outputs=(), values=dict(graph.values))
+    assert section_traffic(program, unread)[0][1] == 0
+
+
+def test_symbols_without_a_place(tmp_path: Path) -> None:
+    symbol = Symbol("loss", SymbolKind.OUTPUT, TensorType("float32", ()))
+    assert sample_program().symbols["loss"] == symbol
+    line = next(line for line in printed(symbols_table(facts_of(tmp_path))).splitlines() if " output " in line)
+    assert line.split() == ["loss", "output", "float32[]", "4", "B"]

@@ -1,0 +1,156 @@
+"""Launchers found in environments, and launches refused before any work."""
+
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import LaunchError
+from sambasim.runtime.launcher import (
+    Launcher,
+    check_family,
+    check_launcher,
+    check_world_size,
+    find_launcher,
+    fitting_mpirun,
+    launched_rank,
+    launcher_size,
+    library_name,
+)
+
+MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\n"
+OPEN_MPI = "Open MPI v5.0.8, package: Open MPI conda@host Distribution, ident: 5.0.8"
+COMMAND = ("sambasim", "run", "--pef", "my model.pef")
+NOWHERE = Path("/nowhere/bin/python")
+
+ENVIRONMENTS = [
+    ({}, None),
+    ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}, ("mpirun of Open MPI", 4, 3)),
+    ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, ("mpirun of MVAPICH", 2, 1)),
+    ({"PMI_SIZE": "3", "PMI_RANK": "2"}, ("mpirun of MPICH or its relatives", 3, 2)),
+    ({"PMI_SIZE": "3"}, ("mpirun of MPICH or its relatives", 3, 0)),
+    ({"PMI_SIZE": ""}, None),
+    ({"PMIX_RANK": "1"}, ("a launcher that speaks PMIx", None, 1)),
+    ({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, ("srun", 2, 1)),
+    # A batch script, and a shell from salloc, know how many tasks may run, but srun did not start them.
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),
+    ({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}, None),
+    # MPICH's mpirun on two nodes: its helpers are a step of two tasks, its ranks are eight.
+    (
+        {"PMI_SIZE": "8", "PMI_RANK": "5", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        ("mpirun of MPICH or its relatives", 8, 5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("environ", "launcher"), ENVIRONMENTS)
+def test_the_launcher_is_found(environ: dict[str, str], launcher: tuple[str, int | None, int] | None) -> None:
+    assert find_launcher(environ) == (Launcher(*launcher) if launcher else None)
+    known = launcher is not None and launcher[1] is not None
+    assert launcher_size(environ) == (launcher[:2] if launcher and known else None)
+    assert launched_rank(environ) == (launcher[2] if launcher else 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (MPICH, "MPICH 5.0.2"),
+        (OPEN_MPI, "Open MPI 5.0.8"),
+        ("Intel(R) MPI Library 2021.15 for Linux* OS\n\0", "Intel(R) MPI Library 2021.15 for Linux* OS"),
+        ("\0", "an unknown MPI"),
+    ],
+)
+def test_a_library_is_named_in_a_few_words(version: str, name: str) -> None:
+    assert library_name(version) == name
+
+
+def refusal(environ: dict[str, str], world_size: int, version: str, executable: Path = NOWHERE) -> LaunchError:
+    with pytest.raises(LaunchError) as error:
+        check_launcher(environ, world_size, version, command=COMMAND, executable=executable)
+    return error.value
+
+
+def test_lonely_processes_are_refused_by_the_names_of_both_mpis() -> None:
+    error = refusal({"PMI_SIZE": "2", "PMI_RANK": "1"}, 1, OPEN_MPI)
+    assert error.what == (
+        "mpirun of MPICH or its relatives started 2 ranks, but Open MPI 5.0.8 sees 1: mpi4py is linked to another MPI "
+        "than the launcher's, and every replica would train alone"
+    )
+    assert error.remedy == "mpirun (of Open MPI 5.0.8) -np 2 sambasim run --pef 'my model.pef'"
+
+
+def test_the_remedy_is_the_mpirun_beside_python(tmp_path: Path) -> None:
+    (tmp_path / "mpirun").touch()
+    error = refusal({"OMPI_COMM_WORLD_SIZE": "3"}, 1, MPICH, tmp_path / "python")
+    assert error.remedy == f"{tmp_path}/mpirun -np 3 sambasim run --pef 'my model.pef'"
+    assert fitting_mpirun(tmp_path / "python", "MPICH 5.0.2") == f"{tmp_path}/mpirun"
+    assert fitting_mpirun(NOWHERE, "MPICH 5.0.2") == "mpirun (of MPICH 5.0.2)"
+
+
+def test_srun_is_told_the_interface_to_speak() -> None:
+    environ = {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    error = refusal(environ, 1, MPICH)
+    assert error.what.startswith("srun started 2 ranks, but MPICH 5.0.2 sees 1: ")
+    assert error.remedy is not None
+    assert error.remedy.startswith("srun --mpi=pmi2 -n 2 sambasim run --pef 'my model.pef'")
+
+
+def test_a_rank_that_cannot_be_is_refused_where_the_launcher_does_not_say_how_many() -> None:
+    error = refusal({"PMIX_RANK": "1"}, 1, MPICH)
+    assert error.what.startswith("a launcher that speaks PMIx started at least 2 ranks, but MPICH 5.0.2 sees 1: ")
+
+
+@pytest.mark.parametrize(
+    ("environ", "world_size"),
+    [
+        ({}, 1),
+        ({}, 4),
+        ({"PMI_SIZE": "4"}, 4),
+        ({"PMI_SIZE": "1"}, 1),
+        ({"PMIX_RANK": "1"}, 2),
+        ({"PMIX_RANK": "0"}, 1),
+    ],
+)
+def test_a_launch_that_fits_passes(environ: dict[str, str], world_size: int) -> None:
+    check_launcher(environ, world_size, MPICH, command=COMMAND, executable=NOWHERE)
+
+
+def test_mpich_cannot_be_started_by_open_mpi() -> None:
+    with pytest.raises(LaunchError) as error:
+        check_family({"OMPI_COMM_WORLD_SIZE": "1"}, MPICH, command=COMMAND, executable=NOWHERE)
+    assert error.value.what.startswith("mpirun of Open MPI started 1 rank, but MPICH 5.0.2 cannot be started by it: ")
+    assert error.value.remedy == "mpirun (of MPICH 5.0.2) -np 1 sambasim run --pef 'my model.pef'"
+
+
+@pytest.mark.parametrize(
+    ("environ", "version"),
+    [({"OMPI_COMM_WORLD_SIZE": "2"}, OPEN_MPI), ({"PMI_SIZE": "2"}, MPICH), ({"PMI_SIZE": "2"}, OPEN_MPI), ({}, MPICH)],
+)
+def test_other_pairs_may_start(environ: dict[str, str], version: str) -> None:
+    check_family(environ, version, command=COMMAND, executable=NOWHERE)
+
+
+def test_too_few_replicas_are_refused_with_the_right_command() -> None:
+    with pytest.raises(LaunchError) as error:
+        check_world_size(1, 2, command=COMMAND, data_parallel=True)
+    assert str(error.value) == (
+        "this PEF was compiled for at least 2 replicas (-ws 2), and 1 was started\n"
+        "  try:   mpirun -np 2 sambasim run --pef 'my model.pef'"
+    )
+    with pytest.raises(LaunchError, match=r"at least 4 replicas \(-ws 4\), and 3 were started"):
+        check_world_size(3, 4, command=COMMAND, data_parallel=True)
+
+
+def test_replicas_of_a_pef_without_data_parallel_sections_are_refused() -> None:
+    with pytest.raises(LaunchError) as error:
+        check_world_size(2, 1, command=COMMAND, data_parallel=False)
+    assert error.value.what == (
+        "2 were started, but this PEF has no REDUCE and GATHER sections: its replicas would train apart"
+    )
+    assert error.value.remedy == (
+        "compile it with --data-parallel -ws 2, or run it alone: sambasim run --pef 'my model.pef'"
+    )
+
+
+@pytest.mark.parametrize(("world_size", "minimum", "data_parallel"), [(1, 1, False), (2, 2, True), (5, 2, True)])
+def test_a_world_size_that_fits_passes(world_size: int, minimum: int, data_parallel: bool) -> None:
+    check_world_size(world_size, minimum, command=COMMAND, data_parallel=data_parallel)

@@ -1,0 +1,59 @@
+"""The examples of the product, compiled for tests: each captured once, then assembled with many optimizers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.front import build_model, example_batch
+from sambasim.options.compile import CompileOptions, compile_options
+from tests.support.mpi import ROOT
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "digits": (),
+    "logistic_regression": (),
+    "char_gpt": ("model.args.layers=2", "model.args.width=32", "model.args.length=32", "data.args.length=32"),
+    "lstm_classifier": ("model.args.hidden=24",),
+    "resnet": ("model.args.width=4",),
+}
+"""By name of the config: what makes the example small enough to be run many times."""
+
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("optimizer.name=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01"),
+    "adam": ("optimizer.name=adam", "optimizer.lr=0.003", "optimizer.weight_decay=0.01"),
+    "adamw": ("optimizer.name=adamw", "optimizer.lr=0.003"),
+}
+_CLIPPING = {False: "optimizer.max_grad_norm=", True: "optimizer.max_grad_norm=0.05"}
+_OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=", "optimizer.lr=")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledExample:
+    """One PEF of one example. `clipped` says whether it has a GRADNORM section."""
+
+    example: str
+    optimizer: str
+    clipped: bool
+    path: Path
+
+
+def example_options(name: str, folder: Path, *overrides: str, data_parallel: bool = True) -> CompileOptions:
+    """The options of the small version of the example called `name`."""
+    flags = {"output_folder": folder, "batch_size": 4, "data_parallel": data_parallel or None}
+    return compile_options(ROOT / "configs" / f"{name}.toml", None, [*EXAMPLES[name], *overrides], flags)
+
+
+def compile_examples(folder: Path) -> Iterator[CompiledExample]:
+    """Every example with every optimizer, with and without clipping."""
+    for name in EXAMPLES:
+        options = example_options(name, folder)
+        model = build_model(options)
+        inputs, by_keyword = example_batch(model, options)
+        watch = Stopwatch(lambda phase: None)
+        built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
+        for optimizer, chosen in OPTIMIZERS.items():
+            for clipped, clipping in _CLIPPING.items():
+                pef_name = f"{name}-{optimizer}{'-clipped' * clipped}"
+                overrides = (*_OF_ANOTHER_KIND, *chosen, clipping, f"compile.pef_name={pef_name}")
+                compiled = assemble(built, model, example_options(name, folder, *overrides), watch)
+                yield CompiledExample(name, optimizer, clipped, compiled.path)

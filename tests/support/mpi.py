@@ -1,0 +1,168 @@
+"""Run a body under mpirun, and be sure that nothing of it is left when it ends, however it ends.
+
+One body runs at several numbers of ranks, on data that depends on the rank, so that "multiply by size" cannot pass.
+`SAMBASIM_TEST_RANKS` chooses the numbers: `make test-mpi-3` sets it to 3.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
+
+_SHARED_MEMORY = Path("/dev/shm")
+_JOB_KEY = "SAMBASIM_TEST_JOB"
+_GOODBYE_S = 5.0
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job left: its exit code, what it printed, and how long it took from start to end."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    elapsed_s: float
+
+    def check(self) -> "Result":
+        """This result. Fails the test with everything that was printed unless the exit code is 0."""
+        if self.returncode != 0:
+            pytest.fail(f"exit code {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}")
+        return self
+
+
+def mpirun() -> str:
+    """The mpirun beside the running Python, else the one on PATH. Fails the test if there is none."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        pytest.fail("there is no mpirun: python -m pip install mpich")
+    return found
+
+
+def run_mpi(
+    np: int,
+    argv: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Result:
+    """Run `mpirun -np NP ARGV`; `env` is laid over this process's environment, with one thread a rank unless it says.
+
+    Fails the test if the job does not end within `timeout` seconds, or leaves a process or shared memory behind.
+    """
+    return run_job([mpirun(), "-np", str(np), *argv], timeout=timeout, env=env, cwd=cwd)
+
+
+def run_job(
+    command: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Result:
+    """As `run_mpi`, for a command line that starts with something else."""
+    job = uuid.uuid4().hex
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
+    environ = {
+        **inherited,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        **(env or {}),
+        _JOB_KEY: job,
+    }
+    names_before = _segment_names()
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        cwd=cwd or ROOT,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        stdout, stderr = _kill(process, job)
+        pytest.fail(f"the job did not end within {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+    elapsed_s = time.monotonic() - start
+    _check_nothing_left(job, names_before)
+    return Result(process.returncode, stdout, stderr, elapsed_s)
+
+
+def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:
+    """End the job: mpirun first, which takes its ranks along, then whatever of the job is still there."""
+    os.killpg(process.pid, signal.SIGTERM)
+    _await_end(job)
+    for pid in _processes_of(job):
+        _kill_process(pid)
+    return process.communicate(timeout=_GOODBYE_S)
+
+
+def _check_nothing_left(job: str, names_before: frozenset[str]) -> None:
+    left = _await_end(job)
+    for pid in left:
+        _kill_process(pid)
+    if left:
+        pytest.fail(f"the job left processes behind: {left}")
+    # Other jobs of this machine come and go meanwhile; theirs are mapped by a process, a forgotten one is by none.
+    forgotten = {name for name in _segment_names() - names_before if not _is_mapped(name)}
+    if forgotten:
+        pytest.fail(f"the job left shared memory behind: {sorted(forgotten)}")
+
+
+def _await_end(job: str) -> list[int]:
+    """The processes of the job that are still there after a grace period."""
+    until = time.monotonic() + _GOODBYE_S
+    while (left := _processes_of(job)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return left
+
+
+def _processes_of(job: str) -> list[int]:
+    mark = f"{_JOB_KEY}={job}".encode()
+    return [pid for pid in _process_ids() if mark in _read(Path(f"/proc/{pid}/environ")).split(b"\0")]
+
+
+def _is_mapped(name: str) -> bool:
+    path = str(_SHARED_MEMORY / name).encode()
+    return any(path in _read(Path(f"/proc/{pid}/maps")) for pid in _process_ids())
+
+
+def _process_ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file of /proc; nothing if its process is gone or another user's."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _kill_process(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _segment_names() -> frozenset[str]:
+    return frozenset(entry.name for entry in _SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else frozenset()
