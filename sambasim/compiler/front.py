@@ -70,13 +70,20 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
     names = list(batch) if isinstance(batch, Mapping) else _positional_names(model, batch, options)
     if isinstance(batch, Mapping) and options.loss and TARGET in batch:
         names = [name for name in names if name != TARGET] + [TARGET]
-    inputs = bind(batch, names)
+    inputs = _narrowed(bind(batch, names), model)
     if options.inference and options.loss:
         inputs.pop(TARGET, None)  # what only the loss would read
     for name, tensor in inputs.items():
         if tensor.ndim == 0 or tensor.shape[0] != batch_size:
             raise DataError(f"the input {name} has shape {tuple(tensor.shape)}, whose first extent is not the batch")
     return inputs, by_keyword
+
+
+def _narrowed(inputs: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """NumPy makes float64 of everything; a model without float64 parameters takes it as float32, as a run will."""
+    if any(parameter.dtype is torch.float64 for parameter in model.parameters()):
+        return inputs
+    return {name: tensor.float() if tensor.dtype is torch.float64 else tensor for name, tensor in inputs.items()}
 
 
 def _positional_names(model: nn.Module, batch: object, options: CompileOptions) -> list[str]:

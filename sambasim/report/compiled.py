@@ -12,6 +12,10 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.units import format_bytes, format_seconds
 
 
+_LEAST_SHARE = 0.01
+"""Phases below this share of the time are told together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """What was compiled, where it is, notices for the user, and seconds by phase."""
@@ -79,15 +83,25 @@ def print_compiled(compilation: Compilation) -> None:
         table.add_row("replicas", f"at least {program.world_size}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
-    phases = ", ".join(f"{name} {format_seconds(time_s)}" for name, time_s in compilation.phases_s.items())
-    table.add_row("time", f"{format_seconds(sum(compilation.phases_s.values()))}: {phases}")
-    table.add_row("digest", compilation.digest)
+    table.add_row("time", "\n".join(_phases(compilation.phases_s)))
     console.print(table)
+    console.print(f"digest           {compilation.digest}")
     for notice in compilation.notices:
         console.print(f"note: {notice}", markup=False)
     console.print(f"PEF file {path.absolute()} created", markup=False)
     console.print("Compilation succeeded")
     console.print(f"next: {next_command(program, path)}", markup=False)
+
+
+def _phases(phases_s: Mapping[str, float]) -> list[str]:
+    """The whole time, then the phases that matter, then what the others took together."""
+    total_s = sum(phases_s.values())
+    long = {name: time_s for name, time_s in phases_s.items() if time_s >= _LEAST_SHARE * total_s}
+    lines = [f"{format_seconds(total_s)} (measured)"]
+    lines += [f"  {format_seconds(time_s):>8}  {name}" for name, time_s in long.items()]
+    if len(long) < len(phases_s):
+        lines.append(f"  {format_seconds(total_s - sum(long.values())):>8}  the other phases")
+    return lines
 
 
 def _parameters(program: Program) -> int:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from sambasim.data.batches import bind, check, collate
+from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.samples import reading_batch
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -100,7 +101,8 @@ class Evaluator:
         )
         batches = iter(loader)
         for start in range(0, len(indices), size):
-            batch = next(batches)
+            with reading_batch(self._options.source or "the data"):
+                batch: Batch = next(batches)
             count = min(size, len(indices) - start)
             tensors = bind(batch, [spec.name for spec in self._inputs])
             yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.samples import reading_batch
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import InputSpec
 from sambasim.runtime.randomness import Stream, derive, seed_everything
@@ -31,6 +32,7 @@ class Shard:
         inputs: Sequence[InputSpec],
         seed: int,
     ) -> None:
+        self._name = options.source or "the data"
         self._rank = rank
         self._seed = seed
         self._inputs = inputs
@@ -64,7 +66,8 @@ class Shard:
     def next_batch(self, step: int, micro_step: int) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         seed_everything(derive(self._seed, self._rank, step, micro_step, Stream.DATA))
-        batch = next(self._iterator)
+        with reading_batch(self._name):
+            batch = next(self._iterator)
         tensors = bind(batch, [spec.name for spec in self._inputs])
         return check(tensors, self._inputs, self._batch_size)
 
