@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """`[batch, channels_in, h, w]` to `[batch, channels_out, h / stride, w / stride]`: two convolutions and a shortcut."""
+    """`[batch, channels_in, h, w]` to `[batch, channels_out, h / stride, w / stride]`: two convolutions, a shortcut."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()

@@ -9,6 +9,8 @@ which strict export of the training step has already done.
 """
 
 import contextlib
+import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -89,6 +91,13 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph
     return CapturedGraph(graph, feeds, yields, constants)
 
 
+def starts_a_backward(captured: CapturedGraph) -> bool:
+    """Whether the training step's loss is one floating-point number that depends on a parameter."""
+    differentiable = any(feed.kind == "tangent" for feed in captured.feeds.values())
+    value = next(node for node, yielded in captured.yields if yielded == Yield("output", "0")).meta["val"]
+    return differentiable and isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+
+
 def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
     """The forward graph of `step` as it is set (call `step.eval()` first), without gradients.
 
@@ -125,7 +134,9 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGra
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
-        return torch.export.export(step, tuple(inputs), strict=strict)
+        # Where strict export fails, it prints the graph so far on top of its message.
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            return torch.export.export(step, tuple(inputs), strict=strict)
 
 
 def _feed(description: object) -> Feed:
@@ -190,6 +201,8 @@ def _kernels_of_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
     try:
         yield
     except CaptureError:
@@ -198,6 +211,8 @@ def _tracing(what: str) -> Iterator[None]:
         raise CaptureError(
             f"the {what} cannot be captured: {_explanation(error)}", where=_location(error), remedy=_remedy(error)
         ) from error
+    finally:
+        logging.disable(disabled)
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from sambasim import __version__
 from sambasim.compiler.build import Built, Captures, build
-from sambasim.compiler.capture import TESTED_TORCH, capture_evaluation, capture_training
+from sambasim.compiler.capture import (
+    TESTED_TORCH,
+    CapturedGraph,
+    capture_evaluation,
+    capture_training,
+    starts_a_backward,
+)
 from sambasim.compiler.losses import per_sample_loss, training_loss
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import AddDataParallel
@@ -25,7 +31,7 @@ from sambasim.compiler.step import (
     restore_plain_tensors,
     run_eagerly,
 )
-from sambasim.errors import ModelError
+from sambasim.errors import CaptureError, ModelError
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
@@ -128,24 +134,37 @@ def _capture(
     loss: LossOptions | None = None if options.inference else options.loss
     training = None
     if not options.inference:
-        watch.begin("run the model once")
+        watch.begin("capture the training step")
         mean = training_loss(loss.name, loss.args) if loss else None
         step = TrainingStep(model, names, mean, by_keyword).train()
-        check_loss(run_eagerly(step, tensors)[0], loss.name if loss else None)
-        watch.begin("capture the training step")
-        training = capture_training(step, tensors)
+        training = _capture_training(step, tensors, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
     mean_only = training_loss(loss.name, loss.args) if loss and by_sample is None else None
     evaluation_step = EvaluationStep(model, names, by_sample or mean_only, by_keyword).eval()
-    if options.inference:
+    try:
+        evaluation = capture_evaluation(evaluation_step, tensors)
+    except CaptureError:
         run_eagerly(evaluation_step, tensors)
-    evaluation = capture_evaluation(evaluation_step, tensors)
+        raise
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
         single = capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
+
+
+def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: str | None) -> CapturedGraph:
+    """The captured training step. If that fails, PyTorch itself runs the model once: what is wrong there already is
+    told in its words, which are better than those of a tracer. A model that is sound is spared that run."""
+    try:
+        captured = capture_training(step, tensors)
+    except CaptureError:
+        check_loss(run_eagerly(step, tensors)[0], loss_name)
+        raise
+    if not starts_a_backward(captured):
+        check_loss(run_eagerly(step, tensors)[0], loss_name)
+    return captured
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions) -> PefDocument:

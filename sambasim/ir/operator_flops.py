@@ -112,13 +112,15 @@ def each_of_largest(count: int) -> Flops:
 
 
 def each_in_group(count: int) -> Flops:
-    """`count` for each element of the parameter group that a composite names as its first argument."""
+    """`count` for each element of the parameter groups that a composite names: one, or a tuple of them."""
 
     def flops(node: Node, type_of: TypeOf) -> int:
-        group = _argument(node, 0)
-        if not isinstance(group, str):
-            raise _refuse(node, 0, "the name of a group")
-        return count * type_of(group).numel
+        named = _argument(node, 0)
+        groups = named if isinstance(named, tuple) else (named,)
+        names = [group for group in groups if isinstance(group, str)]
+        if len(names) != len(groups):
+            raise _refuse(node, 0, "the name of a group, or a list of them")
+        return count * sum(type_of(name).numel for name in names)
 
     return flops
 

@@ -11,7 +11,6 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.units import format_bytes, format_seconds
 
-
 _LEAST_SHARE = 0.01
 """Phases below this share of the time are told together."""
 

@@ -235,11 +235,13 @@ def test_the_rest_counts_as_documented(recorded: Callable[[], Recorded], expecte
     assert recorded().flops() == expected
 
 
-def test_composites_count_by_their_group() -> None:
-    group = {"group0": TensorType("float32", (128,))}
-    node = Node("opt", "sambasim.sgd", ("group0",))
-    assert OPERATORS["sambasim.sgd"].flops(node, group.__getitem__) == 6 * 128
-    assert OPERATORS["sambasim.all_gather"].flops(node, group.__getitem__) == 0
+def test_composites_count_by_their_groups() -> None:
+    types = {"group0": TensorType("float32", (128,)), "group1": TensorType("float32", (64,))}
+    update = Node("opt", "sambasim.sgd", ("group0",))
+    norm = Node("norm", "sambasim.grad_norm", (("group0", "group1"),))
+    gather = Node("gather", "sambasim.all_gather", (("group0", "group1"),))
+    counted = [OPERATORS[node.operator].flops(node, types.__getitem__) for node in (update, norm, gather)]
+    assert counted == [6 * 128, 2 * (128 + 64), 0]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,10 @@ def test_composites_count_by_their_group() -> None:
         (Node("n7", "aten.mm.default"), "argument 0 of aten.mm.default is not a tensor"),
         (Node("n7", "aten.mm.default", (Ref("scalar"),)), "is not a tensor with a dimension -1"),
         (Node("n7", "aten.einsum.default", (1, ())), "argument 0 of aten.einsum.default is not an equation"),
-        (Node("n7", "sambasim.adamw", (Ref("x"),)), "argument 0 of sambasim.adamw is not the name of a group"),
+        (
+            Node("n7", "sambasim.adamw", (Ref("x"),)),
+            "argument 0 of sambasim.adamw is not the name of a group, or a list of them",
+        ),
         (
             Node("n7", "aten.convolution_backward.default", (Ref("x"), Ref("x"), Ref("x"))),
             "argument 10 of aten.convolution_backward.default is not a list of 3 flags",

@@ -1,0 +1,1 @@
+"""Plain PyTorch is what the runtime is held against."""

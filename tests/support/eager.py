@@ -1,0 +1,189 @@
+"""Plain PyTorch doing what a PEF says: the user's own module, a DataLoader, autograd, and torch.optim.
+
+Of the product it uses what a PEF records, how data sources are opened, and the numbers that seed the generators.
+"""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.data.resolve import call_object
+from sambasim.data.sources import open_source
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.training import ModelOptions, OptimizerOptions
+from sambasim.pef import PefDocument, map_weights, read
+from sambasim.runtime.randomness import Stream, derive
+from sambasim.runtime.replica import input_specs
+from tests.models.case import NAMED_LOSSES
+
+CONSTANT_RATE: Mapping[str, object] = {"name": "constant", "warmup_steps": 0}
+"""A `training.schedule` that leaves the learning rate alone."""
+
+
+class EagerReplica:
+    """Replica `rank` of `world_size`: the user's module with the weights of the PEF at `path`, and its own samples."""
+
+    def __init__(self, path: Path, options: RunOptions, *, rank: int = 0, world_size: int = 1) -> None:
+        document = read(path)
+        self.program: Program = document.program
+        self.resolved: ResolvedRun = resolve_run(options, document.training_defaults, document.data_source)
+        self.module = _module(document, path)
+        self._rank = rank
+        self._world_size = world_size
+        self._batches = self._all_batches()
+
+    def differentiate(
+        self, step: int, micro_steps: int = 1, through: Callable[..., object] | None = None
+    ) -> float:
+        """`(loss / k).backward()` on each of the next k batches; returns the mean loss. Old gradients are dropped.
+
+        `through` is called in place of the module: one that wraps it.
+        """
+        self.module.zero_grad(set_to_none=True)
+        total = 0.0
+        for micro_step in range(micro_steps):
+            batch = next(self._batches)
+            torch.manual_seed(derive(self.resolved.training.seed, self._rank, step, micro_step, Stream.GRAPH))
+            loss = self.loss(through or self.module, batch)
+            torch.autograd.backward(loss / micro_steps)
+            total += loss.item()
+        return total / micro_steps
+
+    def loss(self, model: Callable[..., object], batch: Sequence[Tensor]) -> Tensor:
+        """The mean loss of a batch: the model's own, or the named one."""
+        named = self.resolved.loss
+        result = model(*batch) if named is None else model(*batch[:-1])
+        first = result[0] if isinstance(result, tuple) else result
+        if not isinstance(first, Tensor):
+            raise TypeError(f"a model returned {type(result).__name__}")
+        return first if named is None else NAMED_LOSSES[named.name](first, batch[-1])
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By symbol of the gradient."""
+        gradients = {}
+        for member in (member for group in self.program.groups for member in group.members):
+            gradient = self.parameter(member.parameter).grad
+            if gradient is None:
+                raise ValueError(f"{member.parameter} has a gradient in the PEF, and none here")
+            gradients[member.gradient] = gradient
+        return gradients
+
+    def parameter(self, symbol: str) -> nn.Parameter:
+        """The parameter behind a symbol."""
+        return self.module.get_parameter(self.program.symbols[symbol].torch_names[0])
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by symbol."""
+        tensors = self.module.state_dict()
+        symbols = self.program.symbols.values()
+        kept = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+        return {s.name: tensors[s.torch_names[0]] for s in symbols if s.kind in kept and s.torch_names}
+
+    def _all_batches(self) -> Iterator[list[Tensor]]:
+        training, data = self.resolved.training, self.resolved.data
+        dataset = open_source(data, tuple(input_specs(self.program))).train
+        sampler: DistributedSampler[object] = DistributedSampler(
+            dataset, self._world_size, self._rank, shuffle=data.shuffle, seed=training.seed, drop_last=True
+        )
+        loader: DataLoader[list[Tensor]] = DataLoader(
+            dataset, training.batch_size, sampler=sampler, drop_last=True
+        )
+        epoch = 0
+        while True:
+            sampler.set_epoch(epoch)
+            yield from loader
+            epoch += 1
+
+
+class PaddedOptimizer:
+    """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are.
+
+    The layout is what makes it the same kernel. A fused kernel goes through a tensor by whole vectors and finishes
+    the ragged tail by other instructions, which round otherwise: the last elements of a parameter may differ by one
+    unit in the last place. In a group every parameter starts at a multiple of 64 elements, and zeros fill the gaps: so
+    no element of a parameter is in a tail, whatever its size.
+    """
+
+    def __init__(self, replica: EagerReplica) -> None:
+        if replica.resolved.optimizer is None:
+            raise ValueError("a PEF without an optimizer")
+        self._replica = replica
+        self.flats = [nn.Parameter(torch.zeros(group.numel)) for group in replica.program.groups]
+        for flat, view, parameter in self._members():
+            view(flat.data).copy_(parameter.detach())
+        self.optimizer = make_optimizer(replica.resolved.optimizer, self.flats, fused=True)
+
+    def take_gradients(self) -> list[Tensor]:
+        """Copy the module's gradients to the flat tensors; returns those."""
+        for flat in self.flats:
+            flat.grad = torch.zeros_like(flat)
+        for flat, view, parameter in self._members():
+            if flat.grad is not None and parameter.grad is not None:
+                view(flat.grad).copy_(parameter.grad)
+        return [flat.grad for flat in self.flats if flat.grad is not None]
+
+    def step(self) -> None:
+        """Update the flat tensors from their gradients, and the module from them."""
+        self.optimizer.step()
+        for flat, view, parameter in self._members():
+            parameter.data.copy_(view(flat.data))
+
+    def _members(self) -> Iterator[tuple[nn.Parameter, Callable[[Tensor], Tensor], nn.Parameter]]:
+        """The flat tensor of each parameter, how to find its place there, and the module's own."""
+        for flat, group in zip(self.flats, self._replica.program.groups, strict=True):
+            for member in group.members:
+                parameter = self._replica.parameter(member.parameter)
+
+                def view(
+                    tensor: Tensor, start: int = member.start, shape: torch.Size = parameter.shape
+                ) -> Tensor:
+                    return tensor[start : start + shape.numel()].view(shape)
+
+                yield flat, view, parameter
+
+
+def make_optimizer(
+    options: OptimizerOptions, parameters: Sequence[nn.Parameter], *, fused: bool | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of torch.optim that the options describe; unless `fused`, torch's default implementation of it."""
+    if options.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=options.lr,
+            momentum=options.momentum or 0.0,
+            dampening=options.dampening or 0.0,
+            nesterov=options.nesterov or False,
+            weight_decay=options.weight_decay,
+            fused=fused,
+        )
+    make = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
+    if options.betas is None or options.eps is None:
+        raise ValueError(f"{options.name} without betas or eps")
+    return make(
+        parameters,
+        lr=options.lr,
+        betas=options.betas,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        fused=fused,
+    )
+
+
+def _module(document: PefDocument, path: Path) -> nn.Module:
+    model = ModelOptions.model_validate(document.compile_options["model"])
+    module = call_object(model.target or "", model.args, "model")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{model.target} gave {type(module).__name__}")
+    weights = map_weights(path)
+    named = [(name, s.name) for s in document.program.symbols.values() for name in s.torch_names]
+    module.load_state_dict({name: weights[symbol].clone() for name, symbol in named})
+    return module.train()
