@@ -1,8 +1,8 @@
 """A GPT that writes character by character, and learns to from English text that every Python carries.
 
 It shows a Transformer with tied weights, data from a function of one's own, and a model that returns `(loss, logits)`,
-as SambaFlow's models do: no loss is named in the config. In 300 steps with a global batch of 32 windows, the loss on
-held-out text falls from 4.5 to 2.1 nats a character; with more steps it goes on falling.
+as SambaFlow's models do: no loss is named in the config. In 300 steps on two replicas the loss on held-out text
+falls from 4.5 to 2.1 nats a character; with more steps it goes on falling.
 
     sambasim compile --config configs/char_gpt.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef char_gpt --reduce-on-rdu

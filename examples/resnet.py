@@ -1,8 +1,8 @@
 """A residual network for small pictures: three stages of blocks, each half as fine and twice as wide as the last.
 
 It shows a deeper graph: convolutions with strides, BatchNorm buffers by the dozen, and shortcuts that tie distant
-layers together. BatchNorm's statistics are those of each replica; replica 0's are evaluated and saved. With a global
-batch of 64 it reads 99 % of the held-out digits after 10 epochs.
+layers together. BatchNorm's statistics are those of each replica; replica 0's are evaluated and saved. On two
+replicas it reads 99 % of the held-out digits after 10 epochs.
 
     sambasim compile --config configs/resnet.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef resnet --reduce-on-rdu

@@ -33,14 +33,19 @@ _DECOMPOSED_IN_PYTHON = (
     "gru.input",
     "rnn_tanh.input",
     "rnn_relu.input",
+    "multi_margin_loss.default",
+    "multilabel_margin_loss_forward.default",
     *(
-        f"upsample_{mode}.{overload}"
-        for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+        f"{upsampling}.{overload}"
+        for upsampling in (
+            *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+            *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+        )
         for overload in ("vec", "default")
     ),
 )
 """Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
-layers, unroll time, and change bits; without them the trace records the operator that eager PyTorch runs."""
+layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ def gradient_name(parameter: str) -> str:
     return f"{parameter}__grad"
 
 
+def prefix_of(name: str) -> str:
+    """The model's prefix of a name: `"logreg__lin_layer__addmm"` -> `"logreg"`."""
+    return name.partition("__")[0]
+
+
 class UniqueNames:
     """Hands out names, each once: the second `x` is `x_1`."""
 

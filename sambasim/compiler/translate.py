@@ -21,8 +21,8 @@ from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, no
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 
-_CHECKED_ALREADY = {"aten._assert_tensor_metadata.default"}
-"""Assertions about dtypes and shapes, which hold for good once the trace has passed them."""
+_ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
+"""Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""
 
 _REFUSED = "refused"
 """Stands for the results of a refused operator, so that the rest of the graph can be looked at too."""
@@ -86,7 +86,7 @@ class _Translator:
         if node.target is getitem:
             source, index = node.args
             self._value_of[node] = self._result_of.get((source, index), _REFUSED)  # type: ignore[arg-type]
-        elif operator in _CHECKED_ALREADY:
+        elif operator in _ASSERTIONS:
             return
         elif operator in _ALIASES:
             self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]
@@ -100,7 +100,9 @@ class _Translator:
         backward = node.meta.get("partitioner_tag") == "is_backward"
         module = module_path(node)
         short = operator.split(".")[1].lstrip("_")
-        path = ".".join(part for part in (module, f"{short}_bwd" if backward else short) if part)
+        if backward and "backward" not in short:
+            short = f"{short}_bwd"
+        path = ".".join(part for part in (module, short) if part)
         name = self._names.take(symbol_name(self._prefix, path))
         if backward:
             self._done.backward.add(name)

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
 
-from tests.support.examples import CompiledExample, compile_examples
+from tests.support.examples import compile_examples
+
+Variant: TypeAlias = tuple[str, str, bool]
+"""Example, optimizer, and whether gradients are clipped."""
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +23,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> tuple[CompiledExample, ...]:
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[Variant, Path]:
     """Every example with every optimizer, with and without clipping."""
-    return tuple(compile_examples(tmp_path_factory.mktemp("parity")))
-
-
-@pytest.fixture(scope="session")
-def example_path(examples: tuple[CompiledExample, ...]) -> dict[tuple[str, str, bool], Path]:
-    """The PEFs by example, optimizer, and whether gradients are clipped."""
-    return {(one.example, one.optimizer, one.clipped): one.path for one in examples}
+    compiled = compile_examples(tmp_path_factory.mktemp("parity"))
+    return {(one.example, one.optimizer, one.clipped): one.path for one in compiled}

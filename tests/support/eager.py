@@ -41,9 +41,7 @@ class EagerReplica:
         self._world_size = world_size
         self._batches = self._all_batches()
 
-    def differentiate(
-        self, step: int, micro_steps: int = 1, through: Callable[..., object] | None = None
-    ) -> float:
+    def differentiate(self, step: int, micro_steps: int = 1, through: Callable[..., object] | None = None) -> float:
         """`(loss / k).backward()` on each of the next k batches; returns the mean loss. Old gradients are dropped.
 
         `through` is called in place of the module: one that wraps it.
@@ -94,9 +92,7 @@ class EagerReplica:
         sampler: DistributedSampler[object] = DistributedSampler(
             dataset, self._world_size, self._rank, shuffle=data.shuffle, seed=training.seed, drop_last=True
         )
-        loader: DataLoader[list[Tensor]] = DataLoader(
-            dataset, training.batch_size, sampler=sampler, drop_last=True
-        )
+        loader: DataLoader[list[Tensor]] = DataLoader(dataset, training.batch_size, sampler=sampler, drop_last=True)
         epoch = 0
         while True:
             sampler.set_epoch(epoch)
@@ -143,9 +139,7 @@ class PaddedOptimizer:
             for member in group.members:
                 parameter = self._replica.parameter(member.parameter)
 
-                def view(
-                    tensor: Tensor, start: int = member.start, shape: torch.Size = parameter.shape
-                ) -> Tensor:
+                def view(tensor: Tensor, start: int = member.start, shape: torch.Size = parameter.shape) -> Tensor:
                     return tensor[start : start + shape.numel()].view(shape)
 
                 yield flat, view, parameter

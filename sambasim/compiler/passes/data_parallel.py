@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
+from sambasim.compiler.names import prefix_of
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import DataParallel, GradientGroup, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
@@ -63,8 +64,9 @@ def _wrapper_name(group: ParameterGroup) -> str:
 def _with_collectives(training: Graph, program: Program) -> Graph:
     """REDUCE before the optimizer's sections, GATHER behind them."""
     names = tuple(group.name for group in program.groups)
-    reduce = Node(f"{program.name}__reduce", "sambasim.reduce_scatter", (names,))
-    gather = Node(f"{program.name}__gather", "sambasim.all_gather", (names,))
+    prefix = prefix_of(training.nodes[0].name)
+    reduce = Node(f"{prefix}__reduce", "sambasim.reduce_scatter", (names,))
+    gather = Node(f"{prefix}__gather", "sambasim.all_gather", (names,))
     nodes: list[Node] = []
     sections: list[Section] = []
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from sambasim.compiler.names import prefix_of
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, align
@@ -46,7 +47,7 @@ class AttachOptimizer:
             symbols=symbols,
             optimizers=(optimizer,),
             groups=groups,
-            training=self._extend(training, groups, program.name),
+            training=self._extend(training, groups, prefix_of(training.nodes[0].name)),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizer)),
         )
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
-from sambasim.compiler.names import UniqueNames, symbol_name
 from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Stage
@@ -32,7 +31,7 @@ class Partition:
 
     def __call__(self, program: Program) -> Program:
         def cut(graph: Graph | None) -> Graph | None:
-            return None if graph is None else replace(graph, sections=self._sections(graph, program.name))
+            return None if graph is None else replace(graph, sections=self._sections(graph))
 
         evaluation = cut(program.evaluation)
         return replace(
@@ -42,14 +41,13 @@ class Partition:
             single=cut(program.single),
         )
 
-    def _sections(self, graph: Graph, prefix: str) -> tuple[Section, ...]:
-        names = UniqueNames()
+    def _sections(self, graph: Graph) -> tuple[Section, ...]:
         sections: list[Section] = []
         for whole in graph.sections:
             start = whole.start
             for piece in self._pieces(graph.section_nodes(whole)):
-                module = next((node.module for node in piece if node.module), "")
-                name = names.take(symbol_name(prefix, f"{module}.{whole.kind.lower()}"))
+                # Like SambaFlow's: a section is called after its first operator that belongs to a module.
+                name = next((node.name for node in piece if node.module), piece[0].name)
                 sections.append(Section(len(sections), whole.kind, name, start, start + len(piece)))
                 start += len(piece)
         return tuple(sections)

@@ -1,0 +1,224 @@
+"""Promise one, for one replica: loss and every gradient equal eager PyTorch's, bit for bit, step after step.
+
+The runtime and a plain PyTorch loop train the same weights on the same samples. Each updates its own parameters, so
+one bit that is off in one step shows in all that follow.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS
+from sambasim.data.sources import open_source
+from sambasim.ir.program import Program
+from sambasim.options.run import RunOptions, resolve_run
+from sambasim.pef import map_weights, read
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.plan import plan
+from sambasim.runtime.replica import Replica, input_specs, place_weights
+from sambasim.runtime.sharding import Shard
+from sambasim.runtime.sync.single import SingleSync
+from sambasim.runtime.training import Trainer
+from tests.parity.conftest import Variant
+from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
+from tests.support.examples import EXAMPLES, OPTIMIZERS
+
+STEPS = 5
+EPSILON = torch.finfo(torch.float32).eps
+
+
+def _options(
+    path: Path, *, accumulation: int = 1, schedule: Mapping[str, object] = CONSTANT_RATE, seed: int = 0
+) -> RunOptions:
+    training = {"steps": STEPS, "accumulation_steps": accumulation, "schedule": dict(schedule), "seed": seed}
+    return RunOptions(pef=str(path), overrides={"training": training})
+
+
+class Ours:
+    """One replica, as `sambasim run` plays it at np 1."""
+
+    def __init__(self, path: Path, options: RunOptions) -> None:
+        document = read(path)
+        self.program: Program = document.program
+        self.memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
+        place_weights(self.program, self.memory, map_weights(path))
+        resolved = resolve_run(options, document.training_defaults, document.data_source)
+        assert resolved.optimizer is not None
+        source = open_source(resolved.data, tuple(input_specs(self.program)))
+        shard = Shard(
+            source.train,
+            rank=0,
+            world_size=1,
+            batch_size=self.program.batch_size,
+            options=resolved.data,
+            inputs=input_specs(self.program),
+            seed=resolved.training.seed,
+        )
+        replica = Replica(0, self.program, self.memory, shard, resolved.training.seed)
+        steps = plan(len(source.train), 1, resolved.training)
+        sync = SingleSync(self.program)
+        self.trainer = Trainer(
+            self.program, [replica], sync, steps, resolved.training, resolved.optimizer, lambda losses: losses[0]
+        )
+        self.trainer.begin_epoch(0)
+
+    def regions(self, region: str) -> list[Tensor]:
+        """A flat tensor for each group."""
+        return [self.memory.region(group, region) for group in self.program.groups]
+
+
+def _differing(ours: DeviceMemory, theirs: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in theirs.items() if not torch.equal(ours.tensor(name), tensor)]
+
+
+def _compare(path: Path, options: RunOptions) -> None:
+    """STEPS steps, compared after each: loss, gradients, parameters and buffers."""
+    ours, eager = Ours(path, options), EagerReplica(path, options)
+    optimizer = PaddedOptimizer(eager)
+    before = {name: tensor.clone() for name, tensor in eager.state().items()}
+    losses = set()
+    for step in range(STEPS):
+        record = ours.trainer.step(0)
+        loss = eager.differentiate(step, eager.resolved.training.accumulation_steps)
+        optimizer.take_gradients()
+        optimizer.step()
+        assert record.loss == loss, f"step {step}"
+        assert _differing(ours.memory, eager.gradients()) == [], f"step {step}"
+        assert _differing(ours.memory, eager.state()) == [], f"step {step}"
+        losses.add(loss)
+    assert len(losses) == STEPS, "batches differ"
+    assert len(_differing(ours.memory, before)) == len(before), "everything is trained"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_loss_gradients_parameters_and_buffers_are_those_of_eager(
+    example: str, optimizer: str, pefs: Mapping[Variant, Path]
+) -> None:
+    path = pefs[example, optimizer, False]
+    _compare(path, _options(path))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_they_are_with_gradient_accumulation_too(example: str, pefs: Mapping[Variant, Path]) -> None:
+    """Eager runs `(loss / 2).backward()` twice: here the backward starts from 1/2, and the second pass adds."""
+    path = pefs[example, "adamw", False]
+    _compare(path, _options(path, accumulation=2, seed=7))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_they_are_at_two_threads_too(example: str, pefs: Mapping[Variant, Path]) -> None:
+    torch.set_num_threads(2)
+    path = pefs[example, "sgd", False]
+    _compare(path, _options(path))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_ordinary_optimizer_is_within_four_epsilon(example: str, pefs: Mapping[Variant, Path]) -> None:
+    """torch.optim as people write it, a tensor for each parameter and no fused kernel, from the state of ours."""
+    for kind in OPTIMIZERS:
+        path = pefs[example, kind, False]
+        options = _options(path)
+        ours, eager = Ours(path, options), EagerReplica(path, options)
+        for _ in range(STEPS - 1):
+            ours.trainer.step(0)
+        optimizer = _resume(ours, eager, STEPS - 1)
+        before = {name: tensor.clone() for name, tensor in eager.state().items()}
+        ours.trainer.step(0)
+        for member in (member for group in ours.program.groups for member in group.members):
+            eager.parameter(member.parameter).grad = ours.memory.tensor(member.gradient).clone()
+        optimizer.step()
+        for member in (member for group in ours.program.groups for member in group.members):
+            theirs = eager.parameter(member.parameter).detach()
+            scale = torch.maximum(theirs.abs(), (theirs - before[member.parameter]).abs())
+            apart = (ours.memory.tensor(member.parameter) - theirs).abs()
+            assert bool((apart <= 4 * EPSILON * scale).all()), f"{kind}, {member.parameter}"
+
+
+def _resume(ours: Ours, eager: EagerReplica, steps: int) -> torch.optim.Optimizer:
+    """An optimizer of the module's own parameters, in the state that ours has after `steps`."""
+    assert eager.resolved.optimizer is not None
+    optimizer = make_optimizer(eager.resolved.optimizer, list(eager.module.parameters()))
+    names = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+    for group in ours.program.groups:
+        for member in group.members:
+            parameter = eager.parameter(member.parameter)
+            parameter.data.copy_(ours.memory.tensor(member.parameter))
+            window = slice(member.start, member.start + member.numel)
+            for state in ours.program.optimizers[group.optimizer].states:
+                held = ours.memory.region(group, state)[window].view(parameter.shape)
+                optimizer.state[parameter][names[state]] = held.clone()
+            optimizer.state[parameter]["step"] = torch.tensor(float(steps))
+    return optimizer
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
+    example: str, optimizer: str, pefs: Mapping[Variant, Path]
+) -> None:
+    """The rule is written out in `_norm`. torch.nn.utils.clip_grad_norm_ takes the norm in float32, in an order of
+    its own: the norms, and so the clipped gradients, agree to a relative 1e-6."""
+    path = pefs[example, optimizer, True]
+    options = _options(path)
+    ours, eager = Ours(path, options), EagerReplica(path, options)
+    padded = PaddedOptimizer(eager)
+    assert eager.resolved.optimizer is not None
+    largest = eager.resolved.optimizer.max_grad_norm
+    assert largest is not None
+    for step in range(STEPS):
+        record = ours.trainer.step(0)
+        assert record.loss == eager.differentiate(step)
+        gradients = padded.take_gradients()
+        norm = _norm(gradients)
+        assert record.grad_norm == norm
+        assert norm > largest, "otherwise nothing is clipped"
+        theirs = [nn.Parameter(gradient) for gradient in gradients]
+        for parameter in theirs:
+            parameter.grad = parameter.detach().clone()
+        their_norm = torch.nn.utils.clip_grad_norm_(theirs, largest)
+        assert math.isclose(norm, their_norm.item(), rel_tol=1e-6)
+        for gradient, parameter, clipped in zip(gradients, theirs, ours.regions("gradient"), strict=True):
+            gradient.mul_(largest / (norm + 1e-6))
+            assert torch.equal(gradient, clipped), f"step {step}"
+            torch.testing.assert_close(clipped, parameter.grad, rtol=1e-6, atol=0.0)
+        padded.step()
+        assert _differing(ours.memory, eager.state()) == [], f"step {step}"
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """Squares in float64, summed block by block; the blocks added in order."""
+    total = 0.0
+    for gradient in gradients:
+        for block in gradient.split(NORM_BLOCK_ELEMENTS):
+            total += block.double().square().sum().item()
+    return math.sqrt(total)
+
+
+def test_the_learning_rate_follows_its_schedule_as_under_lambda_lr(pefs: Mapping[Variant, Path]) -> None:
+    """The rate that a schedule gives is the rate that the optimizer uses: bit for bit again."""
+    path = pefs["digits", "adamw", False]
+    options = _options(path, schedule={"name": "cosine", "warmup_steps": 2, "final_factor": 0.0})
+    ours, eager = Ours(path, options), EagerReplica(path, options)
+    optimizer = PaddedOptimizer(eager)
+
+    def factor(step: int) -> float:
+        return (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * ((step - 2) / (STEPS - 2)))) / 2
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, factor)
+    rates = []
+    for step in range(STEPS):
+        record = ours.trainer.step(0)
+        eager.differentiate(step)
+        optimizer.take_gradients()
+        assert [record.lr] == scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+        rates.append(record.lr)
+        assert _differing(ours.memory, eager.state()) == [], f"step {step}"
+    assert rates == [0.0015, 0.003, 0.003, *rates[3:]]
+    assert 0 < rates[4] < rates[3] < 0.003

@@ -1,0 +1,231 @@
+"""Every family of the model zoo: compiled into a PEF, read back, and one step of it held against eager PyTorch."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.compile import compile_model
+from sambasim.compiler.step import TARGET, forward_parameters
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.pef import map_weights, read
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.executor import Executable, outputs_in_order, tangent_of
+from sambasim.runtime.replica import place_inputs, place_weights
+from tests.models import CASES, Case, case, evaluate_loss
+
+BATCH_SIZE = 4
+SEED = 5
+FAMILIES = 14
+
+INEXACT_BOUND = 1e-6
+"""For a family that is exempt from bits: how far a gradient may be off, relative to its largest element."""
+
+BERT_AND_GPT2 = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="the package transformers is not installed"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One case: its inputs by name, what the compiler had to say, and the PEF as it was read back."""
+
+    case: Case
+    inputs: Mapping[str, Tensor]
+    notices: tuple[str, ...]
+    path: Path
+    program: Program
+
+    def memory(self) -> DeviceMemory:
+        """Device memory with the PEF's weights and the inputs in place."""
+        memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
+        place_weights(self.program, memory, map_weights(self.path))
+        place_inputs(memory, self.inputs)
+        return memory
+
+    def train(self, memory: DeviceMemory, seed: int = SEED) -> float:
+        """Forward and backward on `memory`; returns the loss."""
+        assert self.program.training is not None
+        assert self.program.loss is not None
+        executable = Executable(self.program.training, self.program, memory.tensor)
+        torch.manual_seed(seed)
+        return float(executable.run(tangent_of(self.program, 1.0))[self.program.loss])
+
+    def gradients(self, memory: DeviceMemory) -> dict[str, Tensor]:
+        """By the parameter's name in the model; a tied one has its first name."""
+        members = [member for group in self.program.groups for member in group.members]
+        names = self.program.symbols
+        return {names[member.parameter].torch_names[0]: memory.tensor(member.gradient) for member in members}
+
+    def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """What an evaluation graph gives out, on `memory` or on other `inputs`."""
+        given = inputs or {}
+        executable = Executable(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
+        return outputs_in_order(graph, executable.run())
+
+
+def _inputs(one: Case, model: nn.Module) -> dict[str, Tensor]:
+    batch = one.batch(BATCH_SIZE, seed=1)
+    if isinstance(batch, dict):
+        return batch
+    names = forward_parameters(model)[: len(batch) - (one.loss is not None)]
+    return dict(zip((*names, TARGET) if one.loss else names, batch, strict=True))
+
+
+def _compile(one: Case, folder: Path) -> Compiled:
+    model = one.module()
+    inputs = _inputs(one, model)
+    options = CompileOptions(
+        model=ModelOptions(target=one.target),
+        loss=LossOptions(name=one.loss) if one.loss else None,
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=BATCH_SIZE),
+        pef_name=one.name,
+        output_folder=folder,
+        data_parallel=True,
+        world_size=2,
+    )
+    by_keyword = isinstance(one.batch(BATCH_SIZE), dict)
+    compiled = compile_model(model, inputs, options, by_keyword=by_keyword)
+    return Compiled(one, inputs, compiled.notices, compiled.path, read(compiled.path).program)
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
+    """Compiled once for all tests of one case, which run one after another."""
+    one = request.param if isinstance(request.param, Case) else case(request.param)
+    yield _compile(one, tmp_path_factory.mktemp(one.name))
+
+
+EVERY_FAMILY = pytest.mark.parametrize("compiled", CASES, ids=lambda one: one.name, indirect=True)
+
+
+def _eager(one: Case, seed: int = SEED) -> tuple[nn.Module, Tensor]:
+    """The module after one backward, and the loss."""
+    model = one.module()
+    torch.manual_seed(seed)
+    loss = evaluate_loss(one, model, one.batch(BATCH_SIZE, seed=1))
+    torch.autograd.backward(loss)
+    return model, loss.detach()
+
+
+def test_there_are_enough_families() -> None:
+    assert len(CASES) >= FAMILIES
+
+
+@BERT_AND_GPT2
+def test_bert_and_gpt2_are_among_them() -> None:
+    assert {"bert", "gpt2"} <= {one.name for one in CASES}
+
+
+@EVERY_FAMILY
+def test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled: Compiled) -> None:
+    memory = compiled.memory()
+    loss = compiled.train(memory)
+    model, their_loss = _eager(compiled.case)
+    assert loss == their_loss.item()
+    gradients = compiled.gradients(memory)
+    theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients.keys() == theirs.keys()
+    if compiled.case.exact:
+        assert [name for name in theirs if not torch.equal(gradients[name], theirs[name])] == []
+    else:
+        apart = {name: _apart(gradients[name], theirs[name]) for name in theirs}
+        assert max(apart.values()) <= INEXACT_BOUND
+        assert max(apart.values()) > 0, "it is exact here: the exemption is not needed"
+    buffers = {s.name: s.torch_names[0] for s in compiled.program.symbols.values() if s.kind is SymbolKind.BUFFER}
+    assert [b for b, name in buffers.items() if not torch.equal(memory.tensor(b), model.get_buffer(name))] == []
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@EVERY_FAMILY
+def test_evaluation_gives_the_outputs_and_the_loss_of_eager(compiled: Compiled) -> None:
+    """A named loss is there for each sample, and the mean of them is eager's to 1e-6; a model's own loss has its bits,
+    and those of a single sample have their own graph."""
+    one, program, memory = compiled.case, compiled.program, compiled.memory()
+    model = one.module().eval()
+    loss, *outputs = compiled.evaluate(program.evaluation, memory)
+    with torch.no_grad():
+        their_loss = evaluate_loss(one, model, one.batch(BATCH_SIZE, seed=1))
+        their_outputs = _outputs(one, model)
+    assert len(outputs) == len(their_outputs) > 0
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(outputs, their_outputs, strict=True))
+    if one.loss is None:
+        assert not program.per_sample_loss
+        assert torch.equal(loss, their_loss)
+        _check_single_samples(compiled, model)
+    else:
+        assert program.per_sample_loss
+        assert program.single is None
+        assert loss.shape == (BATCH_SIZE,)
+        torch.testing.assert_close(loss.double().mean(), their_loss.double(), rtol=1e-6, atol=0.0)
+
+
+def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
+    memory = compiled.memory()
+    assert compiled.program.single is not None
+    for index in range(BATCH_SIZE):
+        inputs = {name: tensor[index : index + 1].clone() for name, tensor in compiled.inputs.items()}
+        loss = compiled.evaluate(compiled.program.single, memory, inputs)[0]
+        batch = inputs if isinstance(compiled.case.batch(1), dict) else tuple(inputs.values())
+        with torch.no_grad():
+            assert torch.equal(loss, evaluate_loss(compiled.case, model, batch))
+
+
+def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
+    """What the model itself gives out, without its own loss."""
+    batch = one.batch(BATCH_SIZE, seed=1)
+    if isinstance(batch, dict):
+        return _tensors(model(**batch))[1:]
+    return _tensors(model(*batch))[1:] if one.loss is None else _tensors(model(*batch[:-1]))
+
+
+def _tensors(result: object) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    items = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+@EVERY_FAMILY
+def test_parameters_without_a_gradient_are_named(compiled: Compiled) -> None:
+    unused = ", ".join(sorted(compiled.case.unused))
+    expected = [f"parameters without a gradient, which training leaves as they are: {unused}"] if unused else []
+    assert [notice for notice in compiled.notices if "gradient" in notice] == expected
+
+
+@pytest.mark.parametrize("compiled", ["tied_language_model"], indirect=True)
+def test_tied_weights_are_one_parameter_with_one_gradient(compiled: Compiled) -> None:
+    tied = ("embedding.weight", "head.weight")
+    holders = [symbol for symbol in compiled.program.symbols.values() if set(symbol.torch_names) & set(tied)]
+    assert [symbol.torch_names for symbol in holders] == [tied]
+    members = [member.parameter for group in compiled.program.groups for member in group.members]
+    assert members.count(holders[0].name) == 1
+
+
+@pytest.mark.parametrize("compiled", ["lstm"], indirect=True)
+def test_an_lstm_keeps_the_dropout_between_its_layers(compiled: Compiled) -> None:
+    """What is drawn depends on the seed and is what eager draws; in the evaluation graph nothing is."""
+    memory = compiled.memory()
+    losses = {seed: compiled.train(memory, seed) for seed in range(4)}
+    assert len(set(losses.values())) == len(losses)
+    assert losses == {seed: _eager(compiled.case, seed)[1].item() for seed in losses}
+    evaluated = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        evaluated.append(compiled.evaluate(compiled.program.evaluation, memory)[0])
+    assert torch.equal(*evaluated)
