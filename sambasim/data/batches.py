@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from sambasim.data.blame import summary
+from sambasim.data.disagreement import disagreement
 from sambasim.data.samples import Failure
 from sambasim.errors import DataError
 from sambasim.options.inputs import InputSpec
@@ -19,19 +21,35 @@ def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate: each tensor gets a first axis, the samples.
 
     Python's own floats have no width; they become float32, where default_collate would make float64 of them. Tensors
-    and arrays keep theirs. What cannot be put together is a Failure, which `bind` raises (see `samples`).
+    and arrays keep theirs. What cannot be put together, or only by widening a dtype, is a Failure, which `bind` raises
+    (see `samples`).
     """
     for sample in samples:
         if isinstance(sample, Failure):
             return sample
     try:
-        batch = default_collate(list(samples))
+        batch = _narrowed(default_collate(list(samples)), samples[0])
     except Exception as raised:
-        return Failure(
+        return disagreement(samples) or Failure(
             f"the samples of a batch cannot be put together: {summary(raised)}",
             remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
         )
-    return _narrowed(batch, samples[0])
+    return (disagreement(samples) or batch) if _widened(batch, samples[0]) else batch
+
+
+def _widened(batch: Batch, sample: object) -> bool:
+    """Whether a value of the batch is floating-point, and that of its first sample is a whole number."""
+    if isinstance(batch, Mapping) and isinstance(sample, Mapping):
+        pairs = [(value, sample[name]) for name, value in batch.items()]
+    elif isinstance(sample, tuple | list) and isinstance(batch, list):
+        pairs = list(zip(batch, sample, strict=True))
+    else:
+        pairs = [(batch, sample)]
+    return any(isinstance(value, Tensor) and value.is_floating_point() and _is_whole(of) for value, of in pairs)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) or (isinstance(value, Tensor) and not value.is_floating_point())
 
 
 def _narrowed(batch: object, sample: object) -> Batch:

@@ -5,7 +5,7 @@ failure travels as a value: a watched dataset hands it on in place of the sample
 batch, and `batches.bind` raises it, in the main process.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -37,6 +37,15 @@ class Failure:
         return DataError(self.what, where=self.where, remedy=self.remedy)
 
 
+class Samples(list[object]):
+    """The samples of one batch, and where they are from: the data source's `name`, and `indices` in its dataset."""
+
+    def __init__(self, samples: Iterable[object], name: str, indices: Sequence[int]) -> None:
+        super().__init__(samples)
+        self.name = name
+        self.indices = indices
+
+
 class WatchedDataset(Dataset[object]):
     """The samples of `dataset`, or those of them that `chosen` lists; `name` is the data source's, for messages.
 
@@ -58,25 +67,26 @@ class WatchedDataset(Dataset[object]):
             raise sample.error()
         return sample
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[object]:
+    def __getitems__(self, indices: Sequence[int]) -> Samples:
         chosen = [self.chosen[index] for index in indices]
         many = getattr(self.dataset, "__getitems__", None)
         if not callable(many):
-            return [self._read(index) for index in chosen]
+            return Samples(map(self._read, chosen), self.name, chosen)
         try:
-            return list(many(chosen))
+            return Samples(many(chosen), self.name, chosen)
         except Exception as raised:
-            samples = [self._read(index) for index in chosen]  # to find out which
+            samples = Samples(map(self._read, chosen), self.name, chosen)  # to find out which
             if any(isinstance(sample, Failure) for sample in samples):
                 return samples
-            return [Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))]
+            failure = Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
+            return Samples([failure], self.name, chosen)
 
     def _read(self, index: int) -> object:
         try:
             return self.dataset[index]
         except Exception as raised:
             what = f"sample {index} of {self.name} raised {summary(raised)}"
-            return Failure(what, where=user_line(raised))
+            return Failure(what, where=user_line(raised), remedy=f"read it alone in Python: dataset[{index}]")
 
 
 @contextmanager

@@ -95,9 +95,12 @@ def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
         ([(torch.ones(2), (1, 2))], "what a sample gives for y is no tensor or number, but a list"),
         (
             [(torch.ones(2), 1), (torch.ones(3), 1)],
-            "the samples of a batch cannot be put together: RuntimeError: stack",
+            "sample 1 of the batch gives float32[3] for value 0, and sample 0 of the batch gives float32[2]",
         ),
-        ([(torch.ones(2), None)], "the samples of a batch cannot be put together: TypeError: default_collate"),
+        ([(torch.ones(2), 1), (torch.ones(2), 2.0)], "sample 1 of the batch gives a float for value 1, and sample 0"),
+        ([{"x": torch.ones(2).long(), "y": 1}, {"x": torch.ones(2), "y": 1}], "sample 1 of the batch gives float32[2]"),
+        ([{"x": 1, "y": 2}, {"x": 1}], "sample 1 of the batch gives nothing for y, and sample 0"),
+        ([(torch.ones(2), None)], "sample 0 of the batch gives None for value 1, which is no tensor or number"),
     ],
 )
 def test_samples_that_do_not_match_are_told(samples: Sequence[object], text: str) -> None:
@@ -167,3 +170,17 @@ def test_a_worker_that_dies_is_told() -> None:
 def test_other_errors_around_a_batch_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match=r"ours"), reading_batch("pictures"):
         raise RuntimeError("ours")
+
+
+def test_a_sample_that_differs_is_called_by_its_index_in_the_users_dataset() -> None:
+    held = [torch.ones(2 if index != 5 else 3) for index in range(8)]
+    loader: DataLoader[object] = DataLoader(
+        WatchedDataset(held, "net.py:held", chosen=range(2, 8)), batch_size=4, collate_fn=collate
+    )
+    with pytest.raises(DataError) as caught:
+        bind(next(iter(loader)), ["x"])
+    assert caught.value.what == (
+        "sample 5 of net.py:held gives float32[3] for its value, and sample 2 of net.py:held gives float32[2]"
+    )
+    assert caught.value.remedy is not None
+    assert "pad, crop or convert them in the dataset" in caught.value.remedy

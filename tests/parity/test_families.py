@@ -154,36 +154,37 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 @EVERY_FAMILY
 def test_evaluation_gives_the_outputs_and_the_loss_of_eager(compiled: Compiled) -> None:
-    """A named loss is there for each sample, and the mean of them is eager's to 1e-6; a model's own loss has its bits,
-    and those of a single sample have their own graph."""
+    """Outputs have the bits of `model.eval()`. A named loss is there for each sample, and the mean of them is eager's
+    to 1e-6; a model's own loss has its bits, and there is a second graph that gives it for a single sample.
+
+    Under no_grad, eager takes other kernels for a Transformer layer and for an LSTM: then it is within 1e-5 of itself.
+    """
     one, program, memory = compiled.case, compiled.program, compiled.memory()
     model = one.module().eval()
     loss, *outputs = compiled.evaluate(program.evaluation, memory)
-    with torch.no_grad():
-        their_loss = evaluate_loss(one, model, one.batch(BATCH_SIZE, seed=1))
-        their_outputs = _outputs(one, model)
+    their_loss = evaluate_loss(one, model, one.batch(BATCH_SIZE, seed=1)).detach()
+    their_outputs = _outputs(one, model)
     assert len(outputs) == len(their_outputs) > 0
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(outputs, their_outputs, strict=True))
-    if one.loss is None:
-        assert not program.per_sample_loss
-        assert torch.equal(loss, their_loss)
-        _check_single_samples(compiled, model)
-    else:
-        assert program.per_sample_loss
-        assert program.single is None
+    with torch.no_grad():
+        torch.testing.assert_close(outputs, _outputs(one, model), rtol=1e-5, atol=1e-5)
+    assert program.per_sample_loss == (one.loss is not None)
+    if program.per_sample_loss:
         assert loss.shape == (BATCH_SIZE,)
         torch.testing.assert_close(loss.double().mean(), their_loss.double(), rtol=1e-6, atol=0.0)
+    else:
+        assert torch.equal(loss, their_loss)
+        _check_single_samples(compiled, model)
 
 
 def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
-    memory = compiled.memory()
     assert compiled.program.single is not None
+    memory = compiled.memory()
     for index in range(BATCH_SIZE):
         inputs = {name: tensor[index : index + 1].clone() for name, tensor in compiled.inputs.items()}
         loss = compiled.evaluate(compiled.program.single, memory, inputs)[0]
-        batch = inputs if isinstance(compiled.case.batch(1), dict) else tuple(inputs.values())
-        with torch.no_grad():
-            assert torch.equal(loss, evaluate_loss(compiled.case, model, batch))
+        by_name = isinstance(compiled.case.batch(1), dict)
+        assert torch.equal(loss, evaluate_loss(compiled.case, model, inputs if by_name else tuple(inputs.values())))
 
 
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:

@@ -1,0 +1,53 @@
+"""How long a person waits: for help, for a wrong flag to be refused, and for the first step of a run."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.benchmarks.measure import Figure, compare
+from tests.support.mpi import ROOT, mpirun
+
+_TIMEOUT_S = 300.0
+_SAMBASIM = [sys.executable, "-m", "sambasim"]
+_IMPORT_TORCH = [sys.executable, "-c", "import torch"]
+_IMPORT_BOTH = [sys.executable, "-c", "import torch; from mpi4py import MPI"]
+
+
+def _execute(command: Sequence[str]) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environ, capture_output=True, timeout=_TIMEOUT_S, check=False)
+
+
+def _seconds_to_first_step(pef: Path) -> float:
+    """From the start of the process to the line that tells of the first step."""
+    command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    began_s = time.perf_counter()
+    with subprocess.Popen([*command, "--pef", str(pef)], env=environ, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("step 1/"):
+                elapsed_s = time.perf_counter() - began_s
+        process.wait(timeout=_TIMEOUT_S)
+    return elapsed_s
+
+
+def figures() -> Iterator[Figure]:
+    """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks."""
+    importing = ("import torch", lambda: _execute(_IMPORT_TORCH))
+    for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
+        action = (f"sambasim {' '.join(arguments)}", lambda arguments=arguments: _execute([*_SAMBASIM, *arguments]))
+        yield compare(name, action, importing, "ratio below 0.2", runs=7)
+    with tempfile.TemporaryDirectory() as folder:
+        _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--output-folder", folder])
+        pef = Path(folder) / "digits" / "digits.pef"
+        yield compare(
+            "first step at np 2",
+            ("sambasim run", lambda: _seconds_to_first_step(pef)),
+            ("import torch and MPI", lambda: _execute([mpirun(), "-np", "2", *_IMPORT_BOTH])),
+            "difference at most 2 s",
+            runs=5,
+        )
