@@ -64,9 +64,10 @@ def _narrowed(batch: object, sample: object) -> Batch:
     return narrowed if isinstance(narrowed, Tensor) else [narrowed]
 
 
-def bind(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
     """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name.
 
+    With `ignore_rest`, a sample may hold more behind the inputs, or under other names: the labels, for an inference PEF.
     Raises DataError, naming both sides, if they do not match; if something is no tensor; and if reading had failed.
     """
     if isinstance(batch, Failure):
@@ -74,7 +75,7 @@ def bind(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
         extra = [name for name in batch if name not in names]
-        if missing or extra:
+        if missing or (extra and not ignore_rest):
             raise DataError(
                 f"a sample has {_list(batch)}, and the inputs are {_list(names)}",
                 remedy="name the values of a sample as the inputs, and leave out the others",
@@ -82,6 +83,7 @@ def bind(batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         values = [batch[name] for name in names]
     else:
         values = [batch] if isinstance(batch, Tensor) else list(batch)
+        values = values[: len(names)] if ignore_rest else values
         if len(values) != len(names):
             count = f"{len(values)} value{'' if len(values) == 1 else 's'}"
             raise DataError(

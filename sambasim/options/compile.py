@@ -104,10 +104,12 @@ class CompileOptions(Sections, BuildOptions):
         return self.output_folder / self.name / f"{self.name}.pef"
 
     def training_defaults(self) -> dict[str, JsonValue]:
-        """What the PEF carries of loss, optimizer and training, as JSON: what a run starts from."""
+        """What the PEF carries of loss, optimizer and training, as JSON: what a run starts from. An inference PEF has
+        neither loss nor optimizer, whatever the config says."""
+        loss, optimizer = (None, None) if self.inference else (self.loss, self.optimizer)
         return {
-            "loss": None if self.loss is None else self.loss.model_dump(mode="json"),
-            "optimizer": None if self.optimizer is None else self.optimizer.model_dump(mode="json"),
+            "loss": None if loss is None else loss.model_dump(mode="json"),
+            "optimizer": None if optimizer is None else optimizer.model_dump(mode="json"),
             "training": self.training.model_dump(mode="json"),
         }
 

@@ -104,7 +104,7 @@ class Evaluator:
             with reading_batch(self._options.source or "the data"):
                 batch: Batch = next(batches)
             count = min(size, len(indices) - start)
-            tensors = bind(batch, [spec.name for spec in self._inputs])
+            tensors = bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
             yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count
 
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:

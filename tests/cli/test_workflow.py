@@ -1,0 +1,178 @@
+"""The lines of the README, typed in an empty folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sambasim.quickstart.digits import DigitsClassifier, digits
+from sambasim.records.metrics import PredictionRecord, SummaryRecord
+from tests.support.mpi import ROOT, Result, run_job, run_mpi
+
+SAMBASIM = [sys.executable, "-m", "sambasim"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder in which the quick start was compiled."""
+    folder = tmp_path_factory.mktemp("empty")
+    compiled = run_job([*SAMBASIM, "compile", "--data-parallel", "-ws", "2"], cwd=folder).check()
+    assert f"PEF file {folder}/out/digits/digits.pef created\nCompilation succeeded\n" in compiled.stdout
+    assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
+    assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
+    return folder
+
+
+def _summary(result: Result) -> SummaryRecord:
+    return SummaryRecord.model_validate_json(result.check().stdout.strip().splitlines()[-1])
+
+
+def test_four_replicas_train_the_quick_start(folder: Path) -> None:
+    command = [
+        *SAMBASIM,
+        "run",
+        "--reduce-on-rdu",
+        "--pef",
+        "out/digits/digits.pef",
+        "--epochs",
+        "2",
+        "--metrics",
+        "m.jsonl",
+    ]
+    result = run_mpi(4, command, cwd=folder, timeout=120).check()
+    assert "batch 32 × 4 replicas = global batch 128; 11 steps per epoch; sync: device" in result.stdout
+    assert "each epoch leaves out 29 of 1437 samples" in result.stdout
+    assert result.stdout.count("weights_sha256") == 1, "only rank 0 speaks"
+    lines = [json.loads(line) for line in (folder / "m.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert [step["step"] for step in steps] == list(range(1, 23))
+    assert {"epoch", "loss", "step_s", "sync_s", "samples_per_s"} <= set(steps[0])
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    summary = SummaryRecord.model_validate(lines[-1])
+    assert (summary.world_size, summary.steps, summary.sync) == (4, 22, "device")
+    assert summary.bytes.peer > 0
+    assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
+
+
+def test_host_sync_counts_its_copies(folder: Path) -> None:
+    result = run_mpi(2, [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json"], cwd=folder)
+    summary = _summary(result)
+    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
+    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes + 2 * group_bytes
+    assert summary.bytes.peer == 0
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("launcher", [[], ["mpirun"]])
+def test_one_replica_is_refused_with_the_command_that_is_right(folder: Path, launcher: list[str]) -> None:
+    command = [*SAMBASIM, "run", "--reduce-on-rdu", "--pef", "out/digits/digits.pef"]
+    result = run_mpi(1, command, cwd=folder) if launcher else run_job(command, cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "error[launch]: this PEF was compiled for at least 2 replicas (-ws 2), and 1 was started",
+        "  try:   mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef",
+    ]
+    assert result.elapsed_s < 10
+
+
+def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder: Path) -> None:
+    run_job([*SAMBASIM, "compile", "--pef-name", "alone"], cwd=folder).check()
+    result = run_mpi(3, [*SAMBASIM, "run", "--pef", "alone"], cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr.count("error[launch]") == 1
+    assert "this PEF has no REDUCE and GATHER sections" in result.stderr
+
+
+def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
+    command = [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "1", "--json"]
+    trained = _summary(run_job([*command, "--save", "digits.safetensors"], cwd=folder))
+    assert trained.evaluation is not None
+    model = DigitsClassifier()
+    model.load_state_dict(load_file(folder / "digits.safetensors"))
+    model.eval()
+    _, held_out = digits()
+    images = torch.stack([held_out[index][0] for index in range(len(held_out))])
+    labels = torch.tensor([int(held_out[index][1]) for index in range(len(held_out))])
+    with torch.no_grad():
+        logits = model(images)
+    assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(trained.evaluation.accuracy)
+    for np in (1, 3):
+        predict = [*SAMBASIM, "run", "--inference", "--pef", "digits", "--weights", "digits.safetensors"]
+        result = run_mpi(np, [*predict, "--predictions", "out.safetensors"], cwd=folder).check()
+        found = PredictionRecord.model_validate_json(result.stdout)
+        assert (found.samples, found.accuracy) == (360, trained.evaluation.accuracy)
+        predictions = load_file(folder / "out.safetensors")
+        torch.testing.assert_close(predictions["output_0"], logits)
+
+
+def test_an_inference_pef_holds_no_training(folder: Path) -> None:
+    run_job([*SAMBASIM, "compile", "--inference", "--pef-name", "forward"], cwd=folder).check()
+    refused = run_job([*SAMBASIM, "run", "--pef", "forward"], cwd=folder)
+    assert refused.returncode == 2
+    assert "add --inference" in refused.stderr
+    predicted = run_job([*SAMBASIM, "run", "--inference", "--pef", "forward"], cwd=folder).check()
+    assert PredictionRecord.model_validate_json(predicted.stdout).loss is None
+
+
+def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> None:
+    changes = ["--lr", "0.25", "--set", "training.schedule.name=linear", "--set", "training.schedule.warmup_steps=2"]
+    command = [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "4", "--no-evaluate"]
+    result = run_job([*command, *changes, "--metrics", "changed.jsonl"], cwd=folder).check()
+    assert "note: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in result.stdout
+    lines = [json.loads(line) for line in (folder / "changed.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines if line["kind"] == "step"] == [0.125, 0.25, 0.25, 0.125]
+
+
+def test_every_rank_gets_a_log_file(folder: Path) -> None:
+    run_mpi(2, [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--log-dir", "logs"], cwd=folder).check()
+    logs = sorted((folder / "logs").iterdir())
+    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
+    for log in logs:
+        assert "step 2 epoch 0 loss" in log.read_text()
+
+
+def test_torch_distributed_is_up_for_data_and_model_code(folder: Path) -> None:
+    (folder / "ranked.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from sambasim.quickstart.digits import digits\n"
+        "def samples():\n"
+        "    if dist.is_initialized():\n"
+        "        total = torch.tensor([float(dist.get_rank() + 1)])\n"
+        "        dist.all_reduce(total)\n"
+        "        dist.barrier()\n"
+        "        print('sum', total.item(), 'of', dist.get_world_size())\n"
+        "    return digits()\n"
+    )
+    command = [*SAMBASIM, "run", "--pef", "digits", "--data", "ranked.py:samples", "--steps", "1", "--no-evaluate"]
+    result = run_mpi(3, command, cwd=folder).check()
+    assert result.stdout.count("sum 6.0 of 3") == 3
+
+
+def test_underscores_are_taken_as_sambaflow_spells_them(folder: Path) -> None:
+    command = [*SAMBASIM, "run", "--pef", "digits", "--reduce_on_rdu", "--data_parallel", "--steps", "1", "--json"]
+    assert _summary(run_mpi(2, command, cwd=folder)).sync == "device"
+
+
+def test_data_workers_draw_the_same_samples(folder: Path) -> None:
+    command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "3", "--no-evaluate", "--json"]
+    plain = _summary(run_mpi(2, command, cwd=folder))
+    with_workers = _summary(run_mpi(2, [*command, "--workers", "1"], cwd=folder))
+    assert plain.state_sha256 == with_workers.state_sha256
+
+
+def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    run_job([*build, "--quiet"], timeout=120).check()
+    (wheel,) = tmp_path.glob("sambasim-*.whl")
+    environ = {"PYTHONPATH": str(wheel), "PYTHONSAFEPATH": "1"}
+    run_job([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path / "site")]).check()
+    environ["PYTHONPATH"] = str(tmp_path / "site") + os.pathsep
+    compiled = run_job([*SAMBASIM, "compile", "--data-parallel", "-ws", "2"], cwd=tmp_path, env=environ).check()
+    assert "Compilation succeeded" in compiled.stdout
+    run_job(
+        [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "1"], cwd=tmp_path, env=environ
+    ).check()
