@@ -14,10 +14,10 @@ from sambasim.errors import InternalError, PeerError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
-from sambasim.options.training import OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.evaluation import Evaluator, Sums, record
@@ -60,8 +60,10 @@ class TrainingJob:
         self._resolved: ResolvedRun = resolve_run(options, self._document.training_defaults, self._document.data_source)
         if self._resolved.optimizer is None:
             raise InternalError("a training job without an optimizer")
-        self._optimizer: OptimizerOptions = self._resolved.optimizer
         self._emulated = options.emulate_replicas or 1
+        self._arguments = bind_arguments(
+            self._program, self._resolved.optimizer, self._world_size, communicator.topology.rank
+        )
         self._threads = options.threads or default_threads(communicator, self._emulated)
 
     @property
@@ -83,7 +85,7 @@ class TrainingJob:
         source = open_source(resolved.data, tuple(input_specs(program)))
         steps = plan(len(source.train), self._world_size, resolved.training)
         team = self._team(source)
-        trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, self._optimizer, self._mean_loss)
+        trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, self._arguments, self._mean_loss)
         evaluator = None
         if source.evaluation is not None and resolved.training.evaluate:
             evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
@@ -105,21 +107,21 @@ class TrainingJob:
         return evaluation
 
     def _team(self, source: Source) -> Team:
-        program, communicator = self._program, self._communicator
+        program, arguments, communicator = self._program, self._arguments, self._communicator
         sync: GradientSync
         if self._emulated > 1:
             memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
-            sync, name = EmulatedSync(program, memories), "emulated"
+            sync, name = EmulatedSync(program, arguments, memories), "emulated"
         elif communicator.topology.world_size == 1:
             memories = [DeviceMemory(program, private_storage(program.device_bytes))]
-            sync, name = SingleSync(program), "none"
+            sync, name = SingleSync(program, arguments), "none"
         elif self._options.reduce_on_rdu:
             devices = allocate_devices(program, communicator)
             memories = [devices.by_rank[communicator.topology.rank]]
-            sync, name = DeviceSync(program, devices, communicator), "device"
+            sync, name = DeviceSync(program, arguments, devices, communicator), "device"
         else:
             memories = [DeviceMemory(program, private_storage(program.device_bytes))]
-            sync, name = HostSync(program, memories[0], communicator), "host"
+            sync, name = HostSync(program, arguments, memories[0], communicator), "host"
         self._place_weights(memories)
         first = communicator.topology.rank
         replicas = [

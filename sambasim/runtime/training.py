@@ -8,8 +8,9 @@ from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.options.training import TrainingOptions
 from sambasim.records.metrics import StepRecord
+from sambasim.runtime.arguments import Arguments, of_optimizer
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
 from sambasim.runtime.optimizers import apply_optimizer
 from sambasim.runtime.plan import Plan
@@ -45,7 +46,7 @@ class Trainer:
         sync: GradientSync,
         plan: Plan,
         training: TrainingOptions,
-        optimizer: OptimizerOptions,
+        arguments: Arguments,
         mean_loss: MeanOfLosses,
     ) -> None:
         if program.training is None:
@@ -55,8 +56,7 @@ class Trainer:
         self._sync = sync
         self._plan = plan
         self._training = training
-        self._hyperparameters = optimizer.hyperparameters()
-        self._max_grad_norm = optimizer.max_grad_norm
+        self._hyperparameters = {one.name: of_optimizer(arguments, one.name) for one in program.optimizers}
         self._normed = any(section.kind is SectionKind.GRADNORM for section in program.training.sections)
         self._mean_loss = mean_loss
         self._memory = replicas[0].memory
@@ -79,7 +79,7 @@ class Trainer:
         self._sync.reduce()
         sync_s = time.perf_counter() - sync_began_s
         norm = self._clip() if self._normed else None
-        rate = self._hyperparameters["lr"] * factor(self._training.schedule, number, self._plan.steps)
+        rate = factor(self._training.schedule, number, self._plan.steps)
         self._update(number + 1, rate)
         sync_began_s = time.perf_counter()
         self._sync.gather()
@@ -91,7 +91,7 @@ class Trainer:
             step=number + 1,
             epoch=epoch,
             loss=loss,
-            lr=rate,
+            lr=self._first("lr") * rate,
             step_s=step_s,
             sync_s=sync_s,
             samples_per_s=self._plan.samples_per_step / step_s,
@@ -112,13 +112,15 @@ class Trainer:
         gradients = {name: self._memory.region(self._groups[name], "gradient") for name, _ in self._owned}
         sums = {name: block_sums(gradients[name], owned) for name, owned in self._owned}
         norm = total_norm(self._sync.gather_norms(sums))
-        if self._max_grad_norm is not None:
-            clip([gradients[name][start:stop] for name, (start, stop) in self._owned], norm, self._max_grad_norm)
+        clip([gradients[name][a:b] for name, (a, b) in self._owned], norm, self._first("max_grad_norm"))
         return norm
 
+    def _first(self, name: str) -> float:
+        """A hyperparameter of the first optimizer."""
+        return float(self._hyperparameters[self._program.optimizers[0].name][name])
+
     def _update(self, step: int, rate: float) -> None:
-        """OPT: update the owned slice of every group."""
-        hyperparameters = {**self._hyperparameters, "lr": rate}
+        """OPT: update the owned slice of every group. `rate` multiplies the learning rates."""
         for name, (start, stop) in self._owned:
             group = self._groups[name]
             optimizer = self._program.optimizers[group.optimizer]
@@ -128,5 +130,5 @@ class Trainer:
                 self._memory.region(group, "gradient")[start:stop],
                 {state: self._memory.region(group, state)[start:stop] for state in optimizer.states},
                 step,
-                hyperparameters,
+                {**self._hyperparameters[optimizer.name], "lr": self._hyperparameters[optimizer.name]["lr"] * rate},
             )

@@ -17,6 +17,7 @@ from sambasim.data.sources import open_source
 from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
+from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.plan import plan
 from sambasim.runtime.replica import Replica, input_specs, place_weights
@@ -60,9 +61,10 @@ class Ours:
         )
         replica = Replica(0, self.program, self.memory, shard, resolved.training.seed)
         steps = plan(len(source.train), 1, resolved.training)
-        sync = SingleSync(self.program)
+        arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0)
+        sync = SingleSync(self.program, arguments)
         self.trainer = Trainer(
-            self.program, [replica], sync, steps, resolved.training, resolved.optimizer, lambda losses: losses[0]
+            self.program, [replica], sync, steps, resolved.training, arguments, lambda losses: losses[0]
         )
         self.trainer.begin_epoch(0)
 
@@ -194,7 +196,7 @@ def _norm(gradients: Sequence[Tensor]) -> float:
     """Squares in float64, summed block by block; the blocks added in order."""
     total = 0.0
     for gradient in gradients:
-        for block in gradient.split(NORM_BLOCK_ELEMENTS):
+        for block in torch.split(gradient, NORM_BLOCK_ELEMENTS):
             total += block.double().square().sum().item()
     return math.sqrt(total)
 

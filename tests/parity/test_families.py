@@ -4,8 +4,8 @@
 # mypy: no-warn-return-any
 
 import importlib.util
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,14 +23,14 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executable, outputs_in_order, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
-from tests.models import CASES, Case, case, evaluate_loss
+from tests.models import CASES, Case, case, evaluate_loss, recurrent
 
 BATCH_SIZE = 4
 SEED = 5
 FAMILIES = 14
 
 INEXACT_BOUND = 1e-6
-"""For a family that is exempt from bits: how far a gradient may be off, relative to its largest element."""
+"""For a family that is exempt from bits: how far loss and gradients may be off, relative to the largest."""
 
 BERT_AND_GPT2 = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="the package transformers is not installed"
@@ -102,10 +102,10 @@ def _compile(one: Case, folder: Path) -> Compiled:
 
 
 @pytest.fixture(scope="module")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Compiled once for all tests of one case, which run one after another."""
     one = request.param if isinstance(request.param, Case) else case(request.param)
-    yield _compile(one, tmp_path_factory.mktemp(one.name))
+    return _compile(one, tmp_path_factory.mktemp(one.name))
 
 
 EVERY_FAMILY = pytest.mark.parametrize("compiled", CASES, ids=lambda one: one.name, indirect=True)
@@ -134,22 +134,42 @@ def test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled: Com
     memory = compiled.memory()
     loss = compiled.train(memory)
     model, their_loss = _eager(compiled.case)
-    assert loss == their_loss.item()
     gradients = compiled.gradients(memory)
     theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() == theirs.keys()
     if compiled.case.exact:
+        assert loss == their_loss.item()
         assert [name for name in theirs if not torch.equal(gradients[name], theirs[name])] == []
     else:
-        apart = {name: _apart(gradients[name], theirs[name]) for name in theirs}
-        assert max(apart.values()) <= INEXACT_BOUND
-        assert max(apart.values()) > 0, "it is exact here: the exemption is not needed"
+        assert loss == pytest.approx(their_loss.item(), rel=INEXACT_BOUND)
+        assert max(_apart(gradients[name], theirs[name]) for name in theirs) <= INEXACT_BOUND
     buffers = {s.name: s.torch_names[0] for s in compiled.program.symbols.values() if s.kind is SymbolKind.BUFFER}
     assert [b for b, name in buffers.items() if not torch.equal(memory.tensor(b), model.get_buffer(name))] == []
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+class WideGRU(nn.Module):
+    """Like the zoo's, but its hidden size is a multiple of two vectors of any CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(recurrent.FEATURES, 64, num_layers=2, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(64, recurrent.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "compiled", [replace(case("gru"), name="wide_gru", build=WideGRU, exact=True)], indirect=True, ids=["wide_gru"]
+)
+def test_a_gru_is_exact_where_its_hidden_size_fills_whole_vectors(compiled: Compiled) -> None:
+    """Eager adds and squashes the gates in place, in rows as long as the hidden size; the functional graph does it in
+    one long row. They round alike except at the end of a row, what is left over after pairs of whole vectors."""
+    test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled)
 
 
 @EVERY_FAMILY

@@ -26,7 +26,7 @@ def _by_hand(operands: list[Tensor]) -> Tensor:
 def test_the_bits_are_those_of_the_tree(count: int, numel: int) -> None:
     operands = _operands(count, numel)
     out = torch.empty(numel)
-    tree_mean(operands, out)
+    tree_mean(operands, out, len(operands))
     assert torch.equal(out, _by_hand(operands))
 
 
@@ -35,7 +35,7 @@ def test_the_mean_may_replace_any_of_the_operands(count: int) -> None:
     for own in range(count):
         operands = _operands(count, 200)
         expected = _by_hand(operands)
-        tree_mean(operands, operands[own])
+        tree_mean(operands, operands[own], len(operands))
         assert torch.equal(operands[own], expected)
 
 
@@ -48,5 +48,5 @@ def test_the_order_matters_so_that_this_test_can_fail() -> None:
 def test_a_missing_leaf_is_skipped_so_that_a_negative_zero_stays_one() -> None:
     operands = [torch.tensor([-0.0])] * 3
     out = torch.empty(1)
-    tree_mean(operands, out)
+    tree_mean(operands, out, len(operands))
     assert str(out.item()) == "-0.0"

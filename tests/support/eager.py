@@ -92,7 +92,7 @@ class EagerReplica:
         sampler: DistributedSampler[object] = DistributedSampler(
             dataset, self._world_size, self._rank, shuffle=data.shuffle, seed=training.seed, drop_last=True
         )
-        loader: DataLoader[list[Tensor]] = DataLoader(dataset, training.batch_size, sampler=sampler, drop_last=True)
+        loader: DataLoader[object] = DataLoader(dataset, training.batch_size, sampler=sampler, drop_last=True)
         epoch = 0
         while True:
             sampler.set_epoch(epoch)

@@ -24,6 +24,7 @@ from torch import Tensor
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.ranks import Communicator, Request, SharedWindow
 from sambasim.runtime.sync.interface import GradientSync, slices_of
@@ -57,8 +58,8 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
 class DeviceSync(GradientSync):
     """Owners read their peers' device memory."""
 
-    def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, arguments: Arguments, devices: Devices, communicator: Communicator) -> None:
+        super().__init__(program, arguments)
         self._devices = devices
         self._communicator = communicator
         self._topology = communicator.topology
@@ -113,7 +114,7 @@ class DeviceSync(GradientSync):
         for a, b in pieces(0, stop - start, self._piece(group, self._rank)):
             received = self._receive_operands(group, b - a)
             operands = [received[r] if r in received else local[r][a:b] for r in range(self._topology.world_size)]
-            tree_mean(operands, mean[a:b])
+            tree_mean(operands, mean[a:b], self.divisor)
         self._communicator.wait_all(sends)
         self.bytes_moved.peer += (len(local) - 1) * mean.nbytes
         self.bytes_moved.network += len(self._remote) * mean.nbytes

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.sync.interface import GradientSync
 from sambasim.runtime.sync.mean import tree_mean
@@ -16,8 +17,8 @@ from sambasim.runtime.sync.mean import tree_mean
 class EmulatedSync(GradientSync):
     """`memories` are those of all replicas, in rank order."""
 
-    def __init__(self, program: Program, memories: Sequence[DeviceMemory]) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, arguments: Arguments, memories: Sequence[DeviceMemory]) -> None:
+        super().__init__(program, arguments)
         self._memories = memories
 
     @property
@@ -30,7 +31,7 @@ class EmulatedSync(GradientSync):
     def reduce(self) -> None:
         for group in self.program.groups:
             gradients = [memory.region(group, "gradient") for memory in self._memories]
-            tree_mean(gradients, gradients[0])
+            tree_mean(gradients, gradients[0], self.divisor)
 
     def gather(self, regions: Sequence[str] = ("parameter",)) -> None:
         for group in self.program.groups:

@@ -18,6 +18,7 @@ from torch import Tensor
 from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.interface import GradientSync, slices_of
@@ -28,8 +29,10 @@ from sambasim.runtime.sync.norms import gather_norms
 class HostSync(GradientSync):
     """Device to host, exchange between hosts by MPI, host to device."""
 
-    def __init__(self, program: Program, memory: DeviceMemory, communicator: Communicator) -> None:
-        super().__init__(program)
+    def __init__(
+        self, program: Program, arguments: Arguments, memory: DeviceMemory, communicator: Communicator
+    ) -> None:
+        super().__init__(program, arguments)
         self._memory = memory
         self._communicator = communicator
         self._rank = communicator.topology.rank
@@ -77,7 +80,7 @@ class HostSync(GradientSync):
         self.bytes_moved.network += (stop - start) * element_bytes * (self._world_size - 1)
         operands = received.view(self._world_size, stop - start).unbind(0)
         mean = host[start:stop]
-        tree_mean(operands, mean)
+        tree_mean(operands, mean, self.divisor)
         device[start:stop].copy_(mean)
         self.bytes_moved.host_to_device += mean.nbytes
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sambasim.collectives.slices import CUT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, cut
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.runtime.arguments import Arguments
 
 
 @dataclass(slots=True)
@@ -33,10 +34,11 @@ def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ..
 
 
 class GradientSync(ABC):
-    """One rank's part in REDUCE and GATHER."""
+    """One rank's part in REDUCE and GATHER. Sums are divided by the runtime argument `dp_scale_factor`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, arguments: Arguments) -> None:
         self.program = program
+        self.divisor = int(arguments.get("dp_scale_factor", 1))
         self.bytes_moved = BytesMoved()
 
     @property

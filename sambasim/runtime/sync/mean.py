@@ -12,8 +12,8 @@ CHUNK_ELEMENTS = 32_768
 """Elements that are summed at a time: the operands of a few replicas then fit a core's cache."""
 
 
-def tree_mean(operands: Sequence[Tensor], out: Tensor) -> None:
-    """`out` becomes the mean of `operands`, given in rank order; all are flat and of one length.
+def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
+    """`out` becomes the sum of `operands`, given in rank order, by `divisor`; all are flat and of one length.
 
     `out` may be one of the operands: nothing is written to it before all operands of a chunk have been read.
     """
@@ -29,4 +29,4 @@ def tree_mean(operands: Sequence[Tensor], out: Tensor) -> None:
         if not steps:
             target.copy_(sums[0])
         # A division, not a product with 1/N: x * (1/3) is not x / 3.
-        target.div_(len(operands))
+        target.div_(divisor)

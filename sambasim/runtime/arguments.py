@@ -1,0 +1,35 @@
+"""The runtime arguments of a program, bound for one run: hyperparameters, and what data parallelism needs to know."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from sambasim.errors import InternalError
+from sambasim.ir.program import Program
+from sambasim.options.training import OptimizerOptions
+
+Arguments: TypeAlias = Mapping[str, float | int | bool]
+
+
+def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int) -> Arguments:
+    """A value for every runtime argument: the program's defaults, under those of this run.
+
+    Raises InternalError for a hyperparameter that the program does not take.
+    """
+    bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
+    given: dict[str, float | int | bool] = {
+        f"{one.name}__{name}": value
+        for one in program.optimizers
+        for name, value in optimizer.hyperparameters().items()
+    }
+    if program.data_parallel is not None:
+        given |= {"dp_scale_factor": world_size, "dp_replica": rank}
+    unknown = sorted(set(given) - set(bound))
+    if unknown:
+        raise InternalError(f"the program takes no runtime argument {unknown[0]}")
+    return {**bound, **given}
+
+
+def of_optimizer(arguments: Arguments, optimizer: str) -> dict[str, float | int | bool]:
+    """The hyperparameters of the optimizer called `optimizer`, by their own names."""
+    prefix = f"{optimizer}__"
+    return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
