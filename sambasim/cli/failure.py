@@ -34,12 +34,15 @@ def explain(error: BaseException, told_by: str | None = None) -> None:
 def _words(error: BaseException, behind: str) -> str:
     if isinstance(error, SambasimError):
         return f"error[{error.code}]{behind}: {error}"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message()
     if isinstance(error, click.UsageError):
-        command = error.ctx.command_path if error.ctx else "sambasim"
+        typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
+        command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
         return f"error[usage]{behind}: {error.format_message()}\n  try:   {command} --help"
     if isinstance(error, click.ClickException):
         return f"error[usage]{behind}: {error.format_message()}"
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return f"interrupted{behind}"
-    trace = "".join(traceback.format_exception(error)) if behind else ""
+    trace = "".join(traceback.format_exception(error))  # for the report, and only where the mistake is ours
     return f"{trace}error[internal]{behind}: this is a mistake of sambasim's own, please report it: {error}"

@@ -8,7 +8,6 @@ import click
 
 from sambasim import __version__
 from sambasim.cli.failure import exit_code_of, explain
-from sambasim.errors import SambasimError
 
 _COMMANDS: Mapping[str, str] = {
     "compile": "sambasim.cli.compile:compile_command",
@@ -31,6 +30,17 @@ class _LazyGroup(click.Group):
         module, name = _COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            guess = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+            meant = f"Did you mean {guess[0]!r}?" if guess else f"They are {', '.join(_COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}. {meant}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def _spell_as_samba_does(token: str) -> str:
@@ -56,14 +66,12 @@ def sambasim() -> None:
 def main() -> None:
     """Run the command line, and exit with the code of the error's family."""
     try:
-        code = sambasim.main(standalone_mode=False)
+        code = sambasim.main(prog_name="sambasim", standalone_mode=False)
     except SystemExit:
         raise
     except click.exceptions.Exit as error:
         code = error.exit_code
     except BaseException as error:
         explain(error)
-        if not isinstance(error, (SambasimError, click.ClickException, click.Abort, KeyboardInterrupt)):
-            raise
         code = exit_code_of(error)
     sys.exit(code if isinstance(code, int) else 0)

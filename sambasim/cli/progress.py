@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from sambasim.errors import OptionError
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
@@ -22,7 +23,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
     elif sys.stderr.isatty():
         from rich.console import Console
 
-        console = Console(stderr=True)
+        console = Console(file=sys.stderr)  # this very stream, also while tracing catches what is printed to it
         with console.status("starting") as status:
             yield lambda phase: status.update(f"{phase} …")
     else:
@@ -122,18 +123,20 @@ class _LiveLine:
 
 
 class RankLog:
-    """One file of each rank: every step with its times, flushed as it goes."""
+    """One file of each rank: every step with its times, flushed as it goes. It is there once training begins."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / f"rank{rank}.log").open("w", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(
-                f"no log can be written to {folder}: {error.strerror}", remedy="--log-dir FOLDER"
-            ) from error
+        self._path = folder / f"rank{rank}.log"
+        self._file: TextIO | None = None
 
     def started(self, start: Start) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise OptionError(
+                f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
+            ) from error
         self._write(f"start {start.name}: sync {start.sync}, {start.threads} threads, {start.data}")
 
     def stepped(self, record: StepRecord) -> None:
@@ -145,7 +148,9 @@ class RankLog:
 
     def ended(self, summary: SummaryRecord) -> None:
         self._write(f"end weights_sha256 {summary.weights_sha256} state_sha256 {summary.state_sha256}")
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _write(self, line: str) -> None:
-        print(time.strftime("%Y-%m-%dT%H:%M:%S"), line, file=self._file, flush=True)
+        if self._file is not None:
+            print(time.strftime("%Y-%m-%dT%H:%M:%S"), line, file=self._file, flush=True)

@@ -83,16 +83,13 @@ def run_command(overrides: tuple[str, ...], json_output: bool, **flags: object) 
 
 def _run(options: "RunOptions", communicator: "Communicator") -> None:
     from sambasim.pef import locate, peek
-    from sambasim.runtime.launcher import check_world_size
 
     path = locate(options.pef)
     header = peek(path)
     _check_same_pef(header, communicator)
-    replicas = communicator.topology.world_size * (options.emulate_replicas or 1)
     if not options.inference:
-        check_world_size(
-            replicas, header.world_size, command=["sambasim", *sys.argv[1:]], data_parallel=header.data_parallel
-        )
+        _check_replicas(options, header, communicator.topology.world_size)
+    _check_outputs(options, communicator.topology.rank)
 
     from sambasim.runtime.job import TrainingJob
     from sambasim.runtime.prediction import PredictionJob
@@ -116,6 +113,44 @@ def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
             f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
             remedy="copy the same PEF to every host, or keep it in a shared folder",
         )
+
+
+def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> None:
+    """Raises LaunchError or OptionError if the PEF cannot be trained by as many replicas as were asked for."""
+    from sambasim.runtime.launcher import check_emulation, check_world_size
+
+    command = ["sambasim", *sys.argv[1:]]
+    emulated = options.emulate_replicas
+    check_emulation(ranks, emulated or 1, command=command)
+    check_world_size(
+        emulated or ranks,
+        header.world_size,
+        command=command,
+        data_parallel=header.data_parallel,
+        emulated=emulated is not None,
+    )
+    if options.data_parallel and not header.data_parallel:
+        raise OptionError(
+            f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
+            remedy="compile it with --data-parallel, or run it without",
+        )
+
+
+def _check_outputs(options: "RunOptions", rank: int) -> None:
+    """Raises OptionError if what the run is to leave behind cannot be written, before it has worked for it."""
+    from sambasim.options.outputs import check_output_file, check_output_folder
+
+    if rank == 0:
+        files = (
+            (options.metrics, "the metrics file", "--metrics FILE"),
+            (options.save, "the trained weights", "--save FILE.safetensors"),
+            (options.predictions, "the predictions", "--predictions FILE.safetensors"),
+        )
+        for path, what, remedy in files:
+            if path is not None:
+                check_output_file(path, what, f"another place: {remedy}")
+    if options.log_dir is not None:
+        check_output_folder(options.log_dir, "the logs", "another place: --log-dir FOLDER")
 
 
 def _listener(options: "RunOptions", communicator: "Communicator") -> "Listener":

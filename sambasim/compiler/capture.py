@@ -11,7 +11,7 @@ which strict export of the training step has already done.
 import contextlib
 import io
 import logging
-import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from sambasim.compiler.step import is_library_file, user_line
+from sambasim.compiler.explain import tracer_error
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -206,75 +206,18 @@ def _kernels_of_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
+    """Around all of a capture: what torch raises becomes a CaptureError, and what it says beside that is kept quiet."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
+    said = io.StringIO()  # and prints the graph that it had so far
     try:
-        yield
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
+            yield
     except CaptureError:
         raise
-    except Exception as error:
-        raise CaptureError(
-            f"the {what} cannot be captured: {_explanation(error)}", where=_location(error), remedy=_remedy(error)
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise tracer_error(what, error) from error
     finally:
         logging.disable(disabled)
-
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
-
-
-def _location(error: Exception) -> str | None:
-    """The user's line: from the message, where strict export puts it, or from the traceback."""
-    frames = [match for match in _FRAME.finditer(str(error)) if not is_library_file(match["file"])]
-    if frames:
-        last = frames[-1]
-        return f"{last['file']}:{last['line']}: {last['code'].strip()}"
-    return user_line(error)
-
-
-_END_OF_EXPLANATION = re.compile(
-    r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)"
-)
-
-
-def _explanation(error: Exception) -> str:
-    """The part of torch's message that a user can act on: up to its hints, its links and its frames."""
-    text = re.split(
-        r"\n\s*(?:Hint:|Developer debug context|For more details|from user code|The error above)", str(error)
-    )[0]
-    lines = [line.rstrip() for line in text.strip().splitlines() if line.strip()]
-    return "\n    ".join(lines[:6]) or type(error).__name__
-
-
-_REWRITES = (
-    (
-        (
-            "data-dependent branching",
-            "Data-dependent branching",
-            "could not guard on data-dependent",
-            "GuardOnDataDependent",
-        ),
-        "a branch on a tensor's value: use torch.where(condition, a, b), or torch.cond(condition, f, g, args)",
-    ),
-    (
-        ("Tensor.item()", "_local_scalar_dense", ".tolist()"),
-        "the value of a tensor cannot become a Python number in a compiled step: keep it a tensor",
-    ),
-    (
-        ("nonzero", "dynamic shape", "Dynamic shape", "masked_select", "unbacked"),
-        "shapes must not depend on values: use torch.where or a mask multiplied in, instead of selecting by a mask",
-    ),
-    (
-        ("PackedSequence", "pack_padded_sequence", "_pack_padded_sequence"),
-        "packed sequences have shapes that depend on data: run the LSTM on the padded batch and mask its outputs",
-    ),
-)
-
-
-def _remedy(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
-    for marks, rewrite in _REWRITES:
-        if any(mark in text for mark in marks):
-            return rewrite
-    hints = re.findall(r"Hint: (.+)", text)
-    return hints[0] if hints else "rewrite the line so that it does not depend on tensor values"
+    sys.stderr.write(said.getvalue())  # the user's own prints

@@ -17,6 +17,8 @@ from sambasim.compiler.capture import (
     capture_training,
     starts_a_backward,
 )
+from sambasim.compiler.explain import explained
+from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import AddDataParallel
@@ -98,6 +100,7 @@ def capture_model(
     was_training = model.training
     promoted = promote_plain_tensors(model)
     try:
+        check_tensors(model, training=not options.inference)
         captures = _capture(model, inputs, options, by_keyword, watch)
         watch.begin("translate to the graph")
         batch_size = next(iter(inputs.values())).shape[0]
@@ -142,15 +145,11 @@ def _capture(
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
     mean_only = training_loss(loss.name, loss.args) if loss and by_sample is None else None
     evaluation_step = EvaluationStep(model, names, by_sample or mean_only, by_keyword).eval()
-    try:
-        evaluation = capture_evaluation(evaluation_step, tensors)
-    except CaptureError:
-        run_eagerly(evaluation_step, tensors)
-        raise
+    evaluation = _capture_evaluation(evaluation_step, tensors)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
-        single = capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
+        single = _capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
@@ -159,12 +158,18 @@ def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: 
     told in its words, which are better than those of a tracer. A model that is sound is spared that run."""
     try:
         captured = capture_training(step, tensors)
-    except CaptureError:
-        check_loss(run_eagerly(step, tensors)[0], loss_name)
-        raise
+    except CaptureError as error:
+        raise explained(error, step, tensors, loss_name) from error
     if not starts_a_backward(captured):
         check_loss(run_eagerly(step, tensors)[0], loss_name)
     return captured
+
+
+def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor]) -> CapturedGraph:
+    try:
+        return capture_evaluation(step, tensors)
+    except CaptureError as error:
+        raise explained(error, step, tensors, None) from error
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions) -> PefDocument:

@@ -8,16 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.compile import Compiled, check_model, compile_model
+from sambasim.compiler.fit import check_inputs
 from sambasim.compiler.step import TARGET, forward_parameters, user_line
 from sambasim.data.batches import bind, collate
-from sambasim.data.resolve import load_object
+from sambasim.data.blame import summary
+from sambasim.data.resolve import check_arguments, load_object
 from sambasim.data.sources import open_source
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.options.compile import CompileOptions
+from sambasim.options.outputs import check_output_file
 
 
 def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name. `hear` is told each phase as it begins."""
+    """Compile what `options` name. `hear` is told each phase as it begins.
+
+    Raises OptionError, before anything else, if the PEF could not be written.
+    """
+    check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     hear("build the model")
     model = build_model(options)
     hear("read an example batch")
@@ -36,8 +43,10 @@ def build_model(options: CompileOptions) -> nn.Module:
         return factory
     if not callable(factory):
         raise ModelError(
-            f"{target} is a {type(factory).__name__}, neither an nn.Module class nor a function that returns one"
+            f"{target} is of type {type(factory).__name__}, neither an nn.Module class nor a function that returns one",
+            remedy="name an nn.Module class, or a function that returns one",
         )
+    check_arguments(factory, options.model.args, target, "model")
     torch.manual_seed(options.training.seed)
     np.random.seed(options.training.seed % 2**32)
     random.seed(options.training.seed)
@@ -45,18 +54,18 @@ def build_model(options: CompileOptions) -> nn.Module:
         return check_model(factory(**options.model.args), target)
     except SambasimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{target} cannot be built: {type(error).__name__}: {error}",
+            f"the model {target} cannot be built: {summary(error)}",
             where=user_line(error),
-            remedy="give its arguments in the config, under [model] args, or as --set model.args.NAME=VALUE",
+            remedy="correct that line, or build it otherwise: --set model.args.NAME=VALUE",
         ) from error
 
 
 def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, Tensor], bool]:
     """The first batch of the training data, by input name, and whether the model takes its inputs by name.
 
-    Raises DataError if there are fewer samples than a batch.
+    Raises DataError if there are fewer samples than a batch, or if samples, model and loss do not go together.
     """
     source = open_source(options.data, None)
     batch_size = options.training.batch_size
@@ -65,17 +74,15 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
             f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}",
             remedy=f"--batch-size {len(source.train)} or less",
         )
-    batch = collate([source.train[index] for index in range(batch_size)])
+    batch = collate(source.train.__getitems__(range(batch_size)))
     by_keyword = isinstance(batch, Mapping)
     names = list(batch) if isinstance(batch, Mapping) else _positional_names(model, batch, options)
     if isinstance(batch, Mapping) and options.loss and TARGET in batch:
         names = [name for name in names if name != TARGET] + [TARGET]
     inputs = _narrowed(bind(batch, names), model)
+    check_inputs(model, inputs, options.loss.name if options.loss else None, by_keyword=by_keyword)
     if options.inference and options.loss:
-        inputs.pop(TARGET, None)  # what only the loss would read
-    for name, tensor in inputs.items():
-        if tensor.ndim == 0 or tensor.shape[0] != batch_size:
-            raise DataError(f"the input {name} has shape {tuple(tensor.shape)}, whose first extent is not the batch")
+        inputs.pop(TARGET)  # what only the loss would read
     return inputs, by_keyword
 
 

@@ -6,12 +6,17 @@ output but the loss is detached: the backward starts from the loss alone.
 """
 
 import inspect
+import os
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sambasim.errors import ModelError
+from sambasim.data.blame import summary
+from sambasim.errors import ModelError, SambasimError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,6 +40,11 @@ class TrainingStep(nn.Module):
         else:
             outputs = list(_call(self.model, self.names[:-1], inputs[:-1], self.by_keyword))
             loss = self.loss(outputs[0], inputs[-1])
+        if not isinstance(loss, Tensor):
+            raise ModelError(
+                f"the loss function returns a {type(loss).__name__}, not a tensor",
+                remedy="return the mean loss as a tensor of shape (), without .item()",
+            )
         return (loss, *(output.detach() for output in outputs))
 
 
@@ -60,7 +70,18 @@ class EvaluationStep(nn.Module):
 
 def _call(model: nn.Module, names: Sequence[str], inputs: Sequence[Tensor], by_keyword: bool) -> tuple[Tensor, ...]:
     result = model(**dict(zip(names, inputs, strict=True))) if by_keyword else model(*inputs)
-    return tuple(_tensors(result))
+    tensors = _tensors(result)
+    if not tensors:
+        raise ModelError(
+            f"the model returns {_described(result)}",
+            where=forward_line(model),
+            remedy="return a loss, (loss, outputs…), or outputs with the loss named: --set loss.name=cross_entropy",
+        )
+    return tuple(tensors)
+
+
+def _described(result: object) -> str:
+    return "None" if result is None else f"a {type(result).__name__} without a tensor in it"
 
 
 def _tensors(result: object) -> list[Tensor]:
@@ -81,6 +102,15 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
+def forward_line(model: nn.Module) -> str | None:
+    """`file:line: code` of the model's `forward`, where Python knows it."""
+    try:
+        lines, number = inspect.getsourcelines(model.forward)
+        return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"
+    except (OSError, TypeError):
+        return None
+
+
 def check_loss(value: Tensor, named: str | None) -> None:
     """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward."""
     described = f"the loss {named}" if named else "the model's first output"
@@ -90,7 +120,10 @@ def check_loss(value: Tensor, named: str | None) -> None:
             remedy="return the loss first, or name one: --set loss.name=cross_entropy",
         )
     if not value.is_floating_point():
-        raise ModelError(f"{described} is {value.dtype}, but a loss is a floating-point number")
+        raise ModelError(
+            f"{described} is {str(value.dtype).removeprefix('torch.')}, but a loss is a floating-point number",
+            remedy="compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has",
+        )
     if not value.requires_grad:
         raise ModelError(
             f"{described} does not depend on any parameter that requires a gradient",
@@ -120,19 +153,25 @@ def restore_plain_tensors(promoted: list[tuple[nn.Module, str, Tensor]]) -> None
         setattr(module, name, value)
 
 
-def run_eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """One eager call, to find mistakes of the model where PyTorch's own message is best, before any tracing.
+def run_eagerly(
+    step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
+) -> tuple[Tensor, ...]:
+    """One eager call, to find mistakes of the model where PyTorch's own message is best. `watch` is around it.
 
     The state of BatchNorm and of the random generator is as before. Raises ModelError with the line that failed.
     """
     state = {name: buffer.clone() for name, buffer in step.named_buffers()}
     generator = torch.get_rng_state()
     try:
-        result = step(*inputs)
-    except Exception as error:
+        with watch or nullcontext():
+            result: tuple[Tensor, ...] = step(*inputs)
+    except SambasimError:
+        raise
+    except (Exception, SystemExit) as error:
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
+        mode = "" if step.training else ", in evaluation mode"
         raise ModelError(
-            f"the model does not run on the example batch: {type(error).__name__}: {error}",
+            f"the model does not run on the example batch{mode}: {summary(error)}",
             where=user_line(error),
             remedy=f"check the model against its inputs, which were {shapes}",
         ) from error
@@ -141,8 +180,7 @@ def run_eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]
         with torch.no_grad():
             for name, buffer in step.named_buffers():
                 buffer.copy_(state[name])
-    outputs: tuple[Tensor, ...] = result
-    return outputs
+    return result
 
 
 def user_line(error: BaseException) -> str | None:
@@ -155,6 +193,12 @@ def user_line(error: BaseException) -> str | None:
     return lines[-1] if lines else None
 
 
+_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
 def is_library_file(file: str) -> bool:
-    """True for files of torch and of sambasim's compiler, where a user's mistake is not."""
-    return "/torch/" in file or "/sambasim/compiler/" in file or file.startswith("<")
+    """True for files of torch, of sambasim's compiler and of Python itself, where a user's mistake is not."""
+    if file.startswith(_PYTHON) and "-packages" not in file:
+        return True
+    return file.startswith((*_LIBRARIES, "<"))

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from sambasim.compiler.capture import CapturedGraph
 from sambasim.compiler.names import UniqueNames, symbol_name
 from sambasim.compiler.step import is_library_file
+from sambasim.compiler.watch import COMPLEX
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
 from sambasim.ir.operators import OPERATORS
@@ -50,12 +51,17 @@ def translate(captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]
 
 def tensor_type(tensor: Tensor) -> TensorType:
     """The recorded type of a real or fake tensor. Raises OperatorError for a dtype that a PEF cannot hold."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor)
     if dtype not in DTYPE_BYTES:
         raise OperatorError(
             f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}"
         )
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """`float32`, and not `torch.float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Translator:
@@ -113,6 +119,11 @@ class _Translator:
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
+        for tensor in (value,) if isinstance(value, Tensor) else value:
+            if isinstance(tensor, Tensor) and dtype_name(tensor) not in DTYPE_BYTES:
+                self._refused.setdefault(f"{node.target}, which gives {dtype_name(tensor)}", source_line(node))
+                self._value_of[node] = _REFUSED
+                return ()
         if isinstance(value, Tensor):
             result = f"{name}__outputs__0"
             self._value_of[node] = result
@@ -150,11 +161,13 @@ class _Translator:
     def _refuse(self) -> None:
         if not self._refused:
             return
-        lines = [f"{operator}  ({line or 'line unknown'})" for operator, line in self._refused.items()]
-        raise OperatorError(
-            "the model uses operators that a PEF may not hold:\n    " + "\n    ".join(lines),
-            remedy="replace them by operators with static shapes and no side effects",
-        )
+        remedy = "\n         ".join(dict.fromkeys(_instead_of(refused) for refused in self._refused))
+        lines = [f"{line or 'line unknown'}   ({refused})" for refused, line in self._refused.items()]
+        if len(lines) == 1:
+            [(refused, line)] = self._refused.items()
+            raise OperatorError(f"a PEF cannot hold {refused}", where=str(line) if line else None, remedy=remedy)
+        what = "\n    ".join((f"the model uses {len(lines)} things that a PEF cannot hold:", *lines))
+        raise OperatorError(what, remedy=remedy)
 
     def _drop_dead_code(self) -> Translation:
         """Drop nodes that nothing reads, but for those that draw random numbers: eager PyTorch draws them too."""
@@ -172,6 +185,20 @@ class _Translator:
         live = {result for node in done.nodes for result in node.results if result is not None}
         done.values = {name: type_ for name, type_ in done.values.items() if name in live}
         return done
+
+
+_INSTEAD = (
+    (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
+    (("complex", "fft"), COMPLEX.rewrite),
+)
+
+
+def _instead_of(refused: str) -> str:
+    """What to write instead of an operator, or of one that gives a dtype that a PEF cannot hold."""
+    if not refused.startswith("aten."):
+        return "write it with PyTorch's own operators: a PEF holds no code"
+    known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))
+    return next(known, "write it with operators that have static shapes and no side effects")
 
 
 def module_path(node: fx.Node) -> str:

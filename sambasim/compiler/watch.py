@@ -33,10 +33,6 @@ BRANCH = Obstacle(
     "a branch on the value of a tensor",
     "instead of the branch: torch.where(condition, a, b), or torch.cond(condition, f, g, args) with functions f and g",
 )
-ASSERTION = Obstacle(
-    "an assertion about the value of a tensor",
-    "leave the assertion out of forward(), and check the data in the dataset",
-)
 NUMBER = Obstacle(
     "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int() and .tolist()"
 )
@@ -66,17 +62,17 @@ class Finding:
     where: str
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
     """Around one eager call of `step` on `inputs`: gathers `findings`, in the order of execution, each line once.
 
     Parameters that the call changes in place have their old values again afterwards.
     """
 
     def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.findings: list[Finding] = []
-        self._inputs = {_storage(tensor) for tensor in inputs}
-        self._parameters = {_storage(tensor): tensor for tensor in step.parameters()}
+        self._inputs = {_memory(tensor) for tensor in inputs}
+        self._parameters = {_memory(tensor): tensor for tensor in step.parameters()}
         self._saved: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(
@@ -95,19 +91,21 @@ class Watch(TorchDispatchMode):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        super().__exit__(exc_type, exc_val, exc_tb)
+        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for parameter, value in self._saved:
                 parameter.copy_(value)
 
     def _changed(self, tensor: Tensor) -> Obstacle | None:
         """What `tensor`, which is about to be written to, is a view of."""
-        storage = _storage(tensor)
-        if storage in self._inputs:
-            return INPUT
-        if storage not in self._parameters:
+        memory = _memory(tensor)
+        if memory == 0:
             return None
-        parameter = self._parameters[storage]
+        if memory in self._inputs:
+            return INPUT
+        if memory not in self._parameters:
+            return None
+        parameter = self._parameters[memory]
         if all(parameter is not saved for saved, _ in self._saved):
             self._saved.append((parameter, parameter.detach().clone()))
         return PARAMETER
@@ -117,18 +115,20 @@ class Watch(TorchDispatchMode):
         frame = next((frame for frame in frames if not is_library_file(frame.f_code.co_filename)), None)
         if frame is None:
             return
-        if obstacle is NUMBER:
-            if frame is not frames[0]:
-                return  # torch's own code looks at values only where eager PyTorch does, which tracing takes
-            obstacle = _use_of_value(frame)
         file, line = frame.f_code.co_filename, frame.f_lineno
-        finding = Finding(obstacle, f"{file}:{line}: {linecache.getline(file, line).strip()}")
+        code = linecache.getline(file, line).strip()
+        if obstacle is NUMBER:
+            if frame is not frames[0] or code.startswith("assert"):
+                return  # tracers know where torch's own code looks at values, and how to leave out an assertion
+            obstacle = BRANCH if _branches(frame) else NUMBER
+        finding = Finding(obstacle, f"{file}:{line}: {code}")
         if finding not in self.findings:
             self.findings.append(finding)
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _memory(tensor: Tensor) -> int:
+    """The address of the memory that `tensor` is a view of; 0 for one without elements, or that is not dense."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
@@ -150,24 +150,23 @@ def _written(func: OpOverload, args: tuple[Any, ...]) -> Iterator[Tensor]:
             yield value
 
 
-_TRANSPARENT = tuple(str(Path("torch", *parts)) for parts in (("_tensor.py",), ("_ops.py",), ("utils", "_stats.py")))
-"""Files of torch that hand a call of the user's on."""
+_TORCH = Path(torch.__file__).parent
+_HAND_ON = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
+_TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _HAND_ON))
+"""Files that only hand a call on, between the line that uses a tensor and `__torch_dispatch__`."""
 
 
 def _frames() -> Iterator[FrameType]:
     """The calling frames, innermost first, from the one that called the operator."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(_TRANSPARENT)):
+    while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
         frame = frame.f_back
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _use_of_value(frame: FrameType) -> Obstacle:
-    """What the line that `frame` is at makes of a tensor's value: the instruction tells a branch from a call."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    if line.startswith("assert"):
-        return ASSERTION
+def _branches(frame: FrameType) -> bool:
+    """Whether the instruction that `frame` is at turns a tensor into a condition; otherwise it is a call."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    return BRANCH if "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT") else NUMBER
+    return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")

@@ -49,7 +49,9 @@ def _widened(batch: Batch, sample: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) or (isinstance(value, Tensor) and not value.is_floating_point())
+    if isinstance(value, Tensor):
+        return not value.is_floating_point()
+    return isinstance(value, int | np.integer)
 
 
 def _narrowed(batch: object, sample: object) -> Batch:
@@ -67,7 +69,7 @@ def _narrowed(batch: object, sample: object) -> Batch:
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
     """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name.
 
-    With `ignore_rest`, a sample may hold more behind the inputs, or under other names: the labels, for an inference PEF.
+    With `ignore_rest`, a sample may hold more, behind the inputs or under other names: labels, for an inference PEF.
     Raises DataError, naming both sides, if they do not match; if something is no tensor; and if reading had failed.
     """
     if isinstance(batch, Failure):

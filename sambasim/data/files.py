@@ -11,6 +11,8 @@ from sambasim.data.blame import summary
 from sambasim.errors import DataError
 from sambasim.options.inputs import InputSpec
 
+_REMEDY = "write it with one array for each input, as many samples along the first axis of each"
+
 
 class ArraysDataset(Dataset[dict[str, Tensor]]):
     """Sample i is `{name: array[i]}`. All arrays have the same first axis."""
@@ -39,18 +41,19 @@ def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
     read, lacks an input, or holds arrays that do not have as many samples as the others.
     """
     if not path.is_file():
-        raise DataError(f"there is no data file {path}")
+        raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
     wanted = None if inputs is None else [spec.name for spec in inputs]
     arrays = _open_npz(path, wanted) if path.suffix == ".npz" else _open_safetensors(path, wanted)
     if not arrays:
-        raise DataError("the data file holds no arrays", where=str(path))
+        raise DataError("the data file holds no arrays", where=str(path), remedy=_REMEDY)
     for name, array in arrays.items():
         if array.dim() == 0:
-            raise DataError(f"array {name} is a single number; its first axis must be the samples", where=str(path))
+            what = f"array {name} is a single number; its first axis must be the samples"
+            raise DataError(what, where=str(path), remedy=_REMEDY)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise DataError(f"the arrays differ in their number of samples: {told}", where=str(path))
+        raise DataError(f"the arrays differ in their number of samples: {told}", where=str(path), remedy=_REMEDY)
     return ArraysDataset(arrays)
 
 
@@ -91,4 +94,5 @@ def _open_safetensors(path: Path, wanted: Sequence[str] | None) -> dict[str, Ten
         with safe_open(path, framework="pt") as held:
             return {name: held.get_tensor(name) for name in _choose(list(held.keys()), wanted, path)}
     except (SafetensorError, OSError) as raised:
-        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path)) from raised
+        remedy = "write it with safetensors.torch.save_file"
+        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised

@@ -55,18 +55,19 @@ def call_object(target: str, args: Mapping[str, object], what: str) -> object:
     function = load_object(target, what)
     if not callable(function):
         raise error(f"the {what} {target} is of type {type(function).__name__}, which cannot be called")
-    _check_arguments(function, args, target, what, error)
-    return guarded(lambda: function(**args), f"the {what} {target}", error)
+    check_arguments(function, args, target, what)
+    remedy = f"correct that line, or call it otherwise: --set {_table(error, what)}.args.NAME=VALUE"
+    return guarded(lambda: function(**args), f"the {what} {target}", error, remedy)
 
 
-def guarded(action: Callable[[], T], who: str, error: type[UserError]) -> T:
+def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: str = "correct that line") -> T:
     """Runs the user's code. What it raises becomes `error`, with file and line; `who` begins the sentence."""
     try:
         return action()
     except SambasimError:
         raise
     except (Exception, SystemExit) as raised:
-        raise error(f"{who} raised {summary(raised)}", where=user_line(raised)) from raised
+        raise error(f"{who} raised {summary(raised)}", where=user_line(raised), remedy=remedy) from raised
 
 
 @contextmanager
@@ -102,7 +103,9 @@ def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -
         guess = nearest(path.name, beside)
         raise error(
             f"the {what} {target}: there is no file {path}",
-            remedy=f"did you mean {path.parent / guess}?" if guess else None,
+            remedy=f"did you mean {path.parent / guess}?"
+            if guess
+            else f"check the path, or name another: {_another(what)}",
         )
     name = _MODULE_PREFIX + path.stem
     if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
@@ -127,7 +130,7 @@ def _failed(raised: BaseException, target: str, what: str, error: type[UserError
     """The user's module exists, and raised while it was loaded."""
     if isinstance(raised, SambasimError):
         return raised
-    remedy = None
+    remedy = "correct that line"
     if isinstance(raised, SystemExit):
         remedy = 'put what ends the program under `if __name__ == "__main__":`'
     elif isinstance(raised, ImportError) and "relative import" in str(raised):
@@ -145,16 +148,17 @@ def _attribute(module: ModuleType, name: str, target: str, what: str, error: typ
         except AttributeError:
             names = sorted(n for n in vars(found) if not n.startswith("_")) if hasattr(found, "__dict__") else []
             guess = nearest(part, names)
+            own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
             raise error(
                 f"the {what} {target}: {module.__file__} has no {part}",
-                remedy=f"did you mean {guess}?" if guess else None,
+                remedy=f"did you mean {guess}?" if guess else f"it has {', '.join(own) or 'nothing of its own'}",
             ) from None
     return found
 
 
-def _check_arguments(
-    function: Callable[..., object], args: Mapping[str, object], target: str, what: str, error: type[UserError]
-) -> None:
+def check_arguments(function: Callable[..., object], args: Mapping[str, object], target: str, what: str) -> None:
+    """Raises as `load_object` does if `function`, which `target` names, cannot be called with `args`."""
+    error = _ERRORS.get(what, DataError)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -162,8 +166,21 @@ def _check_arguments(
     try:
         signature.bind(**args)
     except TypeError as raised:
-        table = "data" if error is DataError else what
+        table = _table(error, what)
+        unknown = [name for name in args if name not in signature.parameters]
+        guess = nearest(unknown[0], signature.parameters) if unknown else None
+        remedy = f"leave out {table}.args.{unknown[0]}" if unknown else f"--set {table}.args.NAME=VALUE"
         raise error(
             f"the {what} {target}{signature} cannot be called with {table}.args {dict(args)}: {raised}",
-            remedy=f"--set {table}.args.NAME=VALUE",
+            remedy=f"did you mean {table}.args.{guess}?" if guess else remedy,
         ) from None
+
+
+def _another(what: str) -> str:
+    """What to type to name another model, loss or data source."""
+    return {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}.get(what, "--set data.source=…")
+
+
+def _table(error: type[UserError], what: str) -> str:
+    """The table of a config that `what` is in."""
+    return "data" if error is DataError else what

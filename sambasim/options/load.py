@@ -24,7 +24,7 @@ def read_toml(path: Path) -> dict[str, object]:
         raise OptionError(f"there is no config file {path}", remedy="check the path after --config") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"the config file {path} cannot be read: {reason}") from None
+        raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -34,7 +34,9 @@ def read_toml(path: Path) -> dict[str, object]:
         number = int(found.group(1)) if found else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
         raise OptionError(
-            f"the config is not valid TOML: {reason[:1].lower()}{reason[1:]}", where=f"{path}:{number}: {code}"
+            f"the config is not valid TOML: {reason[:1].lower()}{reason[1:]}",
+            where=f"{path}:{number}: {code}",
+            remedy="correct that line",
         ) from None
 
 
@@ -180,4 +182,5 @@ def _origin(name: str, origins: Mapping[str, str]) -> str | None:
 def _line(problem: Problem, origin: str | None) -> str:
     given = f" = {problem.given}" if problem.given is not None else ""
     typed = f" (from {origin})" if origin else ""
-    return f"{problem.name}{given}{typed}: {problem.what}" if problem.name else problem.what
+    name = problem.name.removeprefix("overrides.")  # a run's changes are in the layout of the config
+    return f"{name}{given}{typed}: {problem.what}" if name else problem.what

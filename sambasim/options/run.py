@@ -21,6 +21,8 @@ from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOpt
 
 SAVE_SUFFIX = ".safetensors"
 
+_OF_TRAINING = ("metrics", "save", "log_dir", "emulate_replicas")
+
 
 class RunOptions(Options):
     """Everything that `run` is asked for.
@@ -54,9 +56,14 @@ class RunOptions(Options):
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
-                problems.append(Problem(field, f"must be a {SAVE_SUFFIX} file", given=show(str(path))))
+                remedy = f"{_typed(field)} {path.stem or field}{SAVE_SUFFIX}"
+                problems.append(Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, show(str(path))))
         if self.predictions is not None and not self.inference:
             problems.append(Problem("predictions", "are made by inference only", "add --inference"))
+        for field in _OF_TRAINING:
+            if self.inference and getattr(self, field) is not None:
+                what = "is for training, and this is inference"
+                problems.append(Problem(field, what, f"leave out {_typed(field)}, or leave out --inference"))
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             problems.append(Problem("emulate_replicas", what, given=str(self.emulate_replicas)))
@@ -121,6 +128,11 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
 """By the keyword that `run_options` takes: the flag, and the field of RunOptions that it sets."""
 
 _OF_ONE_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
+
+
+def _typed(field: str) -> str:
+    """The flag of a field of RunOptions."""
+    return next(flag for flag, name in RUN_FLAGS.values() if name == field)
 
 
 def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOptions:

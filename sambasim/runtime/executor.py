@@ -11,21 +11,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sambasim.ir.graph import Graph, Output, SectionKind
+from sambasim.errors import SambasimError
+from sambasim.ir.graph import Graph, Node, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
+from sambasim.runtime.operator_failure import operator_error
 
 _DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredSection:
-    """One section, ready to run."""
+    """One section, ready to run: an instruction for each of its nodes."""
 
     index: int
     kind: SectionKind
     instructions: tuple[Instruction, ...]
+    nodes: tuple[Node, ...]
 
 
 class Executable:
@@ -34,6 +37,7 @@ class Executable:
     def __init__(self, graph: Graph, program: Program, tensor_of: Callable[[str], Tensor]) -> None:
         self._program = program
         self._graph = graph
+        self._tensor_of = tensor_of
         self._registers = RegisterFile()
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
@@ -62,10 +66,16 @@ class Executable:
             self._live[self._tangent] = tangent
 
     def run_section(self, section: LoweredSection, *, accumulate: bool = False) -> None:
-        """Run one section; with `accumulate`, add to the gradients instead of overwriting them."""
+        """Run one section; with `accumulate`, add to the gradients instead of overwriting them.
+
+        Raises DataError if an operator fails on the values of the inputs, and MachineError if memory runs out.
+        """
         registers = self._live
         for instruction in section.instructions:
-            value = instruction.function(*instruction.load(registers))
+            try:
+                value = instruction.function(*instruction.load(registers))
+            except Exception as error:
+                raise self._failure(section, instruction, error) from error
             if instruction.result is not None:
                 registers[instruction.result] = value
             else:
@@ -74,6 +84,12 @@ class Executable:
                 _store(registers[number], destination, accumulate)
             for number in instruction.frees:
                 registers[number] = None
+
+    def _failure(self, section: LoweredSection, instruction: Instruction, error: Exception) -> SambasimError:
+        position = next(i for i, other in enumerate(section.instructions) if other is instruction)
+        inputs = [self._program.symbols[name] for name in self._graph.inputs]
+        inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
+        return operator_error(section.nodes[position], error, inputs, {s.name: self._tensor_of(s.name) for s in inputs})
 
     def finish(self, *, accumulate: bool = False) -> dict[str, Tensor]:
         """End the pass: keep the changed buffers, and hand out the outputs by symbol."""
@@ -105,7 +121,8 @@ class Executable:
         lowered, start = [], 0
         for section in chosen:
             count = section.stop - section.start
-            lowered.append(LoweredSection(section.index, section.kind, tuple(instructions[start : start + count])))
+            part = slice(start, start + count)
+            lowered.append(LoweredSection(section.index, section.kind, tuple(instructions[part]), tuple(nodes[part])))
             start += count
         return tuple(lowered)
 

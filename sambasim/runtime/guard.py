@@ -29,6 +29,9 @@ DEADLINE_S = 5
 
 _POLL_S = 0.005
 
+_FORWARDING_S = 0.3
+"""What launchers get to pass on what was told: some drop the output that they have not yet read when a job aborts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -93,6 +96,8 @@ def _leave(
         raise SystemExit(code) from None
     if not tells:
         time.sleep(2 * PATIENCE_S)  # the teller aborts the job, this rank included; if it died instead, this one does
+    else:
+        time.sleep(_FORWARDING_S)
     communicator.abort(max(code, 1))
 
 

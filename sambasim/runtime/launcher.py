@@ -137,27 +137,55 @@ def _refusal(launcher: Launcher, but: str, library: str, command: Sequence[str],
     )
 
 
-def check_world_size(world_size: int, minimum: int, *, command: Sequence[str], data_parallel: bool) -> None:
-    """Raise LaunchError if a PEF cannot run with this many ranks.
+def check_world_size(
+    world_size: int, minimum: int, *, command: Sequence[str], data_parallel: bool, emulated: bool = False
+) -> None:
+    """Raise LaunchError if a PEF cannot run with this many replicas.
 
+    world_size: the ranks that were started, or the replicas that one process is to emulate
     minimum: the least number of replicas that the PEF was compiled for (`-ws`)
     command: what was typed, without mpirun: the remedy repeats it
     data_parallel: whether the PEF has REDUCE and GATHER sections
     """
-    typed = shlex.join(command)
     if world_size < minimum:
         raise LaunchError(
-            f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), and {_started(world_size)}",
-            remedy=f"mpirun -np {minimum} {typed}",
+            f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), "
+            f"and {_started(world_size, emulated)}",
+            remedy=_emulating(command, minimum) if emulated else f"mpirun -np {minimum} {shlex.join(command)}",
         )
     if world_size > 1 and not data_parallel:
         raise LaunchError(
-            f"{_started(world_size)}, but this PEF has no REDUCE and GATHER sections: its replicas would train apart",
-            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {typed}",
+            f"{_started(world_size, emulated)}, but this PEF has no REDUCE and GATHER sections: "
+            "its replicas would train apart",
+            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(command, None)}",
         )
 
 
-def _started(world_size: int) -> str:
+def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -> None:
+    """Raise LaunchError if several ranks were started to emulate replicas, which is for one process."""
+    if world_size > 1 and emulated > 1:
+        raise LaunchError(
+            f"--emulate-replicas {emulated} plays all replicas in one process, and {_started(world_size, False)}",
+            remedy=f"without mpirun: {shlex.join(command)}",
+        )
+
+
+def _emulating(command: Sequence[str], replicas: int | None) -> str:
+    """The command with another number after --emulate-replicas, or without it."""
+    words: list[str] = []
+    rest = iter(command)
+    for word in rest:
+        if word.replace("_", "-").startswith("--emulate-replicas"):
+            if "=" not in word:
+                next(rest, None)
+        else:
+            words.append(word)
+    return shlex.join(words if replicas is None else [*words, "--emulate-replicas", str(replicas)])
+
+
+def _started(world_size: int, emulated: bool) -> str:
+    if emulated:
+        return f"--emulate-replicas {world_size} was asked for"
     return "1 was started" if world_size == 1 else f"{world_size} were started"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from sambasim.errors import OptionError
+from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import EvaluationRecord, Record, StepRecord, SummaryRecord
 from sambasim.runtime.plan import Plan
 
@@ -40,19 +40,19 @@ class Listener(Protocol):
 
 
 class MetricsFile:
-    """Writes every record as one JSON line, and flushes it. Raises OptionError if the file cannot be written."""
+    """Writes every record as one JSON line, and flushes it. The file is there from the first record on.
+
+    The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten.
+    Raises OptionError if the file cannot be made, and MachineError if the disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(
-                f"the metrics file {path} cannot be written: {error.strerror}", remedy="--metrics FILE"
-            ) from error
+        self._path = path
+        self._file: TextIO | None = None
 
     def started(self, start: Start) -> None:
-        """Nothing: the summary repeats it."""
+        if self._path.is_file():
+            self._open().close()  # what an earlier run left must not look like the end of this one
 
     def stepped(self, record: StepRecord) -> None:
         self._write(record)
@@ -61,12 +61,25 @@ class MetricsFile:
         self._write(record)
 
     def ended(self, summary: SummaryRecord) -> None:
-        self._write(summary)
-        self._file.close()
+        self._write(summary).close()
 
-    def _write(self, record: Record) -> None:
-        self._file.write(record.model_dump_json() + "\n")
-        self._file.flush()
+    def _open(self) -> TextIO:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
+            raise OptionError(what, remedy="another place: --metrics FILE") from error
+
+    def _write(self, record: Record) -> TextIO:
+        self._file = self._file or self._open()
+        try:
+            self._file.write(record.model_dump_json() + "\n")
+            self._file.flush()
+        except OSError as error:
+            what = f"the metrics file {self._path} cannot be written any more: {error.strerror}"
+            raise MachineError(what, remedy="make room there, or another place: --metrics FILE") from error
+        return self._file
 
 
 class Listeners:

@@ -1,15 +1,12 @@
 """`run --inference`: a pass over the data with the evaluation graph, and what the model says of every sample."""
 
-import os
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sambasim.data.sources import open_source
-from sambasim.errors import OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
@@ -19,7 +16,7 @@ from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.threads import default_threads
-from sambasim.runtime.weights import load_weights
+from sambasim.runtime.weights import load_weights, write_tensors
 
 
 class PredictionJob:
@@ -75,13 +72,7 @@ class PredictionJob:
         if everybody is None:
             return
         tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(zip(*everybody, strict=True))}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            save_file(tensors, temporary)
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise OptionError(f"the predictions cannot be saved as {path}: {error}") from error
+        write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
 
 
 def _interleave(parts: tuple[Tensor, ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -27,16 +28,24 @@ def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
         if symbol.kind in _SAVED
         for torch_name in symbol.torch_names
     }
+    write_tensors(path, tensors, "the weights", "--save FILE.safetensors")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
+    """Write a safetensors file, whole or not at all, and the folders that it lies in.
+
+    Raises OptionError if it cannot be written; `what` it holds and the `remedy` are the message's.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary)
+        save_file(dict(tensors), temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise OptionError(
-            f"the weights cannot be saved as {path}: {error}", remedy="--save FILE.safetensors"
-        ) from error
+        raise OptionError(f"{what} cannot be written to {path}", where=str(error), remedy=remedy) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
@@ -44,12 +53,11 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
 
     Raises WeightsError, naming what is missing, left over or of another type.
     """
+    if not path.is_file():
+        there = "a folder" if path.is_dir() else "not there"
+        raise WeightsError(f"the weights file {path} is {there}", remedy="--weights FILE.safetensors, made by --save")
     try:
         tensors = load_file(path)
-    except FileNotFoundError as error:
-        raise WeightsError(
-            f"there is no weights file {path}", remedy="--weights FILE.safetensors, made by --save"
-        ) from error
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote"
@@ -64,16 +72,22 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
             remedy="use the weights of a run of this model",
         )
     loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}
-    for symbol in wanted:
-        given = loaded[symbol.name]
-        dtype = str(given.dtype).removeprefix("torch.")
-        if dtype != symbol.type.dtype or tuple(given.shape) != symbol.type.shape:
-            raise WeightsError(
-                f"{symbol.torch_names[0]} is {dtype}{list(given.shape)} in {path}, "
-                f"but {symbol.type} in the PEF {program.name}",
-                remedy="use the weights of a run of this model",
-            )
+    other = [
+        f"{symbol.torch_names[0]} is {given} and not {symbol.type}"
+        for symbol in wanted
+        if (given := _type(loaded[symbol.name])) != str(symbol.type)
+    ]
+    if other:
+        raise WeightsError(
+            f"{path} does not fit the PEF {program.name}: {_few(other)}",
+            remedy="use the weights of a run of this model",
+        )
     return loaded
+
+
+def _type(tensor: Tensor) -> str:
+    """As `TensorType` writes it: `float32[3, 8]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _few(names: list[str]) -> str:

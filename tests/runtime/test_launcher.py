@@ -7,6 +7,7 @@ import pytest
 from sambasim.errors import LaunchError
 from sambasim.runtime.launcher import (
     Launcher,
+    check_emulation,
     check_family,
     check_launcher,
     check_world_size,
@@ -154,3 +155,24 @@ def test_replicas_of_a_pef_without_data_parallel_sections_are_refused() -> None:
 @pytest.mark.parametrize(("world_size", "minimum", "data_parallel"), [(1, 1, False), (2, 2, True), (5, 2, True)])
 def test_a_world_size_that_fits_passes(world_size: int, minimum: int, data_parallel: bool) -> None:
     check_world_size(world_size, minimum, command=COMMAND, data_parallel=data_parallel)
+
+
+@pytest.mark.parametrize("typed", [["--emulate-replicas", "3"], ["--emulate_replicas=3"]])
+def test_an_emulation_is_put_right_by_its_own_flag(typed: list[str]) -> None:
+    command = ["sambasim", "run", *typed, "--pef", "net"]
+    with pytest.raises(LaunchError) as error:
+        check_world_size(3, 4, command=command, data_parallel=True, emulated=True)
+    assert str(error.value) == (
+        "this PEF was compiled for at least 4 replicas (-ws 4), and --emulate-replicas 3 was asked for\n"
+        "  try:   sambasim run --pef net --emulate-replicas 4"
+    )
+    with pytest.raises(LaunchError, match=r"or run it alone: sambasim run --pef net$"):
+        check_world_size(3, 1, command=command, data_parallel=False, emulated=True)
+
+
+def test_several_ranks_emulate_nothing() -> None:
+    with pytest.raises(LaunchError, match=r"plays all replicas in one process, and 2 were started") as error:
+        check_emulation(2, 3, command=COMMAND)
+    assert error.value.remedy == "without mpirun: sambasim run --pef 'my model.pef'"
+    check_emulation(1, 3, command=COMMAND)
+    check_emulation(2, 1, command=COMMAND)

@@ -49,12 +49,16 @@ class EagerReplica:
         self.module.zero_grad(set_to_none=True)
         total = 0.0
         for micro_step in range(micro_steps):
-            batch = next(self._batches)
+            batch = self.next_batch()
             torch.manual_seed(derive(self.resolved.training.seed, self._rank, step, micro_step, Stream.GRAPH))
             loss = self.loss(through or self.module, batch)
             torch.autograd.backward(loss / micro_steps)
             total += loss.item()
         return total / micro_steps
+
+    def next_batch(self) -> list[Tensor]:
+        """The next batch of this replica's shard, epoch after epoch."""
+        return next(self._batches)
 
     def loss(self, model: Callable[..., object], batch: Sequence[Tensor]) -> Tensor:
         """The mean loss of a batch: the model's own, or the named one."""

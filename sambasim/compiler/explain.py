@@ -1,0 +1,109 @@
+"""Why a step could not be captured, in words that a user can act on: what, which line, and how to write it instead.
+
+First the tracer's own error becomes a CaptureError (`tracer_error`). Then the model runs once in PyTorch
+(`explained`): what PyTorch itself refuses is told in its words, and what a graph cannot hold is told all at once.
+"""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.step import check_loss, is_library_file, run_eagerly, user_line
+from sambasim.compiler.watch import BRANCH, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch
+from sambasim.errors import CaptureError, UserError
+
+_CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
+_VALUE = Obstacle(
+    "Python code that depends on the value of a tensor", "compute with tensors only: torch.where, torch.rand"
+)
+_KNOWN = (
+    (("pack_padded_sequence", "PackedSequence"), PACKED),
+    (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
+    (("data-dependent branching", "Data-dependent branching"), BRANCH),
+    (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), NUMBER),
+    (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
+    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
+)
+"""Marks in what a tracer says, and what they stand for; the first row that fits."""
+
+_MOST_FINDINGS = 6
+_LONGEST_LINE = 160
+
+
+def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
+    """The best that can be said of a capture of `step` that failed with `error`.
+
+    `step` is set to train or to evaluate, as it was captured; in training its first output is the loss, called `loss`
+    if it has a name. The model and the inputs are left as they are. Raises ModelError if PyTorch cannot run it either.
+    """
+    copies = [tensor.clone() for tensor in inputs]
+    watch = Watch(step, copies)
+    outputs = run_eagerly(step, copies, watch)
+    if step.training:
+        check_loss(outputs[0], loss)
+        with suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
+            wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
+            torch.autograd.grad(outputs[0], wanted, allow_unused=True)
+    return _told_together(watch.findings, step.training) if watch.findings else error
+
+
+def tracer_error(what: str, error: BaseException) -> CaptureError:
+    """What the tracer raised while it captured `what`, with the user's line where it names one."""
+    text = f"{type(error).__name__}: {error}"
+    known = next((obstacle for marks, obstacle in _KNOWN if any(mark in text for mark in marks)), None)
+    return CaptureError(
+        f"the {what} cannot be captured: {known.what if known else _explanation(error)}",
+        where=_location(error),
+        remedy=known.rewrite if known else _hint(error),
+    )
+
+
+def _told_together(findings: Sequence[Finding], training: bool) -> CaptureError:
+    what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
+    if len(findings) == 1:
+        finding = findings[0]
+        return CaptureError(f"{what}: {finding.obstacle.what}", where=finding.where, remedy=finding.obstacle.rewrite)
+    lines = [f"{finding.where}   ({finding.obstacle.what})" for finding in findings[:_MOST_FINDINGS]]
+    if len(findings) > _MOST_FINDINGS:
+        lines.append(f"and {len(findings) - _MOST_FINDINGS} more lines")
+    rewrites = dict.fromkeys(finding.obstacle.rewrite for finding in findings)
+    return CaptureError(
+        "\n    ".join((f"{what}, for {len(findings)} reasons:", *lines)), remedy="\n         ".join(rewrites)
+    )
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
+
+
+def _location(error: BaseException) -> str | None:
+    """The user's line: from the message, where strict export puts it, or from the traceback."""
+    frames = [match for match in _FRAME.finditer(str(error)) if not is_library_file(match["file"])]
+    if frames:
+        last = frames[-1]
+        return f"{last['file']}:{last['line']}: {last['code'].strip()}"
+    return user_line(error)
+
+
+_END_OF_EXPLANATION = re.compile(
+    r"\n\s*(?:Explanation:|Hint:|Developer debug context|For more |from user code|The error above|While executing)"
+)
+
+
+def _explanation(error: BaseException) -> str:
+    """The first line of torch's message, and its explanation where it has one: no hints, links and frames."""
+    text = str(error).strip()
+    first = _END_OF_EXPLANATION.split(text)[0].strip().splitlines()
+    lines = [first[0] if first else type(error).__name__]
+    explanation = re.search(r"\n\s*Explanation: (.+)", text)
+    if explanation:
+        lines.append(explanation[1])
+    return "\n    ".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
+
+
+def _hint(error: BaseException) -> str:
+    hints: list[str] = re.findall(r"Hint: (.+)", str(error))
+    sensible = [hint for hint in hints if len(hint) <= _LONGEST_LINE and "torch._dynamo" not in hint]
+    return sensible[0] if sensible else "rewrite the line with PyTorch's own operators on tensors"

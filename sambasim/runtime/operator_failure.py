@@ -1,0 +1,46 @@
+"""What to say when an operator fails in the middle of a step: shapes are settled by then, so it is values or memory."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from sambasim.errors import DataError, InternalError, MachineError, SambasimError
+from sambasim.ir.graph import Node
+from sambasim.ir.types import Symbol
+
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def operator_error(
+    node: Node, raised: Exception, inputs: Iterable[Symbol], tensors: Mapping[str, Tensor]
+) -> SambasimError:
+    """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol).
+
+    A DataError if an input holds whole numbers that are negative, or larger than when the PEF was compiled: class
+    indices and tokens that the model has no room for. A MachineError if memory ran out.
+    """
+    text = f"{type(raised).__name__}: {str(raised).strip().partition(chr(10))[0]}"
+    where = str(node.source) if node.source else f"the operator {node.operator}"
+    if isinstance(raised, MemoryError) or any(mark in text for mark in _OUT_OF_MEMORY):
+        return MachineError(
+            f"there is not enough memory for a step: {text}",
+            where=where,
+            remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
+        )
+    suspects = [told for symbol in inputs if (told := _suspect(symbol, tensors[symbol.name]))]
+    if suspects:
+        return DataError(
+            f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",
+            where=where,
+            remedy="correct the samples, or give the model room for these values and compile it again",
+        )
+    return InternalError(f"the operator {node.operator} failed: {text}", where=where)
+
+
+def _suspect(symbol: Symbol, tensor: Tensor) -> str | None:
+    if symbol.exclusive_bound is None or tensor.numel() == 0:
+        return None
+    least, largest = int(tensor.min()), int(tensor.max())
+    if least >= 0 and largest < symbol.exclusive_bound:
+        return None
+    return f"{symbol.name} goes from {least} to {largest}, and went up to {symbol.exclusive_bound - 1} when compiled"

@@ -1,0 +1,45 @@
+"""Sound PEFs, compiled once, for the rows that need one."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+
+import pytest
+
+from tests.faults.command import sambasim
+from tests.faults.texts import TRAIN, net
+
+_NET = "sambasim_file_net"
+"""What the module of a net.py is called, unless that of another folder is loaded already."""
+
+_FLAGS = {"net": "", "pair": "--data-parallel -ws 2", "guess": "--inference"}
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
+    """By name: the bytes of the PEF. `fault.PEF_NAMES` says what they are."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "sound.py").write_text(net())
+    for name, flags in _FLAGS.items():
+        command = f"{TRAIN.replace('net.py', 'sound.py')} --pef-name {name} {flags}"
+        outcome = sambasim(shlex.split(command), folder)
+        assert outcome.exit_code == 0, outcome.stderr
+    return {name: (folder / "out" / name / f"{name}.pef").read_bytes() for name in _FLAGS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nets_of_their_own() -> Iterator[None]:
+    """Every net.py here is loaded under a name that depends on its folder, and none stays for the tests of others.
+
+    Tracers keep modules by name for the life of the process, so a name must not be used for two files.
+    """
+    taken = ModuleType(_NET)
+    taken.__file__ = "elsewhere/net.py"
+    kept = sys.modules.get(_NET)
+    sys.modules[_NET] = taken
+    yield
+    for name in [name for name in sys.modules if name.startswith(_NET)]:
+        del sys.modules[name]
+    if kept is not None:
+        sys.modules[_NET] = kept

@@ -1,0 +1,173 @@
+"""What sambasim wrote itself: PEFs and weights that are missing, damaged, or of something else."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.faults.fault import Fault
+from tests.pef import damage
+
+_PEF = Path("out", "net", "net.pef")
+_WEIGHTS = "run --pef net --weights w.safetensors"
+
+
+def _on_pef(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: change(folder / _PEF)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _version(fields: damage.Fields) -> None:
+    fields["version"] = "9.0"
+    fields["writer"] = "sambasim 9.1"
+
+
+def _lose_a_symbol(fields: damage.Fields) -> None:
+    fields["program"]["symbols"].pop()
+
+
+def _save(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
+    return lambda folder: save_file(tensors, folder / "w.safetensors")
+
+
+ARTIFACTS: tuple[Fault, ...] = (
+    Fault(
+        "no PEF of that name",
+        "run --pef nett",
+        2,
+        (
+            "error[option]: there is no PEF 'nett'",
+            "looked for nett (not there), then out/nett/nett.pef (not there), from HERE",
+            "one of those in out: net, pair",
+        ),
+        pefs=("net", "pair"),
+    ),
+    Fault(
+        "no PEF at all",
+        "run --pef some/net.pef",
+        2,
+        ("there is no PEF 'some/net.pef'", "looked for some/net.pef (not there)", "compile it first: sambasim compile"),
+    ),
+    Fault("a folder", "verify out", 2, ("there is no PEF 'out'", "looked for out (a folder)", "net"), pefs=("net",)),
+    Fault(
+        "not a zip",
+        "run --pef net.pef",
+        3,
+        ("error[pef]: net.pef breaks rule 2", "it begins with b'hell', so it is no PEF", "that sambasim compile wrote"),
+        {"net.pef": "hello"},
+    ),
+    Fault("empty", "run --pef net.pef", 3, ("breaks rule 2", "it is empty, so it is no PEF"), {"net.pef": ""}),
+    Fault(
+        "truncated",
+        "run --pef net",
+        3,
+        ("it was cut short", "where: the file, out/net/net.pef", "copy it again, or compile the model again"),
+        pefs=("net",),
+        prepare=_on_pef(_truncate),
+    ),
+    Fault(
+        "JSON edited in place",
+        "run --pef net",
+        3,
+        ("breaks rule 9 of the PEF format (checksum)", "where: pef.json, out/net/net.pef", "compile the model again"),
+        pefs=("net",),
+        prepare=_on_pef(partial(damage.replace_bytes, old=b'"batch_size":4', new=b'"batch_size":8')),
+    ),
+    Fault(
+        "JSON edited, and zipped again",
+        "run --pef net",
+        3,
+        ("breaks rule 14 of the PEF format (digest)", "it was changed after it was written", "compile the model again"),
+        pefs=("net",),
+        prepare=_on_pef(
+            partial(damage.change_manifest, change=lambda text: text.replace(b'"batch_size":4', b'"batch_size":8', 1))
+        ),
+    ),
+    Fault(
+        "a program that contradicts itself",
+        "run --pef net",
+        3,
+        (
+            "error[pef]: net.pef breaks rule 17 of the PEF format (program)",
+            "where: pef.json, out/net/net.pef",
+            "compile the model again",
+        ),
+        pefs=("net",),
+        prepare=_on_pef(partial(damage.change_fields, change=_lose_a_symbol)),
+    ),
+    Fault(
+        "weights that were changed",
+        "verify net",
+        3,
+        ("breaks rule 23 of the PEF format (content)", "was written", "where: weights.safetensors, out/net/net.pef"),
+        pefs=("net",),
+        prepare=_on_pef(partial(damage.change_weights, change=lambda data: data[:-1] + b"\x55")),
+    ),
+    Fault(
+        "of a newer version",
+        "run --pef net",
+        3,
+        ("it is a PEF of format 9.0, written by sambasim 9.1; sambasim", "reads format", "or run it with sambasim 9.1"),
+        pefs=("net",),
+        prepare=_on_pef(partial(damage.change_fields, change=_version)),
+    ),
+    Fault(
+        "no section of that number",
+        "inspect net --section 99",
+        2,
+        ("there is no section 99: the graph training of net has 3 sections", "sambasim inspect out/net/net.pef"),
+        pefs=("net",),
+    ),
+    Fault(
+        "weights that are not there",
+        _WEIGHTS,
+        3,
+        ("error[weights]: the weights file w.safetensors is not there", "--weights FILE.safetensors, made by --save"),
+        pefs=("net",),
+    ),
+    Fault(
+        "weights of another format",
+        "run --pef net --weights w.pt",
+        2,
+        ('weights = "w.pt" (from --weights): must be a .safetensors file', "--weights w.safetensors"),
+        {"w.pt": "hello"},
+        pefs=("net",),
+    ),
+    Fault(
+        "weights in a file that is something else",
+        _WEIGHTS,
+        3,
+        ("w.safetensors is no safetensors file", "--weights takes what --save wrote"),
+        {"w.safetensors": "hello"},
+        pefs=("net",),
+    ),
+    Fault(
+        "weights of another model",
+        _WEIGHTS + " --inference --predictions p.safetensors",
+        3,
+        (
+            "w.safetensors does not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias",
+            "use the weights of a run of this model",
+        ),
+        pefs=("net",),
+        prepare=_save({"linear.weight": torch.ones(3, 8), "head.weight": torch.ones(2), "norm.bias": torch.ones(3)}),
+    ),
+    Fault(
+        "weights of other shapes",
+        _WEIGHTS,
+        3,
+        (
+            "does not fit the PEF net: linear.weight is float32[4, 8] and not float32[3, 8], "
+            "linear.bias is float64[3] and not float32[3]",
+            "use the weights of a run of this model",
+        ),
+        pefs=("net",),
+        prepare=_save({"linear.weight": torch.ones(4, 8), "linear.bias": torch.ones(3, dtype=torch.float64)}),
+    ),
+)

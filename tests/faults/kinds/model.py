@@ -1,0 +1,263 @@
+"""The model: not found, not built, not called, or returning what cannot be trained."""
+
+from tests.faults.fault import Fault
+from tests.faults.texts import COMPILE, TRAIN, net
+
+_LOSS = "--set loss.name=net.py:wrong"
+
+MODEL: tuple[Fault, ...] = (
+    Fault(
+        "without a name",
+        "compile net.py --set optimizer.name=sgd",
+        2,
+        ("error[option]", 'model.target = "net.py" (from the MODEL argument)', "add the name: net.py:NAME"),
+        {"net.py": net()},
+    ),
+    Fault(
+        "with a dot for the colon",
+        "compile nets.net.Net --set optimizer.name=sgd",
+        2,
+        ("put a colon before the name: nets.net:Net",),
+    ),
+    Fault(
+        "no such file",
+        TRAIN.replace("net.py:Net", "nett.py:Net"),
+        2,
+        ("error[model]", "there is no file HERE/nett.py", "did you mean HERE/net.py?"),
+        {"net.py": net()},
+    ),
+    Fault(
+        "no such module",
+        TRAIN.replace("net.py:Net", "nets.net:Net"),
+        2,
+        ("there is no module nets", "run it from the folder that holds nets, or name the file"),
+    ),
+    Fault(
+        "no such name",
+        TRAIN.replace("net.py:Net", "net.py:Nett"),
+        2,
+        ("HERE/net.py has no Nett", "did you mean Net?"),
+        {"net.py": net()},
+    ),
+    Fault(
+        "nothing like that name",
+        TRAIN.replace("net.py:Net", "net.py:Transformer"),
+        2,
+        ("HERE/net.py has no Transformer", "it has Net, samples"),
+        {"net.py": net()},
+    ),
+    Fault(
+        "a file that is not Python",
+        TRAIN,
+        2,
+        ("its module raised SyntaxError: '(' was never closed", "where: HERE/net.py:", "return self.linear(x"),
+        {"net.py": net("return self.linear(x")},
+    ),
+    Fault(
+        "a file that imports what is not there",
+        TRAIN,
+        2,
+        ("No module named 'einops_of_old'", "where: HERE/net.py:1: import", "install einops_of_old"),
+        {"net.py": f"import einops_of_old\n{net()}"},
+    ),
+    Fault(
+        "a program that ends itself",
+        TRAIN,
+        2,
+        ("its module raised SystemExit: 0", "where: HERE/net.py:", 'under `if __name__ == "__main__":`'),
+        {"net.py": f"{net()}\n\nraise SystemExit(0)\n"},
+    ),
+    Fault(
+        "neither a class nor a function",
+        TRAIN.replace("net.py:Net", "net.py:width"),
+        2,
+        ("net.py:width is of type int", "name an nn.Module class, or a function that returns one"),
+        {"net.py": net(before="width = 8\n\n\n")},
+    ),
+    Fault(
+        "a function that gives no module",
+        TRAIN.replace("net.py:Net", "net.py:samples"),
+        2,
+        ("net.py:samples gives a TensorDataset, not a torch.nn.Module", "a function that returns one"),
+        {"net.py": net()},
+    ),
+    Fault(
+        "arguments that are missing",
+        TRAIN,
+        2,
+        ("Net(width) cannot be called with model.args {}", "argument: 'width'", "--set model.args.NAME=VALUE"),
+        {"net.py": net(arguments="width")},
+    ),
+    Fault(
+        "arguments that are not known",
+        f"{TRAIN} --set model.args.widht=3",
+        2,
+        ("cannot be called with model.args {'widht': 3}", "did you mean model.args.width?"),
+        {"net.py": net(arguments="width=3")},
+    ),
+    Fault(
+        "a constructor that raises",
+        TRAIN,
+        2,
+        (
+            "cannot be built: ValueError: depth must be even",
+            "net.py:14: raise ValueError",
+            "--set model.args.NAME=VALUE",
+        ),
+        {"net.py": net(init="raise ValueError('depth must be even')")},
+    ),
+    Fault(
+        "layers that do not fit the samples",
+        TRAIN,
+        2,
+        (
+            "the model does not run on the example batch: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+            "where: HERE/net.py:17: return self.linear(x)",
+            "check the model against its inputs, which were float32[4, 8], int64[4]",
+        ),
+        {"net.py": net(init="self.linear = nn.Linear(7, 3)")},
+    ),
+    Fault(
+        "a forward that raises",
+        TRAIN,
+        2,
+        ("on the example batch: KeyError: 'head'", "where: HERE/net.py:18: raise KeyError('head')", "its inputs"),
+        {"net.py": net("h = self.linear(x)\nraise KeyError('head')")},
+    ),
+    Fault(
+        "a forward that raises in evaluation",
+        TRAIN,
+        2,
+        ("on the example batch, in evaluation mode: ValueError: only training", "where: HERE/net.py:18: raise"),
+        {"net.py": net("if not self.training:\n    raise ValueError('only training')\nreturn self.linear(x)")},
+    ),
+    Fault(
+        "a forward that ends the program",
+        TRAIN,
+        2,
+        ("on the example batch: SystemExit: 0", "where: HERE/net.py:17: raise SystemExit(0)"),
+        {"net.py": net("raise SystemExit(0)")},
+    ),
+    Fault(
+        "a normalisation over one sample",
+        TRAIN.replace("-b 4", "-b 1"),
+        2,
+        ("Expected more than 1 value per channel when training", "where: HERE/net.py:18: return self.norm"),
+        {
+            "net.py": net(
+                "return self.norm(self.linear(x))", init="self.linear = nn.Linear(8, 3)\nself.norm = nn.BatchNorm1d(3)"
+            )
+        },
+    ),
+    Fault(
+        "a loss of many numbers",
+        COMPILE,
+        2,
+        ("the model's first output has shape (4, 3), but a loss is one number", "--set loss.name=cross_entropy"),
+        {"net.py": net(parameters="x, y")},
+    ),
+    Fault(
+        "a loss that is a whole number",
+        COMPILE,
+        2,
+        ("the model's first output is int64, but a loss is a floating-point number", "has no gradient, cross_entropy"),
+        {"net.py": net("return self.linear(x).argmax(1).ne(y).sum()", parameters="x, y")},
+    ),
+    Fault(
+        "a loss that does not depend on parameters",
+        COMPILE,
+        2,
+        ("does not depend on any parameter that requires a gradient", "check requires_grad, detach()"),
+        {"net.py": net("return F.cross_entropy(self.linear(x).detach(), y)", parameters="x, y")},
+    ),
+    Fault(
+        "a loss that is no tensor",
+        f"{COMPILE} {_LOSS}",
+        2,
+        ("the loss function returns a float, not a tensor", "without .item()"),
+        {"net.py": net(before="def wrong(outputs, target):\n    return 3.0\n\n\n")},
+    ),
+    Fault(
+        "a loss that raises",
+        f"{COMPILE} {_LOSS}",
+        2,
+        ("AttributeError: 'Tensor' object has no attribute 'nll'", "net.py:8: return outputs.nll(target)"),
+        {"net.py": net(before="def wrong(outputs, target):\n    return outputs.nll(target)\n\n\n")},
+    ),
+    Fault(
+        "nothing returned",
+        TRAIN,
+        2,
+        ("the model returns None", "where: HERE/net.py:16: def forward(self, x):", "return a loss, (loss, outputs"),
+        {"net.py": net("self.linear(x)")},
+    ),
+    Fault(
+        "a dict without tensors",
+        TRAIN,
+        2,
+        ("the model returns a dict without a tensor in it", "def forward(self, x):", "--set loss.name=cross_entropy"),
+        {"net.py": net("return {'classes': ['cat', 'dog']}")},
+    ),
+    Fault(
+        "no parameters",
+        TRAIN,
+        2,
+        ("the model has no parameters to train", "compile it with --inference"),
+        {"net.py": net("return x[:, :3]", init="pass")},
+    ),
+    Fault(
+        "frozen parameters",
+        TRAIN,
+        2,
+        ("all parameters of the model are frozen", "set requires_grad"),
+        {"net.py": net(init="self.linear = nn.Linear(8, 3).requires_grad_(False)")},
+    ),
+    Fault(
+        "parameters on another device",
+        TRAIN,
+        2,
+        (
+            "the model has 2 things that a PEF cannot hold:",
+            "the parameter linear.weight is on the device meta",
+            "the parameter linear.bias is on the device meta",
+            "build the model on the CPU",
+        ),
+        {"net.py": net(init="self.linear = nn.Linear(8, 3, device='meta')")},
+    ),
+    Fault(
+        "lazy parameters",
+        TRAIN,
+        2,
+        ("the parameter linear.weight has no shape yet: its module is lazy", "nn.Linear(…) instead of nn.LazyLinear"),
+        {"net.py": net(init="self.linear = nn.LazyLinear(3)")},
+    ),
+    Fault(
+        "complex parameters",
+        TRAIN,
+        2,
+        ("the parameter weight is complex64, which a PEF cannot hold", "two real tensors"),
+        {
+            "net.py": net(
+                "return (x + 0j @ self.weight).abs()", init="self.weight = nn.Parameter(torch.randn(8, 3) + 0j)"
+            )
+        },
+    ),
+    Fault(
+        "a sparse embedding bag",
+        TRAIN,
+        2,
+        ("the module bag is EmbeddingBag(sparse=True)", "leave out sparse=True: nn.EmbeddingBag(10, 3)"),
+        {"net.py": net("return self.bag((x > 0).long())", init="self.bag = nn.EmbeddingBag(10, 3, sparse=True)")},
+    ),
+    Fault(
+        "a sparse embedding",
+        TRAIN,
+        2,
+        ("the module table is Embedding(sparse=True)", "leave out sparse=True: nn.Embedding(10, 3)"),
+        {
+            "net.py": net(
+                "return self.table((x > 0).long()).mean(1)", init="self.table = nn.Embedding(10, 3, sparse=True)"
+            )
+        },
+    ),
+)

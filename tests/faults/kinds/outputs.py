@@ -1,0 +1,107 @@
+"""Places that cannot be written to: refused before the work that would be lost."""
+
+from pathlib import Path
+
+from tests.faults.fault import Fault
+from tests.faults.texts import TRAIN, net
+
+_NET = {"net.py": net("raise RuntimeError('nobody should have come this far')")}
+_FILE = {"file": ""}
+
+
+def _link_to_nowhere(folder: Path) -> None:
+    (folder / "away").symlink_to(folder / "nowhere")
+
+
+OUTPUTS: tuple[Fault, ...] = (
+    Fault(
+        "the PEF below a file",
+        f"{TRAIN} --output-folder net.py",
+        2,
+        ("the PEF cannot be written to net.py/net/net.pef", "HERE/net.py is no folder", "--output-folder FOLDER"),
+        _NET,
+    ),
+    Fault(
+        "the PEF where a folder is",
+        TRAIN,
+        2,
+        ("the PEF cannot be written to out/net/net.pef", "out/net/net.pef is a folder", "--output-folder FOLDER"),
+        {**_NET, "out/net/net.pef/file": ""},
+    ),
+    Fault(
+        "the PEF where nothing can be",
+        f"{TRAIN} --output-folder /proc/nets",
+        2,
+        ("the PEF cannot be written to /proc/nets/net/net.pef", "no file can be made in /proc", "--output-folder"),
+        _NET,
+    ),
+    Fault(
+        "the metrics below a file",
+        "run --pef net --metrics file/deep/m.jsonl",
+        2,
+        ("the metrics file cannot be written to file/deep/m.jsonl", "HERE/file is no folder", "--metrics FILE"),
+        _FILE,
+        pefs=("net",),
+    ),
+    Fault(
+        "the metrics where a folder is",
+        "run --pef net --metrics out",
+        2,
+        ("the metrics file cannot be written to out", "out is a folder", "--metrics FILE"),
+        pefs=("net",),
+    ),
+    Fault(
+        "the metrics through a link to nowhere",
+        "run --pef net --metrics away/m.jsonl",
+        2,
+        ("the metrics file cannot be written to away/m.jsonl", "HERE/away is no folder", "--metrics FILE"),
+        pefs=("net",),
+        prepare=_link_to_nowhere,
+    ),
+    Fault(
+        "the metrics on a full disk",
+        "run --pef net --metrics /dev/full",
+        2,
+        ("error[machine]: the metrics file /dev/full cannot be written any more: No space left", "make room"),
+        pefs=("net",),
+    ),
+    Fault(
+        "the weights below a file",
+        "run --pef net --save file/w.safetensors --metrics m.jsonl",
+        2,
+        ("the trained weights cannot be written to file/w.safetensors", "HERE/file is no folder", "--save FILE"),
+        _FILE,
+        pefs=("net",),
+    ),
+    Fault(
+        "the weights where a folder is",
+        "run --pef net --save w.safetensors",
+        2,
+        ("the trained weights cannot be written to w.safetensors", "w.safetensors is a folder", "--save FILE"),
+        {"w.safetensors/file": ""},
+        pefs=("net",),
+    ),
+    Fault(
+        "the weights under another suffix",
+        "run --pef net --save w.pt",
+        2,
+        ('save = "w.pt" (from --save): must be a .safetensors file', "--save w.safetensors"),
+        pefs=("net",),
+    ),
+    Fault(
+        "the predictions below a file",
+        "run --pef guess --inference --predictions file/p.safetensors",
+        2,
+        ("the predictions cannot be written to file/p.safetensors", "HERE/file is no folder", "--predictions FILE"),
+        _FILE,
+        pefs=("guess",),
+    ),
+    Fault(
+        "the logs in a file",
+        "run --pef net --log-dir file",
+        2,
+        ("the logs cannot be written to file", "HERE/file is no folder", "--log-dir FOLDER"),
+        _FILE,
+        pefs=("net",),
+    ),
+)

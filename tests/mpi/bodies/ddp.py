@@ -1,0 +1,70 @@
+"""Train every PEF named on the command line by the runtime, and by torch's DistributedDataParallel from plain PyTorch.
+
+Both start from the PEF's weights, deal the same samples out, draw the same random numbers, and update by the same
+kernel. Rank 0 leaves three files for each PEF in FOLDER: NAME.before.safetensors, with the parameters to begin with, by
+symbol; NAME.ours.safetensors and NAME.ddp.safetensors, with the parameters and buffers that it ends with.
+
+    ddp.py FOLDER STEPS PEF...
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from sambasim.options.run import RunOptions
+from sambasim.pef import map_weights
+from sambasim.runtime import torch_process_group
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Listeners
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.weights import load_weights
+from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
+
+
+def main(folder: Path, steps: int, paths: Sequence[Path]) -> None:
+    communicator = connect(sys.argv)
+    for path in paths:
+        saved = folder / f"{path.stem}.safetensors"
+        training = {"steps": steps, "evaluate": False, "schedule": dict(CONSTANT_RATE)}
+        options = RunOptions(pef=str(path), threads=1, reduce_on_rdu=True, save=saved, overrides={"training": training})
+        TrainingJob(path, options, communicator, Listeners([])).run()
+        torch.set_num_threads(1)
+        torch_process_group.bring_up(communicator)
+        replica = _train_by_ddp(path, options, steps, communicator)
+        torch_process_group.take_down()
+        if communicator.topology.rank == 0:
+            parameters = {member.parameter for group in replica.program.groups for member in group.members}
+            weights = {name: tensor for name, tensor in map_weights(path).items() if name in parameters}
+            _leave(folder / f"{path.stem}.before.safetensors", weights)
+            _leave(folder / f"{path.stem}.ours.safetensors", load_weights(saved, replica.program))
+            _leave(folder / f"{path.stem}.ddp.safetensors", replica.state())
+    communicator.close()
+
+
+def _train_by_ddp(path: Path, options: RunOptions, steps: int, communicator: Communicator) -> EagerReplica:
+    """The replica of this rank after training. DDP must be gone before the process group is: it would take the group
+    down with it, and that can wait for ever for a thread of the group."""
+    topology = communicator.topology
+    replica = EagerReplica(path, options, rank=topology.rank, world_size=topology.world_size)
+    # Buffers are per replica in the runtime; DDP would replace everybody's by those of rank 0 before each forward.
+    model = DistributedDataParallel(replica.module, broadcast_buffers=False)
+    optimizer = PaddedOptimizer(replica)
+    for step in range(steps):
+        replica.differentiate(step, through=model)
+        optimizer.take_gradients()
+        optimizer.step()
+    return replica
+
+
+def _leave(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]])

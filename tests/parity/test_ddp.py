@@ -1,0 +1,95 @@
+"""Several replicas against torch's DistributedDataParallel on gloo: the same shards, threads and optimizer kernel.
+
+At two replicas there is one order in which two numbers can be added, and halving is exact: DDP's parameters have the
+same bits after 20 steps. At three and more, gloo adds in a ring and divides first, and the runtime adds in a tree and
+divides last: both round, differently, and training carries that on.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sambasim.options.run import RunOptions
+from tests.parity.conftest import Variant
+from tests.support.eager import EagerReplica
+from tests.support.examples import EXAMPLES, OPTIMIZERS
+from tests.support.mpi import RANKS, ROOT, run_mpi
+
+BODY = ROOT / "tests" / "mpi" / "bodies" / "ddp.py"
+STEPS = 20
+BOUND = 1e-4
+"""How far a tensor may be from DDP's at three replicas and more, in norm and relative to DDP's."""
+
+ZERO_GRADIENTS: Mapping[str, frozenset[str]] = {
+    # BatchNorm subtracts the bias of the convolution before it.
+    "digits": frozenset({"digitsclassifier__features__0__bias", "digitsclassifier__features__3__bias"}),
+    # A key's bias adds the same number to all scores of a query, and softmax takes it out again.
+    "char_gpt": frozenset(f"chargpt__blocks__{block}__attention__qkv__bias.key" for block in range(2)),
+}
+"""By example: what has a gradient of zero in exact arithmetic. What is left of it is rounding, which Adam scales up to
+steps of full size, so that two runs which round differently have nothing in common there."""
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors by name; a fused bias of attention in its three parts."""
+    for name, tensor in tensors.items():
+        if name.endswith("qkv__bias"):
+            yield from zip((f"{name}.query", f"{name}.key", f"{name}.value"), tensor.chunk(3), strict=True)
+        else:
+            yield name, tensor
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_list_of_zero_gradients_is_right(example: str, pefs: Mapping[Variant, Path]) -> None:
+    """In float64, where rounding is far below any gradient that is not zero in exact arithmetic."""
+    path = pefs[example, "sgd", False]
+    replica = EagerReplica(path, RunOptions(pef=str(path)))
+    replica.module.double()
+    loss = replica.loss(replica.module, [_in_float64(tensor) for tensor in replica.next_batch()])
+    torch.autograd.backward(loss)
+    norms = {name: float(gradient.norm()) for name, gradient in _parts(_by_parameter(replica))}
+    largest = max(norms.values())
+    assert {name for name, norm in norms.items() if norm < 1e-12 * largest} == ZERO_GRADIENTS.get(example, frozenset())
+
+
+def _in_float64(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _by_parameter(replica: EagerReplica) -> dict[str, Tensor]:
+    return {name.removesuffix("__grad"): gradient for name, gradient in replica.gradients().items()}
+
+
+@pytest.mark.parametrize("np", [np for np in RANKS if np > 1])
+def test_parameters_are_those_of_ddp(np: int, pefs: Mapping[Variant, Path], tmp_path: Path) -> None:
+    kinds = OPTIMIZERS if np == 2 else ("sgd", "adamw")
+    chosen = {pefs[example, kind, False].stem: example for example in EXAMPLES for kind in kinds}
+    paths = [str(path) for path in pefs.values() if path.stem in chosen]
+    run_mpi(np, [sys.executable, str(BODY), str(tmp_path), str(STEPS), *paths], timeout=280).check()
+    for stem, example in chosen.items():
+        ours, ddp = (load_file(tmp_path / f"{stem}.{who}.safetensors") for who in ("ours", "ddp"))
+        before = load_file(tmp_path / f"{stem}.before.safetensors")
+        assert ours.keys() == ddp.keys()
+        assert [name for name in before if torch.equal(before[name], ours[name])] == [], "everything is trained"
+        if np == 2:
+            assert [name for name in ours if not torch.equal(ours[name], ddp[name])] == [], stem
+        else:
+            apart = _apart(ours, ddp, before)
+            assert {n: d for n, d in apart.items() if d >= BOUND and n not in ZERO_GRADIENTS.get(example, ())} == {}, (
+                stem
+            )
+            assert max(apart.values()) > 0, "in another order, something must round otherwise"
+
+
+def _apart(ours: Mapping[str, Tensor], ddp: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """By parameter: the norm of the difference, relative to the norm of DDP's."""
+    theirs = dict(_parts({name: ddp[name].double() for name in parameters}))
+    return {
+        name: float((tensor.double() - theirs[name]).norm() / theirs[name].norm())
+        for name, tensor in _parts({name: ours[name] for name in parameters})
+    }

@@ -1,0 +1,94 @@
+"""Evaluation over any number of replicas: each sample once, in the running statistics that are given, leaving no trace.
+
+Held against `model.eval()` on all samples at once. There are 11 of them and a batch takes 4: the last one is padded.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset, Subset, default_collate
+
+from sambasim.data.sources import open_source
+from sambasim.ir.types import SymbolKind
+from sambasim.options.run import RunOptions
+from sambasim.pef import map_weights
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.evaluation import Evaluator, Sums
+from sambasim.runtime.replica import input_specs, place_weights
+from tests.parity.conftest import Variant
+from tests.support.eager import EagerReplica
+
+SAMPLES = 11
+
+
+class Evaluation:
+    """An evaluator, and the same model in eager PyTorch, after one batch has changed its running statistics."""
+
+    def __init__(self, path: Path) -> None:
+        self.eager = EagerReplica(path, RunOptions(pef=str(path)))
+        self.eager.differentiate(0)
+        self.eager.module.eval()
+        program, resolved = self.eager.program, self.eager.resolved
+        self.storage = private_storage(program.device_bytes)
+        memory = DeviceMemory(program, self.storage)
+        place_weights(program, memory, map_weights(path))
+        buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
+        self.evaluator = Evaluator(program, memory, resolved.loss, resolved.data)
+        self.evaluator.use_buffers({name: tensor for name, tensor in self.eager.state().items() if name in buffers})
+        held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
+        assert held_out is not None
+        self.samples: Dataset[object] = Subset(held_out, range(SAMPLES))
+        self.batch: list[Tensor] = default_collate([held_out[index] for index in range(SAMPLES)])
+
+    def logits(self) -> Tensor:
+        """Eager's, for all samples."""
+        inputs = self.batch if self.eager.resolved.loss is None else self.batch[:-1]
+        result = self.eager.module(*inputs)
+        logits: Tensor = result[1] if isinstance(result, tuple) else result
+        return logits.detach()
+
+    def losses(self) -> Tensor:
+        """Eager's, `[samples]`."""
+        logits, target = self.logits(), self.batch[-1]
+        if logits.ndim == 2:
+            return F.cross_entropy(logits, target, reduction="none")
+        return F.cross_entropy(logits.transpose(1, 2), target, reduction="none").mean(dim=1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, SAMPLES, SAMPLES + 1])
+@pytest.mark.parametrize("example", ["digits", "lstm_classifier", "char_gpt"])
+def test_sums_over_replicas_are_those_of_eager_over_all_samples(
+    example: str, world_size: int, pefs: Mapping[Variant, Path]
+) -> None:
+    """The loss to 1e-5: eager takes all samples in one batch. What is counted is equal."""
+    one = Evaluation(pefs[example, "sgd", False])
+    before = one.storage.copy()
+    parts = [one.evaluator.sums(one.samples, rank, world_size, seed=0, step=0) for rank in range(world_size)]
+    total = sum(parts, Sums())
+    losses = one.losses()
+    assert total.samples == SAMPLES
+    assert total.loss == pytest.approx(float(losses.double().sum()), rel=1e-5)
+    if world_size == SAMPLES:
+        assert [part.loss for part in parts] == pytest.approx(losses.tolist(), rel=1e-5)
+    if example == "char_gpt":
+        assert (total.correct, total.judged) == (0, 0), "a model with a loss of its own says nothing about classes"
+    else:
+        correct = int(one.logits().argmax(1).eq(one.batch[-1]).sum())
+        assert (total.correct, total.judged) == (correct, SAMPLES)
+    assert (one.storage == before).all(), "evaluation has buffers and inputs of its own"
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("example", ["digits", "char_gpt"])
+def test_predictions_come_without_the_padding(example: str, world_size: int, pefs: Mapping[Variant, Path]) -> None:
+    one = Evaluation(pefs[example, "sgd", False])
+    logits = one.logits()
+    predicted = torch.full_like(logits, torch.nan)
+    for rank in range(world_size):
+        batches = [outputs for _, (outputs, *_) in one.evaluator.predict(one.samples, rank, world_size)]
+        predicted[rank::world_size] = torch.cat(batches)
+    torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,125 @@
+"""What does not depend on the number of replicas, or does in a known way: norms, shards, random numbers, threads."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS, cut
+from sambasim.options.data import DataOptions
+from sambasim.options.inputs import parse_input
+from sambasim.options.training import TrainingOptions
+from sambasim.runtime import threads
+from sambasim.runtime.gradient_norm import block_sums, total_norm
+from sambasim.runtime.plan import plan
+from sambasim.runtime.randomness import Stream, derive, seed_everything
+from sambasim.runtime.sharding import Shard
+from sambasim.runtime.single_rank import single_rank
+
+
+@settings(max_examples=25, deadline=None)
+@given(world_size=st.integers(1, 7), blocks=st.integers(0, 6), rest=st.integers(0, 1023), seed=st.integers(0, 99))
+def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, blocks: int, rest: int, seed: int) -> None:
+    gradient = torch.randn(blocks * NORM_BLOCK_ELEMENTS + 64 * rest, generator=torch.Generator().manual_seed(seed))
+    slices = cut(gradient.numel(), world_size, NORM_BLOCK_ELEMENTS)
+    norm = total_norm(total for owned in slices for total in block_sums(gradient, owned))
+    assert norm == total_norm(block_sums(gradient, (0, gradient.numel())))
+    assert norm == pytest.approx(float(gradient.double().norm()), rel=1e-12)
+
+
+def test_the_order_of_additions_shows_so_that_this_test_can_fail() -> None:
+    gradient = torch.randn(3 * NORM_BLOCK_ELEMENTS, generator=torch.Generator().manual_seed(1))
+    norms = {
+        total_norm(total for owned in cut(gradient.numel(), parts) for total in block_sums(gradient, owned))
+        for parts in range(1, 40)
+    }
+    assert len(norms) > 1, "slices that cut blocks"
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor]]):
+    """Sample i is `(i, what this replica draws for it)`."""
+
+    def __len__(self) -> int:
+        return 53
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = float(torch.rand(())) + float(np.random.rand()) + random.random()
+        return torch.tensor(index), torch.tensor(drawn)
+
+
+def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0) -> Shard:
+    return Shard(
+        Numbered(),
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        options=DataOptions(source="synthetic", workers=workers),
+        inputs=[parse_input("number", "int64[]"), parse_input("drawn", "float32[]")],
+        seed=3,
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_shards_are_disjoint_and_the_plan_counts_what_they_leave_out(world_size: int, accumulation: int) -> None:
+    training = TrainingOptions(batch_size=4, accumulation_steps=accumulation)
+    planned = plan(len(Numbered()), world_size, training)
+    epochs = []
+    for epoch in range(2):
+        seen: list[int] = []
+        for rank in range(world_size):
+            shard = _shard(rank, world_size)
+            shard.begin_epoch(epoch)
+            for step in range(planned.steps_per_epoch):
+                for micro_step in range(accumulation):
+                    seen += shard.next_batch(step, micro_step)["number"].tolist()
+        assert len(seen) == len(set(seen)) == len(Numbered()) - planned.left_out
+        assert planned.left_out < 4 * accumulation * world_size
+        epochs.append(seen)
+    assert epochs[0] != epochs[1], "each epoch deals anew"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_dataset_draws_depends_on_the_replica_and_the_step_alone(workers: int) -> None:
+    """Not on what was drawn before, nor on the process: replica 1 of 2 draws the same when it is played beside 0."""
+
+    def drawn(rank: int, *, after: int) -> list[float]:
+        seed_everything(after)
+        shard = _shard(rank, 2, workers=workers)
+        shard.begin_epoch(0)
+        batches = []
+        for step in range(2):
+            batches += shard.next_batch(step, 0)["drawn"].tolist()
+            torch.rand(after)
+        return batches
+
+    assert drawn(1, after=1) == drawn(1, after=9)
+    assert set(drawn(0, after=1)).isdisjoint(drawn(1, after=1))
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 2**40)] * 4, st.sampled_from(Stream)), min_size=2, max_size=2, unique=True))
+def test_every_argument_of_a_seed_matters(keys: list[tuple[int, int, int, int, Stream]]) -> None:
+    first, second = (derive(*key) for key in keys)
+    assert first != second
+    assert derive(*keys[0]) == first
+    assert 0 <= first < 2**63
+
+
+def test_every_generator_is_set() -> None:
+    def draw() -> tuple[float, float, float]:
+        seed_everything(2**62 + 7)
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    assert draw() == draw()
+
+
+def test_an_emulation_takes_the_threads_that_as_many_ranks_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores_of_this_process", lambda: frozenset(range(8)))
+    alone = single_rank("host", "no library")
+    assert [threads.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert threads.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3
