@@ -38,6 +38,11 @@ class RunProgress:
         self._live = _LiveLine() if sys.stdout.isatty() else None
         self._last_s = 0.0
 
+    def close(self) -> None:
+        """Give the terminal back, however the run ended."""
+        if self._live:
+            self._live.end()
+
     def started(self, start: Start) -> None:
         self._start = start
         plan = start.plan
@@ -89,6 +94,8 @@ class RunProgress:
         )
         if moved:
             print(f"sync moved {moved}")
+        for exempt in summary.exempt_from_exactness:
+            print(f"not exact against eager PyTorch: {exempt}")
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 

@@ -1,6 +1,7 @@
 """`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,8 @@ def _run(options: "RunOptions", communicator: "Communicator") -> None:
         if communicator.topology.rank == 0:
             click.echo(report.model_dump_json())
         return
-    summary = TrainingJob(path, options, communicator, _listener(options, communicator)).run()
+    with ExitStack() as stack:
+        summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
 
@@ -153,14 +155,17 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
         check_output_folder(options.log_dir, "the logs", "another place: --log-dir FOLDER")
 
 
-def _listener(options: "RunOptions", communicator: "Communicator") -> "Listener":
+def _listener(options: "RunOptions", communicator: "Communicator", stack: ExitStack) -> "Listener":
+    """What hears this rank; `stack` gives the terminal back at the end, however it comes."""
     from sambasim.cli.progress import RankLog, RunProgress
     from sambasim.runtime.listener import Listeners, MetricsFile
 
     rank = communicator.topology.rank
     members: list[Listener] = []
     if rank == 0 and not options.json_output:
-        members.append(RunProgress())
+        progress = RunProgress()
+        stack.callback(progress.close)
+        members.append(progress)
     if rank == 0 and options.metrics is not None:
         members.append(MetricsFile(options.metrics))
     if options.log_dir is not None:

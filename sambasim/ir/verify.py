@@ -14,10 +14,11 @@ memory; a PEF is always at that last stage.
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  REDUCE and GATHER sections, gradient groups and a reduce buffer: all of them with data parallelism, none without
-    11  a training step has a loss of one element, a tangent, one optimizer node for each group, and gives out every
-    gradient 12  every type and every size is within what a machine can address
-    13  composite operators stand alone in sections of their kind, and name the groups; other graphs have FWD sections
-    only
+    11  a training step has a loss of one element, a tangent, and one optimizer node for each group; it gives out every
+        gradient
+    12  every type and every size is within what a machine can address
+    13  composite operators stand alone in sections of their kind, and name the groups; other graphs are all FWD
+    14  the first extent of every input is the batch size
 """
 
 from collections.abc import Iterable
@@ -78,6 +79,9 @@ def _verify_types(program: Program) -> None:
         for name, type_ in graph.values.items():
             check(name, type_)
     _require(program.batch_size >= 1, 12, f"the batch size is {program.batch_size}")
+    for symbol in program.symbols.values():
+        batched = symbol.kind is not SymbolKind.INPUT or symbol.type.shape[:1] == (program.batch_size,)
+        _require(batched, 14, f"{symbol.name} is {symbol.type}, but the batch size is {program.batch_size}")
     _require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
 
 

@@ -205,6 +205,7 @@ class TrainingJob:
         if self._options.save is not None and self._communicator.topology.rank == 0:
             save_weights(self._options.save, self._program, memory)
         totals = trainer.totals
+        exempt = self._document.metadata.get("exempt_from_exactness")
         summary = SummaryRecord(
             pef_digest=self._document.digest,
             world_size=self._world_size,
@@ -231,7 +232,7 @@ class TrainingJob:
             bytes=self._bytes_of_all(team.sync),
             weights_sha256=weights,
             state_sha256=self._communicator.broadcast_object(state_sha256(self._program, memory, totals.steps)),
-            exempt_from_exactness=[],
+            exempt_from_exactness=[exempt] if exempt else [],
         )
         self._listener.ended(summary)
         return summary
