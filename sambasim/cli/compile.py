@@ -22,7 +22,6 @@ import click
 @click.option("--o1", "opt_level", flag_value="o1", help="One section for each run of a module's operators.")
 @click.option("--o3", "opt_level", flag_value="o3", help="Neighbouring modules share sections. The default.")
 @click.option("--arch", type=click.Choice(["sn10", "sn20", "sn30", "sn40"]), help="The device. Default: sn30.")
-@click.option("--num-tiles", type=int, help="Tiles of the device to use. Default: all.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
 def compile_command(
     model: str | None, config: Path | None, overrides: tuple[str, ...], json_output: bool, **flags: object
@@ -41,6 +40,7 @@ def compile_command(
     """
     from sambasim.options.compile import compile_options
 
+    _refuse_several_ranks()
     options = compile_options(config, model, overrides, flags)
 
     from sambasim.cli.progress import phases
@@ -54,3 +54,18 @@ def compile_command(
         click.echo(compiled_json(facts))
     else:
         print_compiled(facts)
+
+
+def _refuse_several_ranks() -> None:
+    """Raises LaunchError under an mpirun of several ranks, which would all write one file."""
+    import os
+
+    from sambasim.errors import LaunchError
+    from sambasim.runtime.launcher import launcher_size
+
+    launched = launcher_size(os.environ)
+    if launched and launched[1] > 1:
+        raise LaunchError(
+            f"{launched[0]} started {launched[1]} ranks, but a PEF is compiled by one process",
+            remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas",
+        )

@@ -14,7 +14,8 @@ _PIPED_WIDTH = 200
 
 
 @click.command("inspect")
-@click.argument("pef")
+@click.argument("pef", required=False)
+@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="The graphs, one operator a line.")
@@ -25,7 +26,16 @@ _PIPED_WIDTH = 200
     show_default=True,
     help="Where a PEF that is given by name is looked for.",
 )
-def inspect_command(pef: str, as_json: bool, section: int | None, as_graph: bool, output_folder: Path) -> None:
+@click.option("--all", "everything", is_flag=True, help="Symbols, runtime arguments and options too.")
+def inspect_command(
+    pef: str | None,
+    named: str | None,
+    as_json: bool,
+    section: int | None,
+    as_graph: bool,
+    everything: bool,
+    output_folder: Path,
+) -> None:
     """Show what is in a PEF: sections, operators with their source lines, symbols, groups, sizes, options.
 
     PEF is a path, or a NAME found as OUT/NAME/NAME.pef. Its sections are those of the training step, or of the
@@ -34,6 +44,7 @@ def inspect_command(pef: str, as_json: bool, section: int | None, as_graph: bool
     \b
     Examples:
       sambasim inspect digits
+      sambasim inspect digits --all
       sambasim inspect out/digits/digits.pef --section 0
       sambasim inspect digits --json | python -m json.tool
     """
@@ -41,10 +52,12 @@ def inspect_command(pef: str, as_json: bool, section: int | None, as_graph: bool
     from sambasim.pef import locate, peek, read
     from sambasim.report.contents import contents, printed_graphs
 
-    path = locate(pef, output_folder)
+    path = locate(one_pef(pef, named), output_folder)
     if as_graph and (as_json or section is not None):
         other = "--json" if as_json else "--section"
-        raise OptionError(f"--graph and {other} cannot be given together", remedy=f"sambasim inspect {pef} {other} ...")
+        raise OptionError(
+            f"--graph and {other} cannot be given together", remedy=f"sambasim inspect {path} {other} ..."
+        )
     document = read(path)
     if as_graph:
         click.echo(printed_graphs(document.program), nl=False)
@@ -57,7 +70,17 @@ def inspect_command(pef: str, as_json: bool, section: int | None, as_graph: bool
     else:
         from sambasim.report.inspect import inspection
 
-        _print_tables(inspection(facts))
+        _print_tables(inspection(facts, everything=everything))
+
+
+def one_pef(argument: str | None, flag: str | None) -> str:
+    """The PEF that was named, by argument or by `--pef`. Raises UsageError if none or both were given."""
+    given = [name for name in (argument, flag) if name is not None]
+    if len(given) != 1:
+        raise click.UsageError(
+            "name one PEF: a path, or a name found as out/NAME/NAME.pef", click.get_current_context()
+        )
+    return given[0]
 
 
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:

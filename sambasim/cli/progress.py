@@ -13,6 +13,8 @@ from sambasim.runtime.listener import Start
 from sambasim.units import format_bytes, format_seconds
 
 _PLAIN_INTERVAL_S = 2.0
+_LIVE_INTERVAL_S = 0.5
+"""Seconds of training between two plain lines, and over which the live line averages."""
 
 
 @contextmanager
@@ -36,7 +38,7 @@ class RunProgress:
     def __init__(self) -> None:
         self._start: Start | None = None
         self._live = _LiveLine() if sys.stdout.isatty() else None
-        self._last_s = 0.0
+        self._since = _Since()
 
     def close(self) -> None:
         """Give the terminal back, however the run ended."""
@@ -62,18 +64,21 @@ class RunProgress:
             self._live.begin(plan.steps)
 
     def stepped(self, record: StepRecord) -> None:
+        self._since.add(record)
         if self._live:
-            self._live.update(record)
-        elif self._start and (
-            record.step in (1, self._start.plan.steps) or time.monotonic() - self._last_s > _PLAIN_INTERVAL_S
-        ):
-            self._last_s = time.monotonic()
-            print(f"step {record.step}/{self._start.plan.steps}  {_facts(record)}", flush=True)
+            self._live.update(record.step, self._since.facts(record))
+            if self._since.is_over(_LIVE_INTERVAL_S):
+                self._since = _Since()
+        elif self._start:
+            steps = self._start.plan.steps
+            if record.step in (1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
+                print(f"step {record.step}/{steps}  {self._since.facts(record)}", flush=True)
+                self._since = _Since()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
-        line = f"epoch {record.epoch + 1}: held out {record.samples} samples: {', '.join(facts)}"
+        line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {', '.join(facts)}"
         if self._live:
             self._live.print(line)
         else:
@@ -94,14 +99,32 @@ class RunProgress:
         )
         if moved:
             print(f"sync moved {moved}")
+        if summary.first_nonfinite_step is not None:
+            print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact against eager PyTorch: {exempt}")
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 
 
-def _facts(record: StepRecord) -> str:
-    return f"loss {record.loss:.4f}  {record.samples_per_s:.0f} samples/s  sync {record.sync_s / record.step_s:.0%}"
+class _Since:
+    """What the steps since the last line took together: one step alone says little of the pace."""
+
+    def __init__(self) -> None:
+        self._samples = self._step_s = self._sync_s = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        self._samples += record.samples_per_s * record.step_s
+        self._step_s += record.step_s
+        self._sync_s += record.sync_s
+
+    def is_over(self, time_s: float) -> bool:
+        return self._step_s > time_s
+
+    def facts(self, record: StepRecord) -> str:
+        """The last loss, and the pace."""
+        pace = f"{self._samples / self._step_s:.0f} samples/s  sync {self._sync_s / self._step_s:.0%}"
+        return f"loss {record.loss:.4f}  {pace}"
 
 
 class _LiveLine:
@@ -119,8 +142,8 @@ class _LiveLine:
         self._progress.start_task(self._task)
         self._progress.update(self._task, total=steps)
 
-    def update(self, record: StepRecord) -> None:
-        self._progress.update(self._task, completed=record.step, facts=_facts(record))
+    def update(self, step: int, facts: str) -> None:
+        self._progress.update(self._task, completed=step, facts=facts)
 
     def print(self, line: str) -> None:
         self._progress.console.print(line, highlight=False)

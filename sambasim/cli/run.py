@@ -9,10 +9,12 @@ import click
 
 from sambasim.cli.failure import exit_code_of, explain
 from sambasim.errors import OptionError, PeerError
+from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
     from sambasim.options.run import RunOptions
     from sambasim.pef import PefHeader
+    from sambasim.records.metrics import PredictionRecord
     from sambasim.runtime.guard import Failure
     from sambasim.runtime.listener import Listener
     from sambasim.runtime.ranks import Communicator
@@ -51,11 +53,12 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
 @click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
 @click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
+@click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")
 @click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
 @click.option("--engine", type=click.Choice(["plain"]), help="How sections are executed.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
-def run_command(overrides: tuple[str, ...], json_output: bool, **flags: object) -> None:
+def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Path, **flags: object) -> None:
     """Train what a PEF holds: for real, on this machine, with as many replicas as mpirun starts.
 
     \b
@@ -78,14 +81,14 @@ def run_command(overrides: tuple[str, ...], json_output: bool, **flags: object) 
         explain(failure.error, told_by=where)
 
     with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
-        _run(options, communicator)
+        _run(options, output_folder, communicator)
     communicator.close()
 
 
-def _run(options: "RunOptions", communicator: "Communicator") -> None:
+def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> None:
     from sambasim.pef import locate, peek
 
-    path = locate(options.pef)
+    path = locate(options.pef, output_folder)
     header = peek(path)
     _check_same_pef(header, communicator)
     if not options.inference:
@@ -98,12 +101,24 @@ def _run(options: "RunOptions", communicator: "Communicator") -> None:
     if options.inference:
         report = PredictionJob(path, options, communicator).run()
         if communicator.topology.rank == 0:
-            click.echo(report.model_dump_json())
+            click.echo(report.model_dump_json() if options.json_output else _told(report))
         return
     with ExitStack() as stack:
         summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
+
+
+def _told(report: "PredictionRecord") -> str:
+    """A prediction for people."""
+    which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
+    lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
+    if report.weights is None:
+        lines.append("note: with the weights of the PEF, as they were compiled; --weights FILE takes trained ones")
+    lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
+    lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
+    lines += [f"outputs written to {report.predictions}"] if report.predictions else []
+    return "\n".join(lines)
 
 
 def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:

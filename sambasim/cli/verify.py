@@ -6,7 +6,8 @@ import click
 
 
 @click.command("verify")
-@click.argument("pef")
+@click.argument("pef", required=False)
+@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
 @click.option(
     "--output-folder",
     type=click.Path(path_type=Path),
@@ -14,7 +15,7 @@ import click
     show_default=True,
     help="Where a PEF that is given by name is looked for.",
 )
-def verify_command(pef: str, output_folder: Path) -> None:
+def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:
     """Check a PEF whole: every rule of the format, and every byte of the weights.
 
     PEF is a path, or a NAME found as OUT/NAME/NAME.pef. The exit code is 0 if nothing is wrong, 3 if a rule is broken.
@@ -23,10 +24,11 @@ def verify_command(pef: str, output_folder: Path) -> None:
     Example:
       sambasim verify out/digits/digits.pef
     """
+    from sambasim.cli.inspect import one_pef
     from sambasim.pef import check, locate
     from sambasim.pef.rules import RULES
 
-    path = locate(pef, output_folder)
+    path = locate(one_pef(pef, named), output_folder)
     document = check(path)
     click.echo(f"{path} is whole: it keeps all {len(RULES)} rules of the PEF format")
     click.echo(f"  digest          {document.digest}")

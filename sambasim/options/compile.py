@@ -43,8 +43,8 @@ class Sections(Options):
 class BuildOptions(Options):
     """How it is compiled: the `[compile]` table.
 
-    `world_size` is the least number of replicas that may run the PEF. `arch` and `num_tiles` name the device that is
-    compiled for; -1 tiles are all that it has.
+    `world_size` is the least number of replicas that may run the PEF. `arch` names the device that is
+    compiled for.
     """
 
     pef_name: Annotated[str, AfterValidator(_plain_file_name)] | None = None
@@ -53,8 +53,7 @@ class BuildOptions(Options):
     world_size: int = Field(default=1, ge=1)
     inference: bool = False
     opt_level: Literal["o0", "o1", "o3"] = "o3"
-    arch: Literal["sn10", "sn20", "sn30", "sn40"] = "sn30"
-    num_tiles: int = Field(default=-1, ge=-1)
+    arch: Literal["sn10", "sn30", "sn40"] = "sn30"
 
     @model_validator(mode="after")
     def _flags_fit_together(self) -> "BuildOptions":
@@ -66,8 +65,6 @@ class BuildOptions(Options):
         if self.inference and self.data_parallel:
             what = "cannot be with inference, which has no gradients to reduce"
             problems.append(Problem("data_parallel", what, "leave out --data-parallel or --inference"))
-        if self.num_tiles == 0:
-            problems.append(Problem("num_tiles", "must be -1 (all of them) or at least 1", given="0"))
         if problems:
             raise Refused(*problems)
         return self
@@ -128,7 +125,6 @@ COMPILE_FLAGS: Mapping[str, tuple[str, str]] = {
     "inference": ("--inference", "compile.inference"),
     "opt_level": ("--o0, --o1 or --o3", "compile.opt_level"),
     "arch": ("--arch", "compile.arch"),
-    "num_tiles": ("--num-tiles", "compile.num_tiles"),
 }
 """By the keyword that `compile_options` takes: the flag, and the name that it sets in the TOML layout."""
 

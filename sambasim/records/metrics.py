@@ -13,10 +13,11 @@ class _Record(BaseModel):
 
 
 class StepRecord(_Record):
-    """One optimizer step. `loss` is the mean over replicas and micro-steps; `samples_per_s` counts all replicas.
+    """One optimizer step; steps and epochs count from 1.
 
-    `step_s` is the whole step on rank 0, data included; `sync_s` the part of it in REDUCE, GRADNORM's exchange and
-    GATHER, waiting for slower replicas included.
+    `loss` is the mean over replicas and micro-steps; `samples_per_s` counts all replicas. `step_s` is the whole step on
+    rank 0, data included; `sync_s` the part of it in REDUCE, GATHER and the
+    exchange of GRADNORM, waiting for slower replicas included.
     """
 
     kind: Literal["step"] = "step"
@@ -43,7 +44,10 @@ class EvaluationRecord(_Record):
 
 
 class BytesRecord(_Record):
-    """Bytes that gradient sync moved on all ranks together, by kind, each counted once, where it arrived."""
+    """Bytes that gradient sync moved on all ranks together, by kind, each counted once, where it arrived.
+
+    `peer`: between devices of one node; `network`: carried by MPI, also between hosts' buffers of one machine.
+    """
 
     device_to_host: int
     host_to_device: int
@@ -77,6 +81,7 @@ class SummaryRecord(_Record):
     sync_share: float
     loss_first: float
     loss_last: float
+    first_nonfinite_step: int | None
     evaluation: EvaluationRecord | None
     bytes: BytesRecord
     weights_sha256: str
@@ -88,10 +93,16 @@ Record = StepRecord | EvaluationRecord | SummaryRecord
 
 
 class PredictionRecord(_Record):
-    """A pass over a data set with `--inference`. `loss` and `accuracy` as in an evaluation, for a PEF with a loss."""
+    """A pass over a data set with `--inference`. `loss` and `accuracy` as in an evaluation, for a PEF with a loss.
+
+    `held_out` says that only the held-out samples of `data` were predicted; `weights` is None for those of the PEF.
+    """
 
     kind: Literal["prediction"] = "prediction"
     pef_digest: str
+    data: str
+    held_out: bool
+    weights: str | None
     samples: int
     loss: float | None
     accuracy: float | None

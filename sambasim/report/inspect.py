@@ -16,14 +16,18 @@ _MOST_SYMBOLS = 40
 _MOST_SOURCES = 3
 
 
-def inspection(facts: Contents) -> RenderableType:
-    """All tables, in the order in which a reader needs them."""
+def inspection(facts: Contents, *, everything: bool) -> RenderableType:
+    """The tables, in the order in which a reader needs them: what it is, how it is cut and what it computes; with
+    `everything`, also each symbol, what a run may choose, and what it was compiled from."""
     tables = [summary_table(facts)]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
-    tables += [sizes_table(facts), symbols_table(facts)]
+    tables.append(sizes_table(facts))
     if facts.groups:
         tables.append(groups_table(facts))
+    if not everything:
+        return Group(*tables, Text("--all shows symbols, runtime arguments and options; --graph the operators"))
+    tables.append(symbols_table(facts))
     if facts.runtime_arguments:
         tables.append(runtime_arguments_table(facts))
     named = (

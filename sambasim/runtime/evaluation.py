@@ -84,11 +84,15 @@ class Evaluator:
         return total
 
     def predict(self, dataset: Dataset[object], rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """Batch by batch for the samples of `rank`: their sums, and the model's outputs without padding and loss."""
+        """Batch by batch for the samples of `rank`: their sums, and the model's outputs without padding.
+
+        What has no sample for its first axis is left out: the loss, and any mean over a batch.
+        """
+        size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch)
-            kept = [output[:count].clone() for output in outputs[1 if self._has_loss else 0 :]]
-            yield self._judge(outputs, batch, count), kept
+            kept = outputs[1:] if self._has_loss else outputs
+            yield self._judge(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
     def _batches(
         self, dataset: Dataset[object], rank: int, world_size: int
@@ -120,9 +124,9 @@ class Evaluator:
         if self._program.per_sample_loss:
             correct, judged = self._count_correct(outputs[1:], batch, count)
             return Sums(count, float(loss[:count].double().sum()), correct, judged)
-        if count == self._program.batch_size or self._single is None:
+        if count == self._program.batch_size:
             return Sums(count, float(loss) * count)
-        # The model gives one mean for a whole batch, padding included: take the rest sample by sample.
+        # The model gives one mean for a whole batch, padding included: take the rest sample by sample, or leave it out.
         return sum((self._judge_single(batch, index) for index in range(count)), Sums())
 
     def _judge_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
@@ -156,7 +160,7 @@ def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) ->
     """The means, from the sums over all ranks."""
     return EvaluationRecord(
         step=step,
-        epoch=epoch,
+        epoch=epoch + 1,
         samples=sums.samples,
         loss=sums.loss / sums.samples if has_loss and sums.samples else None,
         accuracy=sums.correct / sums.judged if sums.judged else None,

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
-from sambasim.errors import InternalError, PeerError
+from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.agreement import check_sources, check_weights
 from sambasim.runtime.arguments import bind_arguments
+from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
 from sambasim.runtime.plan import Plan, plan
+from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
@@ -73,8 +76,8 @@ class TrainingJob:
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
-        torch.set_num_threads(self._threads)
         with ExitStack() as stack:
+            stack.enter_context(repeatable(self._threads))
             if self._communicator.topology.world_size > 1:
                 torch_process_group.bring_up(self._communicator)
                 stack.callback(torch_process_group.take_down)
@@ -82,19 +85,29 @@ class TrainingJob:
 
     def _train(self) -> SummaryRecord:
         program, resolved = self._program, self._resolved
-        source = open_source(resolved.data, tuple(input_specs(program)))
-        steps = plan(len(source.train), self._world_size, resolved.training)
-        team = self._team(source)
+        sources = self._open_sources()
+        steps = plan(len(sources[0].train), self._world_size, resolved.training)
+        team = self._team(sources)
         trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, self._arguments, self._mean_loss)
         evaluator = None
-        if source.evaluation is not None and resolved.training.evaluate:
+        if sources[0].evaluation is not None and resolved.training.evaluate:
             evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
-        self._listener.started(self._start(steps, team, source))
-        evaluation = self._epochs(trainer, evaluator, source, steps, team)
+        self._listener.started(self._start(steps, team, sources[0]))
+        evaluation = self._epochs(trainer, evaluator, sources, steps, team)
         return self._finish(trainer, team, steps, evaluation)
 
+    def _open_sources(self) -> Sequence[Source]:
+        """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
+        whatever state they keep. A data function that draws random numbers draws the same for all."""
+        sources = []
+        for _ in range(self._emulated):
+            seed_everything(derive(self._resolved.training.seed, 0, 0, 0, Stream.SOURCE))
+            sources.append(open_source(self._resolved.data, tuple(input_specs(self._program))))
+        check_sources(self._communicator, sources)
+        return sources
+
     def _epochs(
-        self, trainer: Trainer, evaluator: Evaluator | None, source: Source, steps: Plan, team: Team
+        self, trainer: Trainer, evaluator: Evaluator | None, sources: Sequence[Source], steps: Plan, team: Team
     ) -> EvaluationRecord | None:
         evaluation = None
         for epoch in range(steps.epochs):
@@ -102,11 +115,11 @@ class TrainingJob:
             while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
                 self._listener.stepped(trainer.step(epoch))
             if evaluator is not None:
-                evaluation = self._evaluate(evaluator, source, trainer.totals.steps, epoch, team)
+                evaluation = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
         return evaluation
 
-    def _team(self, source: Source) -> Team:
+    def _team(self, sources: Sequence[Source]) -> Team:
         program, arguments, communicator = self._program, self._arguments, self._communicator
         sync: GradientSync
         if self._emulated > 1:
@@ -126,7 +139,7 @@ class TrainingJob:
         first = communicator.topology.rank
         replicas = [
             Replica(first + index, program, memory, self._shard(source, first + index), self._resolved.training.seed)
-            for index, memory in enumerate(memories)
+            for index, (memory, source) in enumerate(zip(memories, sources, strict=True))
         ]
         return Team(replicas, sync, name)
 
@@ -155,16 +168,17 @@ class TrainingJob:
             losses = all_gather_floats(self._communicator, losses, [1] * world_size)
         return sum(losses) / len(losses)
 
-    def _evaluate(self, evaluator: Evaluator, source: Source, step: int, epoch: int, team: Team) -> EvaluationRecord:
+    def _evaluate(
+        self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
+    ) -> EvaluationRecord:
         began_s = time.perf_counter()
-        if source.evaluation is None:
-            raise InternalError("an evaluation without samples")
         evaluator.use_buffers(self._buffers_of_first(team))
         seed = self._resolved.training.seed
         first = self._communicator.topology.rank
         own = [
             evaluator.sums(source.evaluation, first + index, self._world_size, seed, step)
-            for index in range(len(team.replicas))
+            for index, source in enumerate(sources)
+            if source.evaluation is not None
         ]
         everybody = self._communicator.all_gather_object(own)
         total = sum((sums for of_rank in everybody for sums in of_rank), Sums())
@@ -192,16 +206,19 @@ class TrainingJob:
         notices = [f"changed for this run: {change}" for change in self._resolved.changed]
         if self._options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
             notices.append("--reduce-on-rdu has nothing to do: gradients do not leave this process")
-        has_buffers = any(symbol.kind is SymbolKind.BUFFER for symbol in self._program.symbols.values())
-        if has_buffers and self._world_size > 1:
+        if self._world_size > 1 and self._changes_buffers():
             notices.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
         return notices
+
+    def _changes_buffers(self) -> bool:
+        outputs = self._program.training.outputs if self._program.training else ()
+        return any(self._program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
 
     def _finish(self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None) -> SummaryRecord:
         team.sync.gather([state for optimizer in self._program.optimizers for state in optimizer.states])
         memory = team.replicas[0].memory
         weights = weights_sha256(self._program, memory)
-        self._check_agreement(weights)
+        check_weights(self._communicator, weights)
         if self._options.save is not None and self._communicator.topology.rank == 0:
             save_weights(self._options.save, self._program, memory)
         totals = trainer.totals
@@ -228,6 +245,7 @@ class TrainingJob:
             sync_share=totals.sync_s / totals.training_s,
             loss_first=totals.loss_first,
             loss_last=totals.loss_last,
+            first_nonfinite_step=totals.first_nonfinite_step,
             evaluation=evaluation,
             bytes=self._bytes_of_all(team.sync),
             weights_sha256=weights,
@@ -236,13 +254,6 @@ class TrainingJob:
         )
         self._listener.ended(summary)
         return summary
-
-    def _check_agreement(self, weights: str) -> None:
-        """Collective. Raises PeerError if replicas do not hold the same parameters at the end."""
-        everybody = self._communicator.all_gather_object(weights)
-        apart = [rank for rank, digest in enumerate(everybody) if digest != everybody[0]]
-        if apart:
-            raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
 
     def _bytes_of_all(self, sync: GradientSync) -> BytesRecord:
         everybody = self._communicator.all_gather_object(sync.bytes_moved)

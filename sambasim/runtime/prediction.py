@@ -11,8 +11,11 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
+from sambasim.runtime.agreement import check_sources
+from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.evaluation import Evaluator, Sums, record
+from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.threads import default_threads
@@ -32,23 +35,35 @@ class PredictionJob:
 
     def run(self) -> PredictionRecord:
         """Collective. Predict, save, and return what was found."""
-        torch.set_num_threads(self._options.threads or default_threads(self._communicator, 1))
+        with repeatable(self._options.threads or default_threads(self._communicator, 1)):
+            return self._predict()
+
+    def _predict(self) -> PredictionRecord:
         began_s = time.perf_counter()
         topology = self._communicator.topology
+        seed = self._resolved.training.seed
+        seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
         source = open_source(self._resolved.data, tuple(input_specs(self._program)))
+        check_sources(self._communicator, [source])
+        seed_everything(derive(seed, topology.rank, 0, 0, Stream.DATA))
         dataset = source.evaluation or source.train
-        evaluator = self._evaluator()
-        found = list(evaluator.predict(dataset, topology.rank, topology.world_size))
-        total = sum((sums for sums, _ in found), Sums())
-        everybody = self._communicator.all_gather_object(total)
-        found_record = record(sum(everybody, Sums()), 0, 0, self._program.loss is not None, began_s)
+        total, kept = Sums(), []
+        for sums, outputs in self._evaluator().predict(dataset, topology.rank, topology.world_size):
+            total += sums
+            if self._options.predictions is not None:
+                kept.append(outputs)
+        of_all = sum(self._communicator.all_gather_object(total), Sums())
+        found = record(of_all, 0, 0, self._program.loss is not None, began_s)
         if self._options.predictions is not None:
-            self._save(self._options.predictions, [outputs for _, outputs in found])
+            self._save(self._options.predictions, kept)
         return PredictionRecord(
             pef_digest=self._document.digest,
-            samples=found_record.samples,
-            loss=found_record.loss,
-            accuracy=found_record.accuracy,
+            data=source.name,
+            held_out=source.evaluation is not None,
+            weights=None if self._options.weights is None else str(self._options.weights),
+            samples=found.samples,
+            loss=found.loss,
+            accuracy=found.accuracy,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if self._options.predictions is None else str(self._options.predictions),
         )
@@ -71,7 +86,9 @@ class PredictionJob:
         everybody = self._communicator.gather_object(own)
         if everybody is None:
             return
-        tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(zip(*everybody, strict=True))}
+        with_samples = [parts for parts in everybody if parts]  # a rank may have had none: fewer samples than ranks
+        columns = zip(*with_samples, strict=True)
+        tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(columns)}
         write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
 
 

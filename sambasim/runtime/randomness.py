@@ -15,6 +15,7 @@ import torch
 class Stream(StrEnum):
     """What the numbers are for; streams do not disturb one another."""
 
+    SOURCE = "source"  # opening the data, the same on every rank
     DATA = "data"
     GRAPH = "graph"
     WORKER = "worker"

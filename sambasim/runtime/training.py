@@ -1,5 +1,6 @@
 """The training loop: forward and backward on every replica, then REDUCE, GRADNORM, OPT and GATHER, once a step."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Totals:
     steps: int = 0
     loss_first: float = float("nan")
     loss_last: float = float("nan")
+    first_nonfinite_step: int | None = None
 
 
 class Trainer:
@@ -78,7 +80,10 @@ class Trainer:
         sync_began_s = time.perf_counter()
         self._sync.reduce()
         sync_s = time.perf_counter() - sync_began_s
-        norm = self._clip() if self._normed else None
+        norm = None
+        if self._normed:
+            norm, norm_sync_s = self._clip()
+            sync_s += norm_sync_s
         rate = factor(self._training.schedule, number, self._plan.steps)
         self._update(number + 1, rate)
         sync_began_s = time.perf_counter()
@@ -89,7 +94,7 @@ class Trainer:
         self._count(loss, step_s, sync_s)
         return StepRecord(
             step=number + 1,
-            epoch=epoch,
+            epoch=epoch + 1,
             loss=loss,
             lr=self._first("lr") * rate,
             step_s=step_s,
@@ -106,14 +111,20 @@ class Trainer:
         totals.loss_last = loss
         if totals.steps == 1:
             totals.loss_first = loss
+        if totals.first_nonfinite_step is None and not math.isfinite(loss):
+            totals.first_nonfinite_step = totals.steps
 
-    def _clip(self) -> float:
-        """GRADNORM: the norm of all mean gradients; the owned ones are scaled down where it is too large."""
+    def _clip(self) -> tuple[float, float]:
+        """GRADNORM: the norm of all mean gradients; the owned ones are scaled down where it is too large. Also the
+        seconds that the exchange of block sums took."""
         gradients = {name: self._memory.region(self._groups[name], "gradient") for name, _ in self._owned}
         sums = {name: block_sums(gradients[name], owned) for name, owned in self._owned}
-        norm = total_norm(self._sync.gather_norms(sums))
+        began_s = time.perf_counter()
+        everything = self._sync.gather_norms(sums)
+        exchange_s = time.perf_counter() - began_s
+        norm = total_norm(everything)
         clip([gradients[name][a:b] for name, (a, b) in self._owned], norm, self._first("max_grad_norm"))
-        return norm
+        return norm, exchange_s
 
     def _first(self, name: str) -> float:
         """A hyperparameter of the first optimizer."""

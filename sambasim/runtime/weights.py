@@ -39,7 +39,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()  # with the permissions of the user's other files; safetensors' own are for the owner alone
+        permissions = temporary.stat().st_mode
         save_file(dict(tensors), temporary)
+        temporary.chmod(permissions)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise OptionError(f"{what} cannot be written to {path}", where=str(error), remedy=remedy) from error

@@ -19,6 +19,7 @@ def summary(
             **dict.fromkeys(("world_size", "threads", "batch_size", "epochs", "steps", "samples"), 2),
             **dict.fromkeys(("seed", "global_batch_size", "accumulation_steps", "samples_left_out_each_epoch"), 1),
             **dict.fromkeys(("training_s", "samples_per_s", "sync_share", "loss_first", "loss_last"), 0.5),
+            "first_nonfinite_step": None,
             **dict.fromkeys(("pef_digest", "torch", "mpi"), "x"),
             "emulated": False,
             "sync": sync,

@@ -102,7 +102,7 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(trained.evaluation.accuracy)
     for np in (1, 3):
         predict = [*SAMBASIM, "run", "--inference", "--pef", "digits", "--weights", "digits.safetensors"]
-        result = run_mpi(np, [*predict, "--predictions", "out.safetensors"], cwd=folder).check()
+        result = run_mpi(np, [*predict, "--json", "--predictions", "out.safetensors"], cwd=folder).check()
         found = PredictionRecord.model_validate_json(result.stdout)
         assert (found.samples, found.accuracy) == (360, trained.evaluation.accuracy)
         predictions = load_file(folder / "out.safetensors")
@@ -115,7 +115,25 @@ def test_an_inference_pef_holds_no_training(folder: Path) -> None:
     assert refused.returncode == 2
     assert "add --inference" in refused.stderr
     predicted = run_job([*SAMBASIM, "run", "--inference", "--pef", "forward"], cwd=folder).check()
-    assert PredictionRecord.model_validate_json(predicted.stdout).loss is None
+    assert predicted.stdout.startswith("predicted the 360 held-out samples of digits in")
+    assert "note: with the weights of the PEF, as they were compiled" in predicted.stdout
+
+
+def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Path) -> None:
+    small = ["--set", "model.args.layers=1", "--set", "model.args.width=16", "-b", "8"]
+    config = ["--config", str(ROOT / "configs" / "char_gpt.toml")]
+    run_job([*SAMBASIM, "compile", *config, *small, "--inference"], cwd=tmp_path).check()
+    predict = [*SAMBASIM, "run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
+    found = PredictionRecord.model_validate_json(run_mpi(2, predict, cwd=tmp_path).check().stdout)
+    (logits,) = load_file(tmp_path / "p.safetensors").values()
+    assert logits.shape == (found.samples, 64, 96), "the loss, a mean over a batch, is left out"
+
+
+def test_compile_under_mpirun_is_refused_once(tmp_path: Path) -> None:
+    result = run_mpi(2, [*SAMBASIM, "compile"], cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("started 2 ranks, but a PEF is compiled by one process") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> None:
@@ -132,7 +150,7 @@ def test_every_rank_gets_a_log_file(folder: Path) -> None:
     logs = sorted((folder / "logs").iterdir())
     assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
     for log in logs:
-        assert "step 2 epoch 0 loss" in log.read_text()
+        assert "step 2 epoch 1 loss" in log.read_text()
 
 
 def test_torch_distributed_is_up_for_data_and_model_code(folder: Path) -> None:

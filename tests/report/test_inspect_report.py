@@ -73,7 +73,7 @@ def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_tables_show_everything(tmp_path: Path) -> None:
-    text = printed(inspection(facts_of(tmp_path)))
+    text = printed(inspection(facts_of(tmp_path), everything=True))
     for piece in (
         "2 or more, data parallel",
         "training: sections (6)",

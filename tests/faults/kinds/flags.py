@@ -94,14 +94,13 @@ FLAGS: tuple[Fault, ...] = (
     ),
     Fault(
         "several at once",
-        f"{COMPILE} {NAMED_LOSS} -ws 3 --num-tiles 0 --set optimizer.lr=-1 --set training.seed=x",
+        f"{COMPILE} {NAMED_LOSS} -ws 3 --set optimizer.lr=-1 --set training.seed=x",
         2,
         (
-            "4 options are wrong:",
+            "3 options are wrong:",
             "optimizer.lr = -1 (from --set): must be at least 0",
             'training.seed = "x" (from --set): must be a whole number',
             "compile.world_size = 3 (from --world-size): needs data parallelism (add --data-parallel)",
-            "compile.num_tiles = 0",
             "correct each of them",
         ),
         NET,

@@ -1,0 +1,27 @@
+"""Make torch repeat itself: at one thread count, one run's bits are those of the next."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def repeatable(threads: int) -> Iterator[None]:
+    """`threads` intra-op threads and deterministic kernels; torch's own settings are back afterwards.
+
+    Without the latter some scatters add by atomic operations, in whatever order threads arrive. Filling uninitialised
+    memory, which torch ties to this setting, is for finding bugs and would cost a pass over every tensor.
+    """
+    before = torch.get_num_threads()
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)
