@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
+import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
-from sambasim.compiler.names import gradient_name, symbol_name
+from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
 from sambasim.compiler.translate import Translation, tensor_type, translate
+from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
@@ -35,7 +38,11 @@ class Built:
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
-    """The first program of `model`, captured on `inputs` (by name, each with the batch first)."""
+    """The first program of `model`, captured on `inputs` (by name, each with the batch first).
+
+    Raises ModelError, naming them, for tensors that share memory or do not lie in rows, and for a loss that is a bare
+    parameter; OperatorError for what a PEF cannot hold.
+    """
     return _Builder(name, model, inputs, captures, batch_size).run()
 
 
@@ -52,6 +59,12 @@ class _Builder:
         self._symbols: dict[str, Symbol] = {}
         self._weights: dict[str, Tensor] = {}
         self._symbol_of_path: dict[str, str] = {}
+        self._lifted: list[str] = []
+        self._names = UniqueNames()
+        for input_name in inputs:  # first of all: samples are bound to inputs by these names
+            self._names.take(input_name)
+        # And then this one, with the tangent's, so that it is rarely anything else.
+        self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
 
     def run(self) -> Built:
         self._add_model_tensors()
@@ -81,15 +94,13 @@ class _Builder:
         verify(program, Stage.CAPTURED)
         return Built(program, self._weights)
 
-    @property
-    def _loss(self) -> str:
-        return f"{self._prefix}__loss"
-
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol
 
     def _add_model_tensors(self) -> None:
         persistent = set(self._model.state_dict(keep_vars=True))
+        changed = self._changed_paths()
+        _check_memory(dict(self._model_tensors()), changed)
         paths_of: dict[int, list[str]] = {}
         for path, tensor in self._model_tensors():
             paths_of.setdefault(id(tensor), []).append(path)
@@ -98,15 +109,25 @@ class _Builder:
             if path != paths[0]:
                 self._symbol_of_path[path] = self._symbol_of_path[paths[0]]
                 continue
+            name = symbol_name(self._prefix, path)
             if isinstance(tensor, nn.Parameter):
                 kind = SymbolKind.PARAMETER
+                name = self._names.take(name, GRADIENT_SUFFIX)
             else:
-                kind = SymbolKind.BUFFER if persistent & set(paths) else SymbolKind.CONSTANT
+                # What training changes is a buffer, whether it is saved or not.
+                kind = SymbolKind.BUFFER if (persistent | changed) & set(paths) else SymbolKind.CONSTANT
+                name = self._names.take(name)
             torch_names = tuple(p for p in paths if p in persistent)
-            symbol = Symbol(symbol_name(self._prefix, path), kind, tensor_type(tensor), torch_names=torch_names)
+            symbol = Symbol(name, kind, tensor_type(tensor), torch_names=torch_names)
             self._add(symbol)
             self._weights[symbol.name] = tensor.detach().contiguous()
             self._symbol_of_path[path] = symbol.name
+
+    def _changed_paths(self) -> set[str]:
+        """The paths, in the model, of all tensors that the training step changes in `forward`."""
+        captured = self._captures.training
+        yields = captured.yields if captured else ()
+        return {yielded.name.removeprefix(_STEP_PREFIX) for _, yielded in yields if yielded.kind == "buffer"}
 
     def _model_tensors(self) -> list[tuple[str, Tensor]]:
         parameters = list(self._model.named_parameters(remove_duplicate=False))
@@ -115,9 +136,8 @@ class _Builder:
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
         symbol_of = {placeholder: self._symbol_of_feed(feed, captured) for placeholder, feed in captured.feeds.items()}
-        for target, tensor in captured.constants.items():
-            if target not in symbol_of:
-                symbol_of[target] = self._constant(target, tensor)
+        for target in {str(node.target): None for node in captured.graph.nodes if node.op == "get_attr"}:
+            symbol_of[target] = self._symbol_of_target(target, captured)
         return symbol_of
 
     def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph) -> str:
@@ -125,22 +145,34 @@ class _Builder:
             return list(self._inputs)[int(feed.name)]
         if feed.kind == "tangent":
             return gradient_name(self._loss)
-        path = feed.name.removeprefix(_STEP_PREFIX)
-        if path in self._symbol_of_path:
+        return self._symbol_of_target(feed.name, captured)
+
+    def _symbol_of_target(self, target: str, captured: CapturedGraph) -> str:
+        path = target.removeprefix(_STEP_PREFIX)
+        if path in self._symbol_of_path and path != target:
             return self._symbol_of_path[path]
-        return self._constant(path, captured.constants[feed.name])
+        return self._constant(path, captured.constants[target])
 
     def _constant(self, path: str, tensor: Tensor) -> str:
-        name = symbol_name(self._prefix, path)
-        self._add(Symbol(name, SymbolKind.CONSTANT, tensor_type(tensor)))
-        self._weights[name] = tensor.detach().contiguous()
+        """The symbol of a tensor that a trace made. Each trace counts its own from 0, so the name says nothing: equal
+        tensors share a symbol."""
+        value, type_ = tensor.detach().contiguous(), tensor_type(tensor)
+        for name in self._lifted:
+            if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
+                return name
+        name = self._names.take(symbol_name(self._prefix, path))
+        self._add(Symbol(name, SymbolKind.CONSTANT, type_))
+        self._weights[name] = value
+        self._lifted.append(name)
         return name
 
     def _training(self, captured: CapturedGraph) -> Graph:
         tangent = gradient_name(self._loss)
         symbol_of = self._symbols_of(captured)
         translation = translate(captured, self._prefix, symbol_of)
-        loss_type = self._type(translation, translation.outputs[_loss_position(captured.yields)])
+        loss = translation.outputs[_loss_position(captured.yields)]
+        self._check_loss(loss, captured)
+        loss_type = self._type(translation, loss)
         self._add(Symbol(tangent, SymbolKind.TANGENT, loss_type))
         outputs = []
         for (_, yielded), value in zip(captured.yields, translation.outputs, strict=True):
@@ -154,15 +186,35 @@ class _Builder:
         inputs = tuple(dict.fromkeys(symbol_of.values()))
         return Graph("training", inputs, (*forward, *backward), tuple(outputs), translation.values, sections)
 
+    def _check_loss(self, value: str, captured: CapturedGraph) -> None:
+        """Raises ModelError for a loss that is a tensor of the model, or a view of one: nothing differentiates that."""
+        symbol = self._symbols.get(value)
+        if symbol is not None:
+            name = symbol.torch_names[0] if symbol.torch_names else symbol.name
+            what = f"the loss is the {symbol.kind} {name} itself: there is nothing to compute"
+        elif not any(yielded.kind == "gradient" for _, yielded in captured.yields):
+            what = "the loss is a view of a parameter: there is nothing to compute"
+        else:
+            return
+        raise ModelError(what, remedy="return a loss that is computed from the inputs and the parameters")
+
     def _kept_in(self, yielded: Yield, type_: TensorType) -> str:
         path = yielded.name.removeprefix(_STEP_PREFIX)
         if yielded.kind == "buffer":
+            if path not in self._symbol_of_path:
+                raise CaptureError(
+                    f"the training step changes {path}, which is no tensor of the model",
+                    remedy="a model may change its buffers: self.register_buffer(…)",
+                )
             return self._symbol_of_path[path]
         if yielded.kind == "gradient":
             name = gradient_name(self._symbol_of_path[path])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
-        name = self._loss if yielded.name == "0" else f"{self._prefix}__outputs__{int(yielded.name) - 1}"
+        if yielded.name == "0":
+            name = self._loss
+        else:
+            name = self._names.take(f"{self._prefix}__outputs__{int(yielded.name) - 1}")
         self._add(Symbol(name, SymbolKind.OUTPUT, type_))
         return name
 
@@ -171,7 +223,7 @@ class _Builder:
         translation = translate(captured, self._prefix, symbol_of)
         outputs = []
         for index, value in enumerate(translation.outputs):
-            name = f"{self._prefix}__{graph_name}__outputs__{index}"
+            name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")
             self._add(Symbol(name, SymbolKind.OUTPUT, self._type(translation, value)))
             outputs.append(Output(value, name))
         nodes = tuple(translation.nodes)
@@ -185,6 +237,42 @@ class _Builder:
 
 def _loss_position(yields: Sequence[tuple[object, Yield]]) -> int:
     return next(i for i, (_, yielded) in enumerate(yields) if yielded == Yield("output", "0"))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor: equal bytes are equal values, also where they are not numbers."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
+    """Raises ModelError for tensors that do not lie in rows, and for two different ones in the same memory of which a
+    training step changes one. `changed` are the paths of what changes beside the parameters."""
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    seen: set[int] = set()
+    for path, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ModelError(
+                f"the {_kind(tensor)} {path} is not contiguous: its strides are {tensor.stride()}",
+                remedy="make it so by .contiguous(), and leave out memory_format=torch.channels_last",
+            )
+        if id(tensor) not in seen and tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((path, tensor))
+        seen.add(id(tensor))
+    for sharing in by_storage.values():
+        for (path, tensor), (other_path, other) in combinations(sharing, 2):
+            start, other_start = tensor.data_ptr(), other.data_ptr()
+            apart = start + tensor.nbytes <= other_start or other_start + other.nbytes <= start
+            fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
+            if apart or fixed:
+                continue
+            raise ModelError(
+                f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path} are two tensors in the same memory",
+                remedy=f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own",
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
 
 
 def _whole_sections(*parts: tuple[str, SectionKind, int]) -> tuple[Section, ...]:

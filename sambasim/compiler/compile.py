@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from sambasim.compiler.capture import (
     capture_training,
     starts_a_backward,
 )
-from sambasim.compiler.explain import explained
+from sambasim.compiler.explain import explained, refuse_lost_effects
 from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
 from sambasim.compiler.passes import Pass, run_pipeline
@@ -89,7 +90,9 @@ def compile_model(
     """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
 
     `by_keyword` says that the model is called with its inputs by name. `hear` is told each phase as it begins.
-    The model is left as it was. Raises ModelError and CaptureError for what the model does wrong.
+    A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
+    evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
+    Raises ModelError and CaptureError for what the model does wrong.
     """
     watch = Stopwatch(hear)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
@@ -100,7 +103,7 @@ def capture_model(
     model: nn.Module, inputs: Mapping[str, Tensor], options: CompileOptions, *, by_keyword: bool, watch: Stopwatch
 ) -> Built:
     """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     promoted = promote_plain_tensors(model)
     try:
         check_tensors(model, training=not options.inference)
@@ -110,7 +113,8 @@ def capture_model(
         return build(options.name, model, inputs, captures, batch_size)
     finally:
         restore_plain_tensors(promoted)
-        model.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def assemble(built: Built, model: nn.Module, options: CompileOptions, watch: Stopwatch) -> Compiled:
@@ -142,7 +146,9 @@ def _capture(
     if not options.inference:
         watch.begin("capture the training step")
         mean = training_loss(loss.name, loss.args) if loss else None
-        step = TrainingStep(model, names, mean, by_keyword).train()
+        step = TrainingStep(model, names, mean, by_keyword)
+        if not model.training:
+            model.train()
         training = _capture_training(step, tensors, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
@@ -152,27 +158,37 @@ def _capture(
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
-        single = _capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
+        with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` tells it
+            single = capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
 def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: str | None) -> CapturedGraph:
-    """The captured training step. If that fails, PyTorch itself runs the model once: what is wrong there already is
-    told in its words, which are better than those of a tracer. A model that is sound is spared that run."""
+    """The captured training step, unless a capture would lose something that the model does. If the capture fails,
+    PyTorch itself runs the model once: what is wrong there already is told in its words, which are better than those
+    of a tracer. A model that is sound is spared that run."""
+    looked = refuse_lost_effects(step, tensors)
     try:
         captured = capture_training(step, tensors)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if not starts_a_backward(captured):
         check_loss(run_eagerly(step, tensors)[0], loss_name)
+    if not looked:
+        refuse_lost_effects(step, tensors, fake=False)
     return captured
 
 
 def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor]) -> CapturedGraph:
+    """The captured evaluation graph, unless a capture would lose something that the model does."""
+    looked = refuse_lost_effects(step, tensors)
     try:
-        return capture_evaluation(step, tensors)
+        captured = capture_evaluation(step, tensors)
     except CaptureError as error:
         raise explained(error, step, tensors, None) from error
+    if not looked:
+        refuse_lost_effects(step, tensors, fake=False)
+    return captured
 
 
 def _document(program: Program, model: nn.Module, options: CompileOptions) -> PefDocument:
@@ -199,6 +215,12 @@ def _notices(program: Program, model: nn.Module) -> list[str]:
     notices = []
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")
+    single_wanted = program.training is not None and not program.per_sample_loss and program.batch_size > 1
+    if single_wanted and program.single is None:
+        notices.append(
+            "the evaluation graph cannot be captured at batch 1: the last samples, where they do not fill a batch "
+            f"of {program.batch_size}, are left out of evaluation"
+        )
     if program.training is not None:
         trained = {member.parameter for group in program.groups for member in group.members}
         wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.step import check_loss, is_library_file, run_eagerly, user_line
-from sambasim.compiler.watch import BRANCH, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch
+from sambasim.compiler.watch import BRANCH, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
 from sambasim.errors import CaptureError, UserError
 
 _CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
@@ -48,6 +48,18 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
             wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
             torch.autograd.grad(outputs[0], wanted, allow_unused=True)
     return _told_together(watch.findings, step.training) if watch.findings else error
+
+
+def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
+    """Whether a call of `step` on `inputs`, on fake tensors unless `fake` is False, went through to its end.
+
+    `step` is set to train or to evaluate, as it will be captured. Raises CaptureError if a capture would lose
+    something that the call does.
+    """
+    findings = lost_effects(step, inputs, fake=fake)
+    if findings:
+        raise _told_together(findings, step.training)
+    return findings is not None
 
 
 def tracer_error(what: str, error: BaseException) -> CaptureError:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sambasim.compiler.step import TARGET, forward_line
-from sambasim.compiler.watch import COMPLEX
+from sambasim.compiler.watch import COMPLEX, HOOK
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.types import DTYPE_BYTES
 
@@ -54,7 +54,13 @@ def _of_training(model: nn.Module) -> Iterator[_Trouble]:
     elif not any(parameter.requires_grad for parameter in parameters):
         remedy = "set requires_grad on those to train, or compile with --inference"
         yield _Trouble("all parameters of the model are frozen: requires_grad is False", remedy)
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield _Trouble(f"the parameter {name} has a gradient hook, which a graph does not call", HOOK.rewrite)
     for name, module in model.named_modules():
+        if vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks"):
+            named = f"module {name}" if name else "model"
+            yield _Trouble(f"the {named} has a backward hook, which a graph does not call", HOOK.rewrite)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             kind = type(module).__name__
             what = f"the module {name} is {kind}(sparse=True), whose gradient is sparse; a PEF holds dense ones"

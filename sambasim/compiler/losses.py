@@ -21,6 +21,9 @@ _NAMED: Mapping[str, Callable[..., Tensor]] = {
     "kl_div": functional.kl_div,
 }
 
+_WITH_CLASSES = ("cross_entropy", "nll")
+_IGNORED_BY_TORCH = -100
+
 
 def training_loss(name: str, args: Mapping[str, object]) -> Loss:
     """`loss(outputs, target) -> mean`: a named loss of torch, or the callable at `module:name`.
@@ -38,14 +41,25 @@ def training_loss(name: str, args: Mapping[str, object]) -> Loss:
 def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
     """`loss(outputs, target) -> float[batch]`: the mean of each sample's own elements; None for a user's callable.
 
-    The mean over samples equals the training loss unless `weight` or `ignore_index` weighs elements unequally.
+    Exactly: of cross_entropy and nll with class indices as target, a sample's loss is the sum over its counted elements
+    (those whose target is not `ignore_index`, -100 unless it is given) divided by their number, and 0 if it has none.
+    `weight` multiplies the elements, and is not in the divisor. kl_div is the sum over a sample's elements; every other
+    loss is their mean. An evaluation takes the mean over all samples, and a sample that has no counted element is one
+    of them, with a loss of 0. So the mean over samples equals the training loss unless `weight` is given, or samples
+    differ in how many of their elements are counted: the training loss divides by all counted elements of a batch.
     """
     if ":" in name:
         return None
     function, arguments = _named(name), _arguments(args)
+    given = args.get("ignore_index")
+    ignored = given if isinstance(given, int) else _IGNORED_BY_TORCH
 
     def loss(outputs: Tensor, target: Tensor) -> Tensor:
         elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
+        # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
+        if name in _WITH_CLASSES and not target.is_floating_point() and elements.shape[1] > 1:
+            counted = target.reshape(elements.shape).ne(ignored)
+            return elements.sum(1) / counted.sum(1).clamp(min=1)
         return elements.sum(1) if name == "kl_div" else elements.mean(1)
 
     return loss

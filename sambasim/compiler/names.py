@@ -13,14 +13,27 @@ def symbol_name(prefix: str, path: str) -> str:
     return "__".join((prefix, *(_NOT_WORD.sub("_", part) for part in path.split(".") if part)))
 
 
+GRADIENT_SUFFIX = "__grad"
+
+
 def gradient_name(parameter: str) -> str:
-    """The symbol of a parameter's gradient."""
-    return f"{parameter}__grad"
+    """The symbol of a parameter's gradient. No other symbol has that name: parameters are named so that it is free."""
+    return f"{parameter}{GRADIENT_SUFFIX}"
 
 
-def prefix_of(name: str) -> str:
-    """The model's prefix of a name: `"logreg__lin_layer__addmm"` -> `"logreg"`."""
-    return name.partition("__")[0]
+def parameter_of(gradient: str) -> str:
+    """The parameter whose `gradient_name` this is."""
+    return gradient.removesuffix(GRADIENT_SUFFIX)
+
+
+def loss_name(prefix: str) -> str:
+    """The symbol of the training step's loss, unless something else has that name."""
+    return f"{prefix}__loss"
+
+
+def prefix_of(loss: str) -> str:
+    """The model's prefix, from the symbol of its loss: `"logreg__loss"` or `"logreg__loss_1"` -> `"logreg"`."""
+    return loss.rpartition("__loss")[0]
 
 
 class UniqueNames:
@@ -29,10 +42,12 @@ class UniqueNames:
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
-    def take(self, name: str) -> str:
-        """`name`, or `name` with the first free number behind it."""
+    def take(self, name: str, *suffixes: str) -> str:
+        """`name`, or `name` with the first free number behind it. With each of `suffixes` behind it, the name that is
+        handed out was free too, and is taken along."""
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
-        if count == 0:
+        if count == 0 and not any(f"{name}{suffix}" in self._counts for suffix in suffixes):
+            self._counts |= {f"{name}{suffix}": 1 for suffix in suffixes}
             return name
-        return self.take(f"{name}_{count}")
+        return self.take(f"{name}_{max(count, 1)}", *suffixes)

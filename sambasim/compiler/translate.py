@@ -21,6 +21,7 @@ from sambasim.errors import OperatorError
 from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
+from sambasim.pef.encode import TORCH_CONSTANTS
 
 _ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
 """Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""
@@ -115,7 +116,15 @@ class _Translator:
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         results = self._results(node, name)
+        self._refuse_constants(node, operator, (*args, *(value for _, value in kwargs)))
         self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
+
+    def _refuse_constants(self, node: fx.Node, operator: str, arguments: tuple[Argument, ...]) -> None:
+        if self._value_of.get(node) == _REFUSED:
+            return  # its result is of that dtype already
+        for argument in arguments:
+            if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
+                self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]

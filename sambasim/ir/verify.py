@@ -19,6 +19,7 @@ memory; a PEF is always at that last stage.
     12  every type and every size is within what a machine can address
     13  composite operators stand alone in sections of their kind, and name the groups; other graphs are all FWD
     14  the first extent of every input is the batch size
+    15  what a graph gives out is kept in an output, a gradient or a buffer, and nowhere else
 """
 
 from collections.abc import Iterable
@@ -146,11 +147,15 @@ def _verify_composites(graph: Graph, program: Program) -> None:
             _require(fits, 13, f"{node.name} does not stand alone and name the groups {list(groups)}")
 
 
+_KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
+
+
 def _verify_outputs(graph: Graph, program: Program) -> None:
     for output in graph.outputs:
         symbol = program.symbols.get(output.symbol)
         if symbol is None:
             raise InvariantError(2, f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol")
+        _require(symbol.kind in _KEEPERS, 15, f"{graph.name} keeps {output.value} in {symbol.name}, a {symbol.kind}")
         kept = graph.values.get(output.value) or program.symbols[output.value].type
         # The batch-1 twin of an evaluation graph hands out the same symbols at another batch size.
         if symbol.kind is not SymbolKind.OUTPUT:

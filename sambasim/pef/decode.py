@@ -1,6 +1,7 @@
 """Manifest -> program, trusting nothing: what pydantic has not checked is checked here.
 
-Everything is refused with ValueError, whose text says where; `reader` makes it the error of rule 16.
+Everything is refused with ValueError, whose text says where; `reader` makes it the error of rule 16, or of rule 24 for
+a constant of torch that no table has.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from sambasim.ir.program import (
 from sambasim.ir.types import Symbol, TensorType
 from sambasim.pef.canonical import DEEPEST_NESTING, check_json_object
 from sambasim.pef.document import PefDocument
-from sambasim.pef.encode import TORCH_CONSTANT_KINDS
+from sambasim.pef.encode import TORCH_CONSTANTS
 from sambasim.pef.manifest import (
     DataParallelModel,
     GraphModel,
@@ -34,6 +35,10 @@ from sambasim.pef.manifest import (
 _NODE_FIELDS = 7
 _FLOATS = {"=inf": float("inf"), "=-inf": float("-inf"), "=nan": float("nan")}
 _Item = TypeVar("_Item")
+
+
+class ForbiddenConstantError(ValueError):
+    """A constant of torch that is not in the tables: it has a rule of its own."""
 
 
 def decode(manifest: Manifest) -> PefDocument:
@@ -63,8 +68,8 @@ def decode_argument(encoded: object, depth: int = 0) -> Argument:
             return _FLOATS[encoded]
         if tag == "@":
             kind, separator, name = text.partition(":")
-            if separator and kind in TORCH_CONSTANT_KINDS:
-                return TorchConstant(kind, name)
+            if separator and kind in TORCH_CONSTANTS:
+                return _constant(kind, name)
         raise ValueError(f"{encoded!r} is no argument")
     if encoded is None or isinstance(encoded, (bool, int, float)):
         return encoded
@@ -73,6 +78,13 @@ def decode_argument(encoded: object, depth: int = 0) -> Argument:
             raise ValueError(f"an argument is nested more than {DEEPEST_NESTING} levels deep")
         return tuple([decode_argument(item, depth + 1) for item in encoded])
     raise ValueError(f"an object is no argument: {_shortened(encoded)}")
+
+
+def _constant(kind: str, name: str) -> TorchConstant:
+    if name not in TORCH_CONSTANTS[kind]:
+        permitted = ", ".join(sorted(TORCH_CONSTANTS[kind]))
+        raise ForbiddenConstantError(f"{_shortened(name)} is no {kind} that a PEF may name; it may name {permitted}")
+    return TorchConstant(kind, name)
 
 
 def decode_node(row: object, sources: Sequence[SourceLine]) -> Node:

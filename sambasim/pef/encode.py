@@ -11,14 +11,14 @@ An argument of a node is spelled so that its type survives JSON:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from sambasim import __version__
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.program import DataParallel, Optimizer, ParameterGroup, Program, RuntimeArgument
-from sambasim.ir.types import Symbol
+from sambasim.ir.types import DTYPE_BYTES, Symbol
 from sambasim.pef.document import PefDocument
 from sambasim.pef.manifest import (
     FORMAT_NAME,
@@ -38,7 +38,14 @@ from sambasim.pef.manifest import (
 )
 
 EncodedArgument: TypeAlias = "bool | int | float | str | list[EncodedArgument] | None"
-TORCH_CONSTANT_KINDS = frozenset({"dtype", "layout", "memory_format", "device"})
+TORCH_CONSTANTS: Mapping[str, frozenset[str]] = {
+    "dtype": frozenset(DTYPE_BYTES),
+    "layout": frozenset({"strided"}),
+    "memory_format": frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}),
+    "device": frozenset({"cpu"}),
+}
+"""By kind: the names that a constant of torch may have in a PEF. Closed, since a reader looks them up in torch."""
+
 NO_DIGEST = "0" * 64
 """Stands where a digest will be, so that the manifest has its final size before the weights have been read."""
 
@@ -72,7 +79,7 @@ def encode_argument(argument: Argument) -> EncodedArgument:
         return argument if math.isfinite(argument) else f"={argument}"
     if isinstance(argument, str):
         return f"'{argument}"
-    if isinstance(argument, TorchConstant) and argument.kind in TORCH_CONSTANT_KINDS:
+    if isinstance(argument, TorchConstant) and argument.name in TORCH_CONSTANTS.get(argument.kind, ()):
         return f"@{argument.kind}:{argument.name}"
     if isinstance(argument, tuple):
         return [encode_argument(item) for item in argument]

@@ -13,7 +13,7 @@ from sambasim.errors import InvariantError
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import Frame
 from sambasim.pef.canonical import canonical_json, manifest_digest, parse_json
-from sambasim.pef.decode import decode
+from sambasim.pef.decode import ForbiddenConstantError, decode
 from sambasim.pef.document import PefDocument, PefHeader
 from sambasim.pef.frame import open_pef, read_manifest
 from sambasim.pef.layout import Layout, header_fault, weights_layout
@@ -21,6 +21,7 @@ from sambasim.pef.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest
 from sambasim.pef.rules import (
     CANONICAL,
     CHECKSUM,
+    CONSTANTS,
     CONTENT,
     DIGEST,
     FORMAT,
@@ -75,14 +76,17 @@ def read(path: Path) -> PefDocument:
     return document
 
 
-def map_weights(path: Path) -> "dict[str, torch.Tensor]":
+def map_weights(path: Path, *, check: bool = True) -> "dict[str, torch.Tensor]":
     """The weights, by symbol name, as CPU tensors that share the file's pages.
 
-    Writing to them does not change the file. Their types and places are checked against the symbols; their bytes are
-    not read (see `check`). Raises PefError.
+    Writing to them does not change the file. Their types and places are checked against the symbols, and so is every
+    byte of them against the digest, as a damaged model would train without a word. `check=False` leaves the bytes
+    unread, for who has checked them already. Raises PefError.
     """
     with open_pef(path) as (file, frame):
-        _, layout = _read_document(file, frame, path)
+        document, layout = _read_document(file, frame, path)
+        if check:
+            _check_content(file, frame, document, path)
         return map_tensors(file, frame.weights_offset + len(layout.header), layout)
 
 
@@ -90,12 +94,7 @@ def check(path: Path) -> PefDocument:
     """Everything, every byte of the weights included. Raises PefError."""
     with open_pef(path) as (file, frame):
         document, _ = _read_document(file, frame, path)
-        sha256, crc32 = _sum_weights(file, frame)
-    if sha256 != document.weights_sha256:
-        what = f"its sha256 is {sha256}, and {document.weights_sha256} was written"
-        raise refusal(path, CONTENT, what)
-    if crc32 != frame.weights.crc32:
-        raise refusal(path, CHECKSUM, "its bytes do not have the checksum of the archive", part=WEIGHTS_MEMBER)
+        _check_content(file, frame, document, path)
     return document
 
 
@@ -173,6 +172,8 @@ def _validate(data: bytes, path: Path) -> Manifest:
 def _decode(manifest: Manifest, path: Path) -> PefDocument:
     try:
         document = decode(manifest)
+    except ForbiddenConstantError as error:
+        raise refusal(path, CONSTANTS, str(error)) from error
     except ValueError as error:
         raise refusal(path, NODES, str(error)) from error
     try:
@@ -191,6 +192,16 @@ def _check_weights(file: BinaryIO, frame: Frame, layout: Layout, path: Path) -> 
     if layout.size_bytes != frame.weights.size_bytes:
         data_bytes = frame.weights.size_bytes - len(layout.header)
         raise refusal(path, LAYOUT, f"its tensors take {layout.data_bytes} bytes, and it holds {data_bytes}")
+
+
+def _check_content(file: BinaryIO, frame: Frame, document: PefDocument, path: Path) -> None:
+    """Reads every byte of the weights: about a second for each gigabyte."""
+    sha256, crc32 = _sum_weights(file, frame)
+    if sha256 != document.weights_sha256:
+        what = f"its sha256 is {sha256}, and {document.weights_sha256} was written"
+        raise refusal(path, CONTENT, what)
+    if crc32 != frame.weights.crc32:
+        raise refusal(path, CHECKSUM, "its bytes do not have the checksum of the archive", part=WEIGHTS_MEMBER)
 
 
 def _sum_weights(file: BinaryIO, frame: Frame) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from sambasim.errors import SambasimError
 from sambasim.ir.graph import Graph, Node, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.pef.operands import operands_error
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
 from sambasim.runtime.operator_failure import operator_error
 
@@ -68,7 +69,8 @@ class Executable:
     def run_section(self, section: LoweredSection, *, accumulate: bool = False) -> None:
         """Run one section; with `accumulate`, add to the gradients instead of overwriting them.
 
-        Raises DataError if an operator fails on the values of the inputs, and MachineError if memory runs out.
+        Raises DataError if an operator fails on the values of the inputs, MachineError if memory runs out, and PefError
+        if an operator returns a list of another length than its node states.
         """
         registers = self._live
         for instruction in section.instructions:
@@ -76,20 +78,25 @@ class Executable:
                 value = instruction.function(*instruction.load(registers))
             except Exception as error:
                 raise self._failure(section, instruction, error) from error
-            if instruction.result is not None:
-                registers[instruction.result] = value
-            else:
-                _unpack(value, instruction.results, registers)
+            if not instruction.single:
+                if not _unpack(value, instruction.results, registers):
+                    raise self._misfit(section, instruction)
+            elif (only := instruction.results[0]) is not None:
+                registers[only] = value
             for number, destination in instruction.stores:
                 _store(registers[number], destination, accumulate)
             for number in instruction.frees:
                 registers[number] = None
 
     def _failure(self, section: LoweredSection, instruction: Instruction, error: Exception) -> SambasimError:
-        position = next(i for i, other in enumerate(section.instructions) if other is instruction)
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
         inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
-        return operator_error(section.nodes[position], error, inputs, {s.name: self._tensor_of(s.name) for s in inputs})
+        tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
+        return operator_error(_node_of(section, instruction), error, inputs, tensors)
+
+    def _misfit(self, section: LoweredSection, instruction: Instruction) -> SambasimError:
+        node = _node_of(section, instruction)
+        return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
 
     def finish(self, *, accumulate: bool = False) -> dict[str, Tensor]:
         """End the pass: keep the changed buffers, and hand out the outputs by symbol."""
@@ -138,12 +145,19 @@ class Executable:
         return value if output.value in self._graph.values else value.clone()
 
 
-def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> None:
-    if not isinstance(value, (tuple, list)):
-        raise TypeError(f"an operator returned {type(value).__name__} for {len(results)} results")
-    for number, tensor in zip(results, value, strict=False):
+def _node_of(section: LoweredSection, instruction: Instruction) -> Node:
+    position = next(i for i, other in enumerate(section.instructions) if other is instruction)
+    return section.nodes[position]
+
+
+def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> bool:
+    """Whether `value` is as many tensors as there are `results`; if so, they are in their registers now."""
+    if not isinstance(value, (tuple, list)) or len(value) != len(results):
+        return False
+    for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
+    return True
 
 
 def _store(value: object, destination: Tensor, accumulate: bool) -> None:

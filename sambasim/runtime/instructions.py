@@ -15,23 +15,34 @@ from torch._ops import OpOverload
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
+from sambasim.pef.operands import check_operands, returns_one_tensor
+from sambasim.pef.rules import COMPILE_AGAIN
 
 Registers = list[object]
 Load = Callable[[Registers], tuple[object, ...]]
+
+_CPU = torch.device("cpu")
+_KINDS: Mapping[str, type] = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+    "device": torch.device,
+}
+"""By kind of a constant: what it is to torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Call `function` with what `load` takes from the registers; put what it returns into `results`.
 
-    `result` is the register of an operator that returns one tensor; `results` are those of an operator that returns
-    several, None for a tensor that nobody reads. `stores` are (register, destination): gradients that are complete now.
-    `frees` are registers that nothing reads any more.
+    `single` says that the operator returns one tensor, and not several. `results` has a register for each tensor, None
+    for one that nobody reads: an operator that draws random numbers runs even so. `stores` are (register, destination):
+    gradients that are complete now. `frees` are registers that nothing reads any more.
     """
 
     function: Callable[..., object]
     load: Load
-    result: int | None
+    single: bool
     results: tuple[int | None, ...]
     stores: tuple[tuple[int, Tensor], ...]
     frees: tuple[int, ...]
@@ -63,7 +74,8 @@ def lower(
     keep: Iterable[str],
 ) -> list[Instruction]:
     """The instructions of `nodes`. `stores` says, by value, into which tensors a gradient goes as soon as it is there;
-    values in `keep` are not freed. Raises PefError for an operator that this torch does not have."""
+    values in `keep` are not freed. Raises PefError for an operator that this torch does not have, and for a node whose
+    arguments or results do not fit its operator."""
     last_use = _last_uses(nodes, set(keep))
     return [_instruction(node, registers, stores, last_use[position]) for position, node in enumerate(nodes)]
 
@@ -86,9 +98,8 @@ def _instruction(
     node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]], dying: Sequence[str]
 ) -> Instruction:
     operator = find_operator(node.operator)
+    check_operands(node, operator._schema)
     function, operands = _call(operator, node, registers)
-    returns = operator._schema.returns
-    single = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
     results = tuple(None if name is None else registers.value(name) for name in node.results)
     destinations = [
         (registers.value(name), tensor) for name in node.results if name is not None for tensor in stores.get(name, ())
@@ -96,8 +107,8 @@ def _instruction(
     return Instruction(
         function=function,
         load=_loader(operands),
-        result=results[0] if single else None,
-        results=() if single else results,
+        single=returns_one_tensor(operator._schema),
+        results=results,
         stores=tuple(destinations),
         frees=tuple(registers.value(name) for name in dying),
     )
@@ -181,13 +192,22 @@ def _refers(argument: Argument) -> bool:
 def _plain(argument: Argument) -> object:
     """A constant argument as torch takes it."""
     match argument:
-        case TorchConstant(kind="device", name=name):
-            return torch.device(name)
-        case TorchConstant(name=name):
-            return getattr(torch, name)
+        case TorchConstant():
+            return _constant(argument)
         case tuple():
             return [_plain(item) for item in argument]
     return argument
+
+
+def _constant(constant: TorchConstant) -> object:
+    """What torch calls `constant`. Its name comes from a file: what it finds in torch must be of its kind."""
+    found = _CPU if constant == TorchConstant("device", "cpu") else getattr(torch, constant.name, None)
+    if isinstance(found, _KINDS.get(constant.kind, ())):
+        return found
+    raise PefError(
+        f"the PEF uses {constant.name[:40]!r} as a {constant.kind[:40]}, which torch {torch.__version__} does not have",
+        remedy=COMPILE_AGAIN,
+    )
 
 
 def _loader(operands: Sequence[int]) -> Load:

@@ -14,11 +14,14 @@ from sambasim.ir.program import (
 )
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
 from sambasim.pef import PefDocument
+from sambasim.pef.encode import TORCH_CONSTANTS
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 size = st.integers(0, 2**46)
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), text)
-constants = st.builds(TorchConstant, st.sampled_from(["dtype", "layout", "memory_format", "device"]), text)
+constants = st.sampled_from(
+    [TorchConstant(kind, name) for kind, names in TORCH_CONSTANTS.items() for name in sorted(names)]
+)
 arguments = st.recursive(
     st.one_of(scalars, st.builds(Ref, text), constants),
     lambda inner: st.lists(inner, max_size=3).map(tuple),

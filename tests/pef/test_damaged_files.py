@@ -15,7 +15,7 @@ from sambasim.pef.archive import CENTRAL, CENTRAL_MARK, END, LOCAL
 from sambasim.pef.rules import RULES
 from tests.pef import damage
 from tests.pef.damage import Fields
-from tests.pef.samples import write_sample
+from tests.pef.samples import sample_weights, write_sample
 
 Damage = Callable[[Path], object]
 
@@ -261,6 +261,18 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     ),
     "overlapping tensors": (header(lambda h: h["logreg__mask"].update(data_offsets=[0, 3])), 22, "must lie at bytes"),
     "bytes after the tensors": (weights(lambda w: w + b"\0"), 22, "and it holds"),
+    "a function as a dtype": (
+        node(0, 2, ["@dtype:load"]),
+        24, "'load' is no dtype that a PEF may name; it may name bfloat16, bool, float16,",
+    ),
+    "a dtype of no tensor": (node(0, 3, [["dtype", "@dtype:complex64"]]), 24, "'complex64' is no dtype that"),
+    "a dtype without a name": (node(0, 2, ["@dtype:"]), 24, "'' is no dtype that a PEF may name"),
+    "a sparse layout": (node(0, 2, ["@layout:sparse_coo"]), 24, "no layout that a PEF may name; it may name strided"),
+    "a function as a memory format": (
+        node(0, 2, [["@memory_format:hub"]]),
+        24, "it may name channels_last, channels_last_3d, contiguous_format, preserve_format",
+    ),
+    "another device": (node(0, 2, ["@device:cuda:0"]), 24, "'cuda:0' is no device that a PEF may name; it may"),
 }  # fmt: skip
 
 
@@ -302,15 +314,19 @@ def test_peek_refuses_a_manifest_without_its_keys(key: str, tmp_path: Path) -> N
         pef.peek(path)
 
 
-def test_a_flipped_bit_of_the_weights_is_found_by_check_alone(tmp_path: Path) -> None:
+def test_a_flipped_bit_of_the_weights_is_found_where_they_are_checked_or_mapped(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     good, stored = damage.unpack(path)
     damage.change_weights(path, lambda data: data[:-1] + b"\0")
-    pef.map_weights(path)
-    with pytest.raises(PefError, match=r"breaks rule 23 .*was written"):
-        pef.check(path)
+    pef.read(path)
+    for reader in (pef.check, pef.map_weights):
+        with pytest.raises(PefError, match=r"breaks rule 23 .*was written") as caught:
+            reader(path)
+        assert str(caught.value.where).startswith("weights.safetensors, ")
+    assert set(pef.map_weights(path, check=False)) == set(sample_weights())
     path.write_bytes(damage.pack(damage.seal(good), stored))
     pef.check(path)
+    pef.map_weights(path)
 
 
 def test_a_wrong_checksum_of_the_weights_is_found_by_check(tmp_path: Path) -> None:
@@ -319,9 +335,10 @@ def test_a_wrong_checksum_of_the_weights_is_found_by_check(tmp_path: Path) -> No
     assert path.read_bytes().count(crc32) == 2
     damage.replace_bytes(path, crc32, b"\1\2\3\4", 2)
     pef.read(path)
-    with pytest.raises(PefError, match=r"rule 9 .*checksum of the archive") as caught:
-        pef.check(path)
-    assert "weights.safetensors" in str(caught.value.where)
+    for reader in (pef.check, pef.map_weights):
+        with pytest.raises(PefError, match=r"rule 9 .*checksum of the archive") as caught:
+            reader(path)
+        assert "weights.safetensors" in str(caught.value.where)
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:

@@ -21,13 +21,18 @@ def test_every_rule_is_a_must() -> None:
 
 
 def test_every_rule_is_broken_by_some_test() -> None:
-    broken = {number for _, number, _ in CASES.values()} | {rules.CONTENT.number}
+    # Rule 25 needs torch and is broken where operators are looked up, in tests/runtime/test_operands.py.
+    broken = {number for _, number, _ in CASES.values()} | {rules.CONTENT.number, rules.OPERANDS.number}
     assert broken == {rule.number for rule in rules.RULES}
     assert len(CASES) >= 25
 
 
 def test_every_rule_is_in_the_part_of_the_readme_about_its_member() -> None:
-    manifest, weights = README.index("## `pef.json`"), README.index("## `weights.safetensors`")
+    part_of = {
+        "## `pef.json`": rules.MANIFEST_MEMBER,
+        "## `weights.safetensors`": rules.WEIGHTS_MEMBER,
+        "## The arguments of operators": rules.MANIFEST_MEMBER,
+    }
     for rule in rules.RULES[9:]:
-        place = README.index(f"\n{rule.number}. **{rule.name}**")
-        assert (manifest < place < weights) == (rule.part == rules.MANIFEST_MEMBER)
+        before = README[: README.index(f"\n{rule.number}. **{rule.name}**")]
+        assert part_of[re.findall(r"^## .*$", before, re.MULTILINE)[-1]] == rule.part

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar
 
-from sambasim.compiler.names import prefix_of
+from sambasim.compiler.names import UniqueNames, prefix_of
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import DataParallel, GradientGroup, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import Stage
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
+"""The name of the reduce operand buffer, unless an input has it."""
 
 _ARGUMENTS = (
     RuntimeArgument("dp_scale_factor", 1, "replicas that take part: sums of gradients are divided by it"),
@@ -46,12 +47,16 @@ class AddDataParallel:
             gradient_groups.append(GradientGroup(group.name, wrapper.name))
         largest = max(program.groups, key=lambda group: group.numel * DTYPE_BYTES[group.dtype])
         buffer_type = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
-        symbols[REDUCE_BUFFER] = Symbol(REDUCE_BUFFER, SymbolKind.REDUCE_BUFFER, buffer_type)
+        names = UniqueNames()
+        for name in symbols:
+            names.take(name)
+        buffer = Symbol(names.take(REDUCE_BUFFER), SymbolKind.REDUCE_BUFFER, buffer_type)
+        symbols[buffer.name] = buffer
         return replace(
             program,
             symbols=symbols,
             training=_with_collectives(training, program),
-            data_parallel=DataParallel(self.world_size, tuple(gradient_groups), REDUCE_BUFFER),
+            data_parallel=DataParallel(self.world_size, tuple(gradient_groups), buffer.name),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
         )
 
@@ -64,7 +69,7 @@ def _wrapper_name(group: ParameterGroup) -> str:
 def _with_collectives(training: Graph, program: Program) -> Graph:
     """REDUCE before the optimizer's sections, GATHER behind them."""
     names = tuple(group.name for group in program.groups)
-    prefix = prefix_of(training.nodes[0].name)
+    prefix = prefix_of(program.loss or "")
     reduce = Node(f"{prefix}__reduce", "sambasim.reduce_scatter", (names,))
     gather = Node(f"{prefix}__gather", "sambasim.all_gather", (names,))
     nodes: list[Node] = []

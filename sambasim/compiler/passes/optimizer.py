@@ -7,9 +7,10 @@ side, one kernel updates them, and with data parallelism one exchange reduces th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
-from sambasim.compiler.names import prefix_of
+from sambasim.compiler.names import parameter_of, prefix_of
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, align
@@ -34,8 +35,8 @@ class AttachOptimizer:
             return program
         # Plain SGD has no state; its momentum buffer would be a third copy of the model that nobody reads.
         states = () if self.kind == "sgd" and not self.hyperparameters.get("momentum") else STATES[self.kind]
-        optimizer = Optimizer(f"{self.kind}0", self.kind, states)
         groups = _groups(training, program)
+        optimizer = Optimizer(_free_name(self.kind, states, groups, program), self.kind, states)
         symbols = dict(program.symbols)
         for group in groups:
             for member in group.members:
@@ -47,7 +48,7 @@ class AttachOptimizer:
             symbols=symbols,
             optimizers=(optimizer,),
             groups=groups,
-            training=self._extend(training, groups, prefix_of(training.nodes[0].name)),
+            training=self._extend(training, groups, prefix_of(program.loss or "")),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizer)),
         )
 
@@ -67,6 +68,16 @@ class AttachOptimizer:
             sections.append(_section(sections, SectionKind.OPT, f"{prefix}__opt_{group.name}", nodes, 1))
             nodes.append(Node(f"{prefix}__{self.kind}_{group.name}", f"sambasim.{self.kind}", (group.name,)))
         return replace(training, nodes=tuple(nodes), sections=tuple(sections))
+
+
+def _free_name(kind: str, states: tuple[str, ...], groups: tuple[ParameterGroup, ...], program: Program) -> str:
+    """`sgd0`, or the next number with which no state has the name of a symbol that the model has."""
+    parameters = [member.parameter for group in groups for member in group.members]
+
+    def free(name: str) -> bool:
+        return not any(state_name(p, name, state) in program.symbols for p in parameters for state in states)
+
+    return next(name for number in count() if free(name := f"{kind}{number}"))
 
 
 def _section(sections: list[Section], kind: SectionKind, name: str, nodes: list[Node], count: int) -> Section:
@@ -98,6 +109,6 @@ def _group(name: str, gradients: list[str], section: int, dtype: str, program: P
     members, start = [], 0
     for gradient in gradients:
         numel = program.symbols[gradient].type.numel
-        members.append(Member(gradient.removesuffix("__grad"), gradient, start, numel))
+        members.append(Member(parameter_of(gradient), gradient, start, numel))
         start = align(start + numel, ALIGNMENT_ELEMENTS)
     return ParameterGroup(name, dtype, start, tuple(members), 0, section, {})

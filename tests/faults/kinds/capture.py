@@ -145,11 +145,50 @@ CAPTURE: tuple[Fault, ...] = (
         {"net.py": net("self.linear.weight.data.clamp_(-1, 1)\nreturn self.linear(x)")},
     ),
     Fault(
-        "a branch in a backward of the user's own",
+        "a backward of the user's own",
         TRAIN,
         2,
-        (_STEP, "net.py:14: return gradient if gradient.sum() > 0 else -gradient", "torch.where"),
+        (
+            f"{_STEP}: the backward of Step, a torch.autograd.Function",
+            "where: HERE/net.py:27: return self.linear(Step.apply(",
+            "leave the backward to autograd",
+        ),
         {"net.py": net("return self.linear(Step.apply(x * self.linear.bias[0]))", before=_AUTOGRAD)},
+    ),
+    Fault(
+        "an average that is assigned",
+        TRAIN,
+        2,
+        (
+            f"{_STEP}: state that forward() keeps by assignment",
+            "where: HERE/net.py:18: self.ema = 0.9 * self.ema + 0.1 * x.mean()",
+            "self.ema.copy_(…)",
+        ),
+        {
+            "net.py": net(
+                "self.ema = 0.9 * self.ema + 0.1 * x.mean()\nreturn self.linear(x) + self.ema",
+                init="self.linear = nn.Linear(8, 3)\nself.register_buffer('ema', torch.zeros(()))",
+            )
+        },
+    ),
+    Fault(
+        "a counter that is assigned",
+        TRAIN,
+        2,
+        (f"{_STEP}: state that forward() keeps by assignment", "net.py:18: self.calls += 1", "register_buffer"),
+        {
+            "net.py": net(
+                "self.calls += 1\nreturn self.linear(x) * self.calls",
+                init="self.linear = nn.Linear(8, 3)\nself.calls = 0",
+            )
+        },
+    ),
+    Fault(
+        "a gradient hook in forward",
+        TRAIN,
+        2,
+        (f"{_STEP}: a gradient hook", "net.py:18: h.register_hook(lambda gradient: gradient * 0)", "leave it out"),
+        {"net.py": net("h = self.linear(x)\nh.register_hook(lambda gradient: gradient * 0)\nreturn h")},
     ),
     Fault(
         "activation checkpointing",

@@ -1,0 +1,124 @@
+"""Nodes that do not fit their operators are refused before anything runs."""
+
+import re
+
+import pytest
+import torch
+
+from sambasim.errors import PefError
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.runtime.executor import Executable
+from sambasim.runtime.instructions import RegisterFile, find_operator, lower
+
+X = Ref("x")
+TYPE = TensorType("float32", (2,))
+Keywords = tuple[tuple[str, Argument], ...]
+
+
+def node(
+    operator: str, args: tuple[Argument, ...], kwargs: Keywords = (), results: tuple[str | None, ...] = ("y",)
+) -> Node:
+    return Node("n", operator, args, kwargs, results, "", SourceLine("net.py", 7, "return x"))
+
+
+def executable(*nodes: Node) -> Executable:
+    """A graph of these nodes, from x = [1, 2] to y."""
+    symbols = {"x": Symbol("x", SymbolKind.INPUT, TYPE, 0), "out": Symbol("out", SymbolKind.OUTPUT, TYPE)}
+    values = {name: TYPE for one in nodes for name in one.results if name is not None}
+    section = Section(0, SectionKind.FWD, "fwd", 0, len(nodes))
+    graph = Graph("evaluation", ("x",), nodes, (Output("y", "out"),), values, (section,))
+    program = Program("net", 2, symbols, None, graph, None, None, False, (), (), (), None, 512)
+    return Executable(graph, program, lambda name: torch.tensor([1.0, 2.0]))
+
+
+MISFITS = {
+    "too many": (
+        node("aten.relu.default", (X, X)),
+        "aten.relu.default takes 1 positional arguments at most, and has 2",
+    ),
+    "too few": (node("aten.mm.default", (X,)), "aten.mm.default is not given mat2"),
+    "nothing": (node("aten.relu.default", ()), "aten.relu.default is not given self"),
+    "unknown": (node("aten.relu.default", (X,), (("hook", 1),)), "aten.relu.default takes no argument 'hook'"),
+    "twice": (node("aten.t.default", (X,), (("self", X),)), "aten.t.default is given self twice"),
+    "keyword twice": (
+        node("aten.sum.default", (X,), (("dtype", None), ("dtype", None))),
+        "aten.sum.default is given dtype twice",
+    ),
+    "list by keyword": (
+        node("aten.cat.default", (), (("tensors", (X, X)),)),
+        "aten.cat.default is given a list of tensors by the keyword tensors",
+    ),
+    "lists in a list": (node("aten.cat.default", (((X,),),)), "aten.cat.default is given a list of lists of tensors"),
+    "no result": (node("aten.relu.default", (X,), (), ()), "aten.relu.default has 1 results, and 0 are stated"),
+    "too many results": (
+        node("aten.relu.default", (X,), (), ("y", "z")),
+        "aten.relu.default has 1 results, and 2 are stated",
+    ),
+    "too few results": (
+        node("aten.native_dropout.default", (X, 0.5, True)),
+        "aten.native_dropout.default has 2 results, and 1 are stated",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_node_that_does_not_fit_its_operator_is_refused(name: str) -> None:
+    misfit, fault = MISFITS[name]
+    with pytest.raises(PefError) as caught:
+        lower([misfit], RegisterFile(), {}, ["y"])
+    assert caught.value.what == f"node n breaks rule 25 of the PEF format (operands): {fault}"
+    assert caught.value.where == "pef.json, net.py:7: return x"
+    assert caught.value.remedy == "compile the model again: sambasim compile"
+
+
+def test_a_list_of_another_length_than_stated_is_refused() -> None:
+    fits = node("aten.split.Tensor", (X, 1), (), ("y", None))
+    assert executable(fits).run()["out"].tolist() == [1.0]
+    fault = re.escape("rule 25 of the PEF format (operands): aten.split.Tensor does not return the 3 tensors")
+    with pytest.raises(PefError, match=fault):
+        executable(node("aten.split.Tensor", (X, 1), (), ("y", None, None))).run()
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [
+        TorchConstant("dtype", "load"),
+        TorchConstant("dtype", "strided"),
+        TorchConstant("layout", "float32"),
+        TorchConstant("memory_format", "nowhere"),
+        TorchConstant("device", "cuda"),
+        TorchConstant("module", "hub"),
+    ],
+)
+def test_a_constant_that_torch_has_as_something_else_is_refused(constant: TorchConstant) -> None:
+    told = re.escape(f"the PEF uses '{constant.name}' as a {constant.kind}, which torch {torch.__version__} does not")
+    with pytest.raises(PefError, match=told) as caught:
+        lower([node("aten.relu.default", (X,)), node("aten.sum.default", (X,), (("dtype", constant),), ("z",))],
+              RegisterFile(), {}, ["y"])  # fmt: skip
+    assert caught.value.remedy == "compile the model again: sambasim compile"
+
+
+def test_no_operator_takes_a_list_of_tensors_by_keyword_only() -> None:
+    """As the rule forbids it, and the executor would have no place for it."""
+    names = [name for name in OPERATORS if not name.startswith("sambasim.")]
+    arguments = [argument for name in names for argument in find_operator(name)._schema.arguments]
+    assert not [a for a in arguments if a.kwarg_only and str(a.type) in ("List[Tensor]", "List[Optional[Tensor]]")]
+
+
+def test_an_unread_random_operator_draws_all_the_same() -> None:
+    """In between two that are read: the second of them must see what eager PyTorch would."""
+    nodes = (
+        node("aten.rand_like.default", (X,), (), (None,)),
+        node("aten.native_dropout.default", (X, 0.5, True), (), (None, None)),
+        node("aten.rand_like.default", (X,)),
+    )
+    torch.manual_seed(3)
+    found = executable(*nodes).run()["out"]
+    torch.manual_seed(3)
+    x = torch.tensor([1.0, 2.0])
+    torch.rand_like(x)
+    torch.native_dropout(x, 0.5, True)
+    assert found.equal(torch.rand_like(x))
