@@ -1,5 +1,6 @@
 """`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
 
+import io
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,6 +76,8 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     from sambasim.runtime.guard import ends_the_job
 
     communicator = connect(["sambasim", *sys.argv[1:]])
+    if communicator.topology.world_size > 1:
+        _print_whole_lines()
 
     def tell(failure: "Failure") -> None:
         where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
@@ -107,6 +110,13 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
         summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
+
+
+def _print_whole_lines() -> None:
+    """What the ranks print is mixed by mpirun as it comes: a line must be one write, whatever PYTHONUNBUFFERED says."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _told(report: "PredictionRecord") -> str:

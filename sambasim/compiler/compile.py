@@ -18,6 +18,7 @@ from sambasim.compiler.capture import (
     capture_training,
     starts_a_backward,
 )
+from sambasim.compiler.collector import rare_collections
 from sambasim.compiler.explain import explained, refuse_lost_effects
 from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
@@ -107,10 +108,11 @@ def capture_model(
     promoted = promote_plain_tensors(model)
     try:
         check_tensors(model, training=not options.inference)
-        captures = _capture(model, inputs, options, by_keyword, watch)
-        watch.begin("translate to the graph")
-        batch_size = next(iter(inputs.values())).shape[0]
-        return build(options.name, model, inputs, captures, batch_size)
+        with rare_collections():
+            captures = _capture(model, inputs, options, by_keyword, watch)
+            watch.begin("translate to the graph")
+            batch_size = next(iter(inputs.values())).shape[0]
+            return build(options.name, model, inputs, captures, batch_size)
     finally:
         restore_plain_tensors(promoted)
         for module, was_training in modes:

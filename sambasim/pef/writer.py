@@ -9,6 +9,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -106,12 +107,14 @@ def _write_archive(
     place = Frame(Member(size_bytes, 0), Member(layout.size_bytes, 0))
     file.seek(place.weights_offset)
     hashed, crc32 = hashlib.sha256(), 0
-    for piece in chain([memoryview(layout.header)], tensor_bytes(layout, weights)):
-        for start in range(0, len(piece), _CHUNK_BYTES):
-            chunk = piece[start : start + _CHUNK_BYTES]
-            file.write(chunk)
-            hashed.update(chunk)
-            crc32 = zlib.crc32(chunk, crc32)
+    with ThreadPoolExecutor(1) as other:  # hashing takes as long as the writing and the sum, and none holds the GIL
+        for piece in chain([memoryview(layout.header)], tensor_bytes(layout, weights)):
+            for start in range(0, len(piece), _CHUNK_BYTES):
+                chunk = piece[start : start + _CHUNK_BYTES]
+                hashing = other.submit(hashed.update, chunk)
+                file.write(chunk)
+                crc32 = zlib.crc32(chunk, crc32)
+                hashing.result()
     filled = fields | {"weights": {"sha256": hashed.hexdigest(), "size_bytes": layout.size_bytes}}
     filled["digest"] = manifest_digest(filled)
     manifest = canonical_json(filled)

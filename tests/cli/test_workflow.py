@@ -170,6 +170,20 @@ def test_torch_distributed_is_up_for_data_and_model_code(folder: Path) -> None:
     assert result.stdout.count("sum 6.0 of 3") == 3
 
 
+def test_a_line_that_a_rank_prints_stays_whole(folder: Path) -> None:
+    (folder / "talking.py").write_text(
+        "from sambasim.quickstart.digits import digits\n"
+        "def samples():\n"
+        "    for line in range(200):\n"
+        "        print('one', 'line', 'of', 'many', 'words', line)\n"
+        "    return digits()\n"
+    )
+    command = [*SAMBASIM, "run", "--pef", "digits", "--data", "talking.py:samples", "--steps", "1", "--no-evaluate"]
+    result = run_mpi(3, command, cwd=folder, env={"PYTHONUNBUFFERED": "1"}).check()
+    lines = result.stdout.splitlines()
+    assert [lines.count(f"one line of many words {line}") for line in range(200)] == [3] * 200
+
+
 def test_underscores_are_taken_as_sambaflow_spells_them(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--reduce_on_rdu", "--data_parallel", "--steps", "1", "--json"]
     assert _summary(run_mpi(2, command, cwd=folder)).sync == "device"
