@@ -141,9 +141,8 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
         # Where strict export fails, it prints the graph so far on top of its message.
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            with _no_guards():
-                return torch.export.export(step, tuple(inputs), strict=strict)
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()), _no_guards():
+            return torch.export.export(step, tuple(inputs), strict=strict)
 
 
 def _feed(description: object) -> Feed:

@@ -24,8 +24,8 @@ TARGET = "target"
 """The name of the loss's second operand, where the config names the loss."""
 
 
-class TrainingStep(nn.Module):
-    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates."""
+class _Step(nn.Module):
+    """A model, the names of what it is given, and its loss, which is None where the model computes its own or none."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
         super().__init__()
@@ -33,6 +33,10 @@ class TrainingStep(nn.Module):
         self.names = tuple(names)
         self.by_keyword = by_keyword
         self.loss = loss
+
+
+class TrainingStep(_Step):
+    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
@@ -48,18 +52,8 @@ class TrainingStep(nn.Module):
         return (loss, *(output.detach() for output in outputs))
 
 
-class EvaluationStep(nn.Module):
-    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample.
-
-    `loss` is None for a model that computes its own mean, and for an inference program without a loss.
-    """
-
-    def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.names = tuple(names)
-        self.by_keyword = by_keyword
-        self.loss = loss
+class EvaluationStep(_Step):
+    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
@@ -187,7 +181,7 @@ def user_line(error: BaseException) -> str | None:
     """The innermost line of the traceback that is the user's own: in neither torch nor sambasim."""
     lines = [
         f"{frame.filename}:{frame.lineno}: {(frame.code_context or [''])[0].strip()}"
-        for frame in inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]
+        for frame in inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]  # it was raised
         if not is_library_file(frame.filename)
     ]
     return lines[-1] if lines else None

@@ -98,7 +98,7 @@ class Evaluator:
         self, dataset: Dataset[object], rank: int, world_size: int
     ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
         """Whole batches, and how many samples of each are real."""
-        indices = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
+        indices = range(rank, len(dataset), world_size)  # type: ignore[arg-type]  # it is sized
         size = self._program.batch_size
         loader: DataLoader[object] = DataLoader(
             Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers
