@@ -16,8 +16,8 @@ class StepRecord(_Record):
     """One optimizer step; steps and epochs count from 1.
 
     `loss` is the mean over replicas and micro-steps; `samples_per_s` counts all replicas. `step_s` is the whole step on
-    rank 0, data included; `sync_s` the part of it in REDUCE, GATHER and the
-    exchange of GRADNORM, waiting for slower replicas included.
+    rank 0, data included; `sync_s` the part of it in REDUCE, GATHER and the exchange of GRADNORM after rank 0's own
+    backward had ended, waiting for slower replicas included; `hidden_sync_s` the part before that. Neither has OPT.
     """
 
     kind: Literal["step"] = "step"
@@ -27,6 +27,7 @@ class StepRecord(_Record):
     lr: float
     step_s: float
     sync_s: float
+    hidden_sync_s: float = 0.0
     samples_per_s: float
     grad_norm: float | None = None
 
@@ -79,6 +80,7 @@ class SummaryRecord(_Record):
     training_s: float
     samples_per_s: float
     sync_share: float
+    hidden_sync_s: float
     loss_first: float
     loss_last: float
     first_nonfinite_step: int | None

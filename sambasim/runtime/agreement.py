@@ -20,12 +20,17 @@ def check_sources(communicator: Communicator, sources: Sequence[Source]) -> None
         )
 
 
-def check_weights(communicator: Communicator, digest: str) -> None:
-    """Raises PeerError if replicas do not hold the same parameters."""
-    everybody = communicator.all_gather_object(digest)
-    apart = [rank for rank, other in enumerate(everybody) if other != everybody[0]]
+def check_weights(communicator: Communicator, digest: str | None) -> str:
+    """The digest of the parameters, which is the same for all that have one; ranks that read a peer's pass None.
+
+    Raises PeerError if replicas do not hold the same parameters.
+    """
+    everybody = {rank: other for rank, other in enumerate(communicator.all_gather_object(digest)) if other is not None}
+    first = everybody[min(everybody)]
+    apart = [rank for rank, other in everybody.items() if other != first]
     if apart:
         raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
+    return first
 
 
 def _told(size: tuple[int, int | None]) -> str:

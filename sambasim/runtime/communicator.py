@@ -4,7 +4,9 @@ mpi4py is imported inside functions: it loads the MPI library, which only `run` 
 """
 
 import atexit
+import ctypes
 import os
+import signal
 import socket
 import sys
 import time
@@ -42,6 +44,7 @@ _NOTICE_TAG = 1
 _GREETING_TAG = 2
 _ABORT_GRACE_S = 5.0
 _STDERR = 2  # the descriptor itself, whatever sys.stderr has become
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
@@ -61,7 +64,11 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
     executable = Path(sys.executable)
     check_family(environ, version, command=command, executable=executable)
+    if find_launcher(environ) is not None:
+        _die_with_parent()
     if not MPI.Is_initialized():
+        # The windows here never leave a node; Open MPI's component for those that do complains of itself on stderr.
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
         with warnings.catch_warnings():
             # mpi4py warns of a launcher that does not fit; check_launcher refuses it, with the remedy.
             warnings.filterwarnings("ignore", message="suspicious MPI execution environment")
@@ -180,28 +187,32 @@ class MpiCommunicator(Communicator):
 
         MPI.Request.Waitall(cast("list[MPI.Request]", list(requests)))
 
-    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+    def test_all(self, requests: Sequence[Request]) -> bool:
         from mpi4py import MPI
 
-        pages = -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES)
+        return MPI.Request.Testall(cast("list[MPI.Request]", list(requests)))
+
+    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
+        from mpi4py import MPI
+
+        whole = _in_pages(size_bytes)
+        needed = whole if touched_bytes is None else min(_in_pages(touched_bytes), whole)
         shared = self.local_size > 1
         demand = shared_memory.Demand(
-            self.node_index,
-            self.host_name,
-            pages * WINDOW_ALIGNMENT_BYTES if shared else 0,
-            shared_memory.free_bytes(),
+            self.node_index, self.host_name, needed if shared else 0, shared_memory.free_bytes()
         )
         shared_memory.check_demands(self.all_gather_object(demand))
         if not shared:
             return private_window(size_bytes)
         names_before = shared_memory.mapped_names()
-        handle = MPI.Win.Allocate_shared(pages * WINDOW_ALIGNMENT_BYTES, disp_unit=1, comm=self._node)
+        handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
         parts = tuple(_part(handle, local_rank, size) for local_rank, size in enumerate(sizes))
         # Standing open: passive access to everybody, for which no rank has to ask; it is what `Sync` needs.
         handle.Lock_all(MPI.MODE_NOCHECK)
-        parts[self.local_rank][:] = 0  # the owner touches its pages first, so that they land in its memory node
+        if touched_bytes is None:
+            parts[self.local_rank][:] = 0  # the owner touches its pages first, so that they land in its memory node
         handle.Sync()
         self.node_barrier()
         shared_memory.unlink(shared_memory.mapped_names() - names_before)
@@ -248,6 +259,15 @@ def _load_library() -> str:
     return MPI.Get_library_version()
 
 
+def _die_with_parent() -> None:
+    """Let the operating system end this process with the one that started it, which belongs to the launcher.
+
+    Ranks whose launcher was killed would live on: Open MPI's do, and compute and wait without an end.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
     """A job of one rank, if this process was started by hand."""
     launcher = find_launcher(environ)
@@ -279,6 +299,11 @@ def _greet(node: "MPI.Intracomm") -> None:
 def _pieces(buffer: ByteArray, counts: Sequence[int]) -> "tuple[ByteArray, tuple[Sequence[int], Sequence[int]]]":
     """What mpi4py wants of a buffer cut by rank: the memory, and counts with displacements in bytes."""
     return buffer, (counts, tuple(accumulate(counts, initial=0))[:-1])
+
+
+def _in_pages(size_bytes: int) -> int:
+    """Bytes of the pages that hold so many bytes; one page at least, because no rank may be without a part."""
+    return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES
 
 
 def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:

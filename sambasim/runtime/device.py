@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES, TensorType
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
 
 Storage = NDArray[np.uint8]
 
@@ -24,14 +24,24 @@ def private_storage(size_bytes: int) -> Storage:
     return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1)), dtype=np.uint8)[:size_bytes]
 
 
-class DeviceMemory:
-    """Typed views of one replica's device memory. Views share the storage; none copies."""
+SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
+"""What all replicas of a node can read in one place: it has the same values for each of them."""
 
-    def __init__(self, program: Program, storage: Storage) -> None:
-        if storage.nbytes < program.device_bytes:
-            raise InternalError(f"{storage.nbytes} bytes of storage for {program.device_bytes} bytes of device memory")
+
+class DeviceMemory:
+    """Typed views of one replica's device memory. Views share the storage; none copies.
+
+    `shared`, if given, holds parameters and constants, at the same offsets: the storage of the one replica of the node
+    in which the others read them too.
+    """
+
+    def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
+        for one in (storage, storage if shared is None else shared):
+            if one.nbytes < program.device_bytes:
+                raise InternalError(f"{one.nbytes} bytes of storage for {program.device_bytes} bytes of device memory")
         self._program = program
         self._bytes = torch.from_numpy(storage)
+        self._shared = self._bytes if shared is None else torch.from_numpy(shared)
         self._views: dict[str, Tensor] = {}
 
     def tensor(self, symbol_name: str) -> Tensor:
@@ -41,13 +51,15 @@ class DeviceMemory:
             symbol = self._program.symbols[symbol_name]
             if symbol.offset is None:
                 raise InternalError(f"{symbol_name} is not kept in device memory")
-            view = self._views[symbol_name] = self._view(symbol.offset, symbol.type)
+            place = self._shared if symbol.kind in SHARED_KINDS else self._bytes
+            view = self._views[symbol_name] = _view(place, symbol.offset, symbol.type)
         return view
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place: "parameter", "gradient" or a state of its optimizer, `group.numel`
         elements."""
-        return self._view(group.regions[region], TensorType(group.dtype, (group.numel,)))
+        place = self._shared if region == "parameter" else self._bytes
+        return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
 
     @cached_property
     def reduce_buffer(self) -> Tensor:
@@ -57,7 +69,8 @@ class DeviceMemory:
             raise InternalError("a program without data parallelism has no reduce buffer")
         return self.tensor(parallel.reduce_buffer).view(torch.uint8)
 
-    def _view(self, offset: int, type_: TensorType) -> Tensor:
-        stop = offset + type_.numel * DTYPE_BYTES[type_.dtype]
-        flat: Tensor = self._bytes[offset:stop].view(getattr(torch, type_.dtype))
-        return flat.view(type_.shape)
+
+def _view(place: Tensor, offset: int, type_: TensorType) -> Tensor:
+    stop = offset + type_.numel * DTYPE_BYTES[type_.dtype]
+    flat: Tensor = place[offset:stop].view(getattr(torch, type_.dtype))
+    return flat.view(type_.shape)

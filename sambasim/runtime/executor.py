@@ -108,11 +108,18 @@ class Executable:
         self._live = []
         return outputs
 
-    def run(self, tangent: Tensor | None = None, *, accumulate: bool = False) -> dict[str, Tensor]:
-        """All sections in order; returns the outputs by symbol."""
+    def run(
+        self,
+        tangent: Tensor | None = None,
+        *,
+        accumulate: bool = False,
+        section_done: Callable[[int], None] = lambda count: None,
+    ) -> dict[str, Tensor]:
+        """All sections in order; returns the outputs by symbol. `section_done` is told how many have been run."""
         self.begin(tangent)
-        for section in self._sections:
+        for count, section in enumerate(self._sections, start=1):
             self.run_section(section, accumulate=accumulate)
+            section_done(count)
         return self.finish(accumulate=accumulate)
 
     def _lower(self, gradients: Sequence[Output], tensor_of: Callable[[str], Tensor]) -> tuple[LoweredSection, ...]:

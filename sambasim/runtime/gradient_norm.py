@@ -29,9 +29,14 @@ def total_norm(sums: Iterable[float]) -> float:
     return math.sqrt(total)
 
 
+def coefficient(norm: float, max_norm: float) -> float:
+    """What gradients of this norm are multiplied by, so that it becomes at most `max_norm`, as torch does it."""
+    return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))
+
+
 def clip(gradients: Sequence[Tensor], norm: float, max_norm: float) -> None:
-    """Scale `gradients` in place so that their norm, `norm`, becomes at most `max_norm`, as torch does."""
-    coefficient = min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))
-    if coefficient < 1.0:
+    """Scale `gradients` in place so that their norm, `norm`, becomes at most `max_norm`."""
+    scale = coefficient(norm, max_norm)
+    if scale < 1.0:
         for gradient in gradients:
-            gradient.mul_(coefficient)
+            gradient.mul_(scale)

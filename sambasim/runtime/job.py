@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from sambasim.data.sources import Source, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import state_name
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
@@ -20,24 +22,26 @@ from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources, check_weights
 from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.determinism import repeatable
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
+from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import Plan, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.sync.device import DeviceSync, allocate_devices
+from sambasim.runtime.sync.device import Devices, DeviceSync, allocate_devices
 from sambasim.runtime.sync.emulation import EmulatedSync
 from sambasim.runtime.sync.host import HostSync
 from sambasim.runtime.sync.interface import GradientSync
-from sambasim.runtime.sync.norms import all_gather_floats
 from sambasim.runtime.sync.single import SingleSync
 from sambasim.runtime.threads import default_threads
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.weights import load_weights, save_weights
+
+SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Team:
 
     replicas: Sequence[Replica]
     sync: GradientSync
-    sync_name: str
+    sync_name: SyncName
 
 
 class TrainingJob:
@@ -88,7 +92,7 @@ class TrainingJob:
         sources = self._open_sources()
         steps = plan(len(sources[0].train), self._world_size, resolved.training)
         team = self._team(sources)
-        trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, self._arguments, self._mean_loss)
+        trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, team.sync.optimizers)
         evaluator = None
         if sources[0].evaluation is not None and resolved.training.evaluate:
             evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
@@ -120,28 +124,32 @@ class TrainingJob:
         return evaluation
 
     def _team(self, sources: Sequence[Source]) -> Team:
-        program, arguments, communicator = self._program, self._arguments, self._communicator
-        sync: GradientSync
-        if self._emulated > 1:
-            memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
-            sync, name = EmulatedSync(program, arguments, memories), "emulated"
-        elif communicator.topology.world_size == 1:
-            memories = [DeviceMemory(program, private_storage(program.device_bytes))]
-            sync, name = SingleSync(program, arguments), "none"
-        elif self._options.reduce_on_rdu:
+        program, communicator = self._program, self._communicator
+        devices = None
+        if self._emulated == 1 and communicator.topology.world_size > 1 and self._options.reduce_on_rdu:
             devices = allocate_devices(program, communicator)
             memories = [devices.by_rank[communicator.topology.rank]]
-            sync, name = DeviceSync(program, arguments, devices, communicator), "device"
         else:
-            memories = [DeviceMemory(program, private_storage(program.device_bytes))]
-            sync, name = HostSync(program, arguments, memories[0], communicator), "host"
-        self._place_weights(memories)
+            memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
+        self._place_weights(memories, shared_elsewhere=devices is not None and communicator.topology.local_rank > 0)
+        sync, name = self._sync(memories, devices)
         first = communicator.topology.rank
         replicas = [
             Replica(first + index, program, memory, self._shard(source, first + index), self._resolved.training.seed)
             for index, (memory, source) in enumerate(zip(memories, sources, strict=True))
         ]
         return Team(replicas, sync, name)
+
+    def _sync(self, memories: Sequence[DeviceMemory], devices: Devices | None) -> tuple[GradientSync, SyncName]:
+        program, arguments, communicator = self._program, self._arguments, self._communicator
+        optimizers = Optimizers(program, memories[0], arguments)
+        if self._emulated > 1:
+            return EmulatedSync(program, arguments, optimizers, memories), "emulated"
+        if communicator.topology.world_size == 1:
+            return SingleSync(program, arguments, optimizers, memories[0]), "none"
+        if devices is not None:
+            return DeviceSync(program, arguments, optimizers, devices, communicator), "device"
+        return HostSync(program, arguments, optimizers, memories[0], communicator), "host"
 
     def _shard(self, source: Source, rank: int) -> Shard:
         return Shard(
@@ -154,19 +162,17 @@ class TrainingJob:
             seed=self._resolved.training.seed,
         )
 
-    def _place_weights(self, memories: Sequence[DeviceMemory]) -> None:
+    def _place_weights(self, memories: Sequence[DeviceMemory], *, shared_elsewhere: bool) -> None:
+        """`shared_elsewhere` says that another rank of this node places what its replicas read in one place."""
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, self._program)
+        if shared_elsewhere:
+            symbols = self._program.symbols
+            weights = {name: tensor for name, tensor in weights.items() if symbols[name].kind not in SHARED_KINDS}
         for memory in memories:
             place_weights(self._program, memory, weights)
-
-    def _mean_loss(self, losses: Sequence[float]) -> float:
-        """The mean over all replicas, added in rank order."""
-        world_size = self._communicator.topology.world_size
-        if world_size > 1:
-            losses = all_gather_floats(self._communicator, losses, [1] * world_size)
-        return sum(losses) / len(losses)
+        self._communicator.node_barrier()
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
@@ -215,10 +221,8 @@ class TrainingJob:
         return any(self._program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
 
     def _finish(self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None) -> SummaryRecord:
-        team.sync.gather([state for optimizer in self._program.optimizers for state in optimizer.states])
         memory = team.replicas[0].memory
-        weights = weights_sha256(self._program, memory)
-        check_weights(self._communicator, weights)
+        weights = self._weights_sha256(team)
         if self._options.save is not None and self._communicator.topology.rank == 0:
             save_weights(self._options.save, self._program, memory)
         totals = trainer.totals
@@ -243,17 +247,43 @@ class TrainingJob:
             training_s=totals.training_s,
             samples_per_s=totals.steps * steps.samples_per_step / totals.training_s,
             sync_share=totals.sync_s / totals.training_s,
+            hidden_sync_s=totals.hidden_sync_s,
             loss_first=totals.loss_first,
             loss_last=totals.loss_last,
             first_nonfinite_step=totals.first_nonfinite_step,
             evaluation=evaluation,
             bytes=self._bytes_of_all(team.sync),
             weights_sha256=weights,
-            state_sha256=self._communicator.broadcast_object(state_sha256(self._program, memory, totals.steps)),
+            state_sha256=self._state_sha256(team, totals.steps),
             exempt_from_exactness=[exempt] if exempt else [],
         )
         self._listener.ended(summary)
         return summary
+
+    def _weights_sha256(self, team: Team) -> str:
+        """Collective. Where replicas read one copy of the parameters, one rank of the node digests it."""
+        topology = self._communicator.topology
+        digests = team.sync_name != "device" or topology.local_rank == 0
+        own = weights_sha256(self._program, team.replicas[0].memory) if digests else None
+        return check_weights(self._communicator, own)
+
+    def _state_sha256(self, team: Team, steps: int) -> str:
+        """Collective. Of the state of replica 0, with every optimizer state brought together."""
+        states = {
+            state_name(member.parameter, optimizer.name, state): (group, member, state)
+            for group in self._program.groups
+            for optimizer in (self._program.optimizers[group.optimizer],)
+            for member in group.members
+            for state in optimizer.states
+        }
+        memory, nothing = team.replicas[0].memory, torch.empty(0)
+        first = self._communicator.topology.rank == 0
+
+        def tensor_of(name: str) -> Tensor:
+            tensor = team.sync.whole_state(*states[name]) if name in states else memory.tensor(name)
+            return tensor if first and tensor is not None else nothing
+
+        return self._communicator.broadcast_object(state_sha256(self._program, tensor_of, steps))
 
     def _bytes_of_all(self, sync: GradientSync) -> BytesRecord:
         everybody = self._communicator.all_gather_object(sync.bytes_moved)

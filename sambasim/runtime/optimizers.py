@@ -1,77 +1,107 @@
-"""One optimizer step on flat tensors, by torch's fused kernels.
+"""OPT: one optimizer step on slices of groups, by torch's fused kernels.
 
 The kernels run on any slice of a group that starts and ends at a multiple of 64 elements, with the bits of a run on the
-whole group.
+whole group. What does not change from step to step (views, lists, which kernel) is put together once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.runtime.arguments import Arguments, of_optimizer
+from sambasim.runtime.device import DeviceMemory
+
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
+SliceUpdate: TypeAlias = Callable[[Tensor], None]
+"""Updates one slice of a group's parameters and states in place, given the mean gradient of that slice."""
 
 
-def apply_optimizer(
-    kind: str,
-    parameter: Tensor,
-    gradient: Tensor,
-    states: Mapping[str, Tensor],
-    step: int,
-    hyperparameters: Hyperparameters,
-) -> None:
-    """Update `parameter` and `states` in place; all are flat and of one length. `step` counts from 1.
+_KERNELS: Mapping[str, Callable[..., object]] = {
+    "sgd": torch._fused_sgd_,
+    "adam": torch._fused_adam_,
+    "adamw": torch._fused_adamw_,
+}
+
+
+class Scalars:
+    """What one optimizer's kernels are given beside tensors: hyperparameters, learning rate and step number."""
+
+    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
+        self.kind = kind
+        self._hyperparameters = hyperparameters
+        self.number = torch.zeros(())
+        self.keywords: dict[str, float | bool] = {}
+
+    def begin(self, step: int, rate: float) -> None:
+        """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
+        given = self._hyperparameters
+        self.number.fill_(step)
+        self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
+        if self.kind == "sgd":
+            self.keywords.update(
+                momentum=float(given["momentum"]),
+                dampening=float(given["dampening"]),
+                nesterov=bool(given["nesterov"]),
+                is_first_step=step == 1,
+            )
+        else:
+            self.keywords.update(
+                beta1=float(given["beta1"]), beta2=float(given["beta2"]), eps=float(given["eps"]), amsgrad=False
+            )
+
+
+def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars) -> SliceUpdate:
+    """What updates `parameter` and `states`, which are flat and of one length, by the values of `scalars` at that time.
 
     The arithmetic is that of torch.optim.SGD, Adam and AdamW with `fused=True`.
     """
     if parameter.numel() == 0:
-        return
-    if kind == "sgd":
-        _sgd(parameter, gradient, states, step, hyperparameters)
-    else:
-        _adam(kind, parameter, gradient, states, step, hyperparameters)
+        return lambda gradient: None
+    parameters, keywords = [parameter], scalars.keywords
+    kernel = _KERNELS[scalars.kind]
+    if scalars.kind == "sgd":
+        momenta = [states["momentum"]] if "momentum" in states else []
+
+        def update_sgd(gradient: Tensor) -> None:
+            # A buffer that a momentum of zero would leave unread is not handed in: the kernel would still write it.
+            kernel(parameters, [gradient], momenta if keywords["momentum"] else [], **keywords)
+
+        return update_sgd
+    first, second, numbers = [states["exp_avg"]], [states["exp_avg_sq"]], [scalars.number]
+
+    def update_adam(gradient: Tensor) -> None:
+        kernel(parameters, [gradient], first, second, [], numbers, **keywords)
+
+    return update_adam
 
 
-def _sgd(
-    parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], step: int, hyperparameters: Hyperparameters
-) -> None:
-    momentum = float(hyperparameters["momentum"])
-    torch._fused_sgd_(
-        [parameter],
-        [gradient],
-        [states["momentum"]] if momentum else [],
-        weight_decay=float(hyperparameters["weight_decay"]),
-        momentum=momentum,
-        lr=float(hyperparameters["lr"]),
-        dampening=float(hyperparameters["dampening"]),
-        nesterov=bool(hyperparameters["nesterov"]),
-        maximize=False,
-        is_first_step=step == 1,
-    )
+class Optimizers:
+    """OPT of all groups of `program`, on the parameters and states in `memory`."""
 
+    def __init__(self, program: Program, memory: DeviceMemory, arguments: Arguments) -> None:
+        self._program = program
+        self._memory = memory
+        self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
+        self._hyperparameters = [of_optimizer(arguments, one.name) for one in program.optimizers]
 
-def _adam(
-    kind: str,
-    parameter: Tensor,
-    gradient: Tensor,
-    states: Mapping[str, Tensor],
-    step: int,
-    hyperparameters: Hyperparameters,
-) -> None:
-    kernel = torch._fused_adamw_ if kind == "adamw" else torch._fused_adam_
-    kernel(
-        [parameter],
-        [gradient],
-        [states["exp_avg"]],
-        [states["exp_avg_sq"]],
-        [],
-        [torch.tensor(float(step))],
-        lr=float(hyperparameters["lr"]),
-        beta1=float(hyperparameters["beta1"]),
-        beta2=float(hyperparameters["beta2"]),
-        weight_decay=float(hyperparameters["weight_decay"]),
-        eps=float(hyperparameters["eps"]),
-        amsgrad=False,
-        maximize=False,
-    )
+    def begin(self, step: int, rate: float) -> None:
+        """Step `step`, which counts from 1, begins; `rate` multiplies the learning rates."""
+        for scalars in self._scalars:
+            scalars.begin(step, rate)
+
+    def slice(self, group: ParameterGroup, start: int, stop: int) -> SliceUpdate:
+        """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step."""
+        memory = self._memory
+        states = self._program.optimizers[group.optimizer].states
+        return slice_update(
+            memory.region(group, "parameter")[start:stop],
+            {state: memory.region(group, state)[start:stop] for state in states},
+            self._scalars[group.optimizer],
+        )
+
+    def first(self, name: str) -> float:
+        """A hyperparameter of the first optimizer."""
+        return float(self._hyperparameters[0][name])

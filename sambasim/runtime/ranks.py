@@ -22,7 +22,7 @@ from sambasim.runtime.buffers import Buffer, ByteArray
 T = TypeVar("T")
 
 Request = NewType("Request", object)
-"""A message under way. Only `wait_all` of the communicator that began it can read one."""
+"""A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
 
 WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
 """Each rank's part of a shared window starts on a page: pages then belong to one rank, and land in its memory node."""
@@ -127,7 +127,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
-        """Begin to send. The buffer must stay alive and unchanged until `wait_all` of the request."""
+        """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` says
+        that it is through."""
 
     @abstractmethod
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
@@ -138,8 +139,18 @@ class Communicator(ABC):
         """Return when every one of these messages has been sent or received."""
 
     @abstractmethod
-    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+    def test_all(self, requests: Sequence[Request]) -> bool:
+        """Whether every one of these messages has been sent or received. Does not wait; True for none at all.
+
+        A list that was once through stays through: it may be asked for, or waited for, again.
+        """
+
+    @abstractmethod
+    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
         """Collective: a window with `size_bytes` of this rank; the ranks may ask for different sizes.
+
+        touched_bytes: how much of this rank's part anybody will ever write, all of it by default. Only that much shared
+            memory must be there, because pages that nobody touches cost nothing.
 
         It lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.
         """

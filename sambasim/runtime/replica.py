@@ -1,6 +1,6 @@
 """One replica: a copy of the model, and its forward and backward on its own shard."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -32,10 +32,11 @@ class Replica:
         self._executable = Executable(program.training, program, memory.tensor)
         self._tangents: dict[int, Tensor | None] = {}
 
-    def differentiate(self, step: int, micro_steps: int) -> float:
+    def differentiate(self, step: int, micro_steps: int, section_done: Callable[[int], None]) -> float:
         """Forward and backward on the next `micro_steps` batches; returns the mean loss.
 
-        The gradient of the mean over micro-steps is in device memory: each backward starts from 1 / `micro_steps`.
+        The gradient of the mean over micro-steps is in device memory: each backward starts from 1 / `micro_steps`. In
+        the last of them, `section_done` is told after each section how many have been run.
         """
         if micro_steps not in self._tangents:
             self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
@@ -44,9 +45,17 @@ class Replica:
             place_inputs(self.memory, self.shard.next_batch(step, micro_step))
             if self._draws:
                 seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
-            outputs = self._executable.run(self._tangents[micro_steps], accumulate=micro_step > 0)
+            outputs = self._executable.run(
+                self._tangents[micro_steps],
+                accumulate=micro_step > 0,
+                section_done=section_done if micro_step == micro_steps - 1 else _unheard,
+            )
             total += float(outputs[self._loss])
         return total / micro_steps
+
+
+def _unheard(count: int) -> None:
+    """Nobody waits for the sections of a micro-step to which others will add."""
 
 
 def draws_random_numbers(graph: Graph) -> bool:

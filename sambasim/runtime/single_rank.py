@@ -3,7 +3,7 @@
 import mmap
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar, cast, final
@@ -43,10 +43,11 @@ def private_window(size_bytes: int) -> PrivateWindow:
     return PrivateWindow(np.frombuffer(pages, dtype=np.uint8, count=size_bytes))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Receive:
     buffer: ByteArray
     tag: int
+    done: bool = False
 
 
 @final
@@ -100,10 +101,18 @@ class SingleRank(Communicator):
 
     def wait_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if isinstance(request, _Receive):
+            if isinstance(request, _Receive) and not request.done:
                 self._deliver(request)
 
-    def allocate_shared(self, size_bytes: int) -> SharedWindow:
+    def test_all(self, requests: Sequence[Request]) -> bool:
+        receives = [request for request in requests if isinstance(request, _Receive) and not request.done]
+        wanted = Counter(receive.tag for receive in receives)
+        if any(len(self._mail.get(tag, ())) < count for tag, count in wanted.items()):
+            return False
+        self.wait_all(requests)
+        return True
+
+    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
         return private_window(size_bytes)
 
     def announce_failure(self, notice: FailureNotice) -> None:
@@ -132,6 +141,7 @@ class SingleRank(Communicator):
         if len(message) > len(receive.buffer):
             raise InternalError(f"a message of {len(message)} bytes for a buffer of {len(receive.buffer)}")
         receive.buffer[: len(message)] = message
+        receive.done = True
 
 
 def single_rank(host_name: str, library: str = "none") -> SingleRank:

@@ -19,6 +19,7 @@ from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import plan
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
@@ -62,10 +63,9 @@ class Ours:
         replica = Replica(0, self.program, self.memory, shard, resolved.training.seed)
         steps = plan(len(source.train), 1, resolved.training)
         arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0)
-        sync = SingleSync(self.program, arguments)
-        self.trainer = Trainer(
-            self.program, [replica], sync, steps, resolved.training, arguments, lambda losses: losses[0]
-        )
+        optimizers = Optimizers(self.program, self.memory, arguments)
+        sync = SingleSync(self.program, arguments, optimizers, self.memory)
+        self.trainer = Trainer(self.program, [replica], sync, steps, resolved.training, optimizers)
         self.trainer.begin_epoch(0)
 
     def regions(self, region: str) -> list[Tensor]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sambasim.collectives.slices import cut
-from sambasim.runtime.optimizers import apply_optimizer
+from sambasim.runtime.optimizers import Hyperparameters, Scalars, slice_update
 
 NUMEL = 64 * 331
 
@@ -20,6 +20,14 @@ KINDS: dict[str, tuple[dict[str, float], tuple[str, ...]]] = {
     "adam": (ADAM, ("exp_avg", "exp_avg_sq")),
     "adamw": (ADAM, ("exp_avg", "exp_avg_sq")),
 }
+
+
+def _apply(
+    kind: str, parameter: Tensor, gradient: Tensor, states: dict[str, Tensor], step: int, given: Hyperparameters
+) -> None:
+    scalars = Scalars(kind, given)
+    scalars.begin(step, 1.0)
+    slice_update(parameter, states, scalars)(gradient)
 
 
 def _start(states: tuple[str, ...], seed: int) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
@@ -46,7 +54,7 @@ def test_three_steps_agree_with_torch_optim(kind: str, fused: bool) -> None:
     for step, gradient in enumerate(gradients, start=1):
         theirs.data.copy_(ours)  # from one state each time
         before = ours.clone()
-        apply_optimizer(kind, ours, gradient, state, step, hyperparameters)
+        _apply(kind, ours, gradient, state, step, hyperparameters)
         theirs.grad = gradient.clone()
         optimizer.step()
         if fused:
@@ -63,12 +71,12 @@ def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(world_size: i
     whole, gradients, whole_state = _start(states, seed=numel)
     sliced, _, sliced_state = _start(states, seed=numel)
     for step, gradient in enumerate(gradients, start=1):
-        apply_optimizer(
+        _apply(
             kind, whole[:numel], gradient[:numel], {n: t[:numel] for n, t in whole_state.items()}, step, hyperparameters
         )
         for a, b in cut(numel, world_size):
             own = {name: tensor[a:b] for name, tensor in sliced_state.items()}
-            apply_optimizer(kind, sliced[a:b], gradient[a:b], own, step, hyperparameters)
+            _apply(kind, sliced[a:b], gradient[a:b], own, step, hyperparameters)
     assert torch.equal(whole[:numel], sliced[:numel])
     for name in states:
         assert torch.equal(whole_state[name], sliced_state[name])

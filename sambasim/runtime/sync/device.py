@@ -1,38 +1,44 @@
 """Sync directly between devices: `--reduce-on-rdu`.
 
-Device memory is a window that all ranks of the node share, so a replica reads its peers' gradients where they lie:
-no staging copy, and no host buffer. The owner of a slice adds the replicas' slices in the order of the tree, and
-writes the mean over its own; nobody else reads that part of it.
+Device memory is a window that all ranks of the node share, so a replica reads its peers' gradients where they lie: no
+staging copy, and no host buffer. Parameters lie in it once for the whole node.
 
-    REDUCE   node barrier: all gradients are there.  Owned slice: mean of all replicas' slices
-    OPT      the owner updates its slice of the parameters
-    GATHER   node barrier: all slices are updated.  Other slices: copied from their owners
+    section done   a replica publishes how many sections it has run, and looks for groups that all have completed
+    group done     the owner of a slice reads it from all replicas, in pieces that fit a core's cache: adds them in the
+                   order of the tree, divides, and in the same piece updates its state and the node's parameters
+    step done      all replicas have published that their slices are updated
 
-Between nodes the slices travel by MPI, from device memory to device memory: a replica's slice of the gradients goes
-once, to its owner, into the reduce operand buffer; an updated slice of the parameters goes once to each other node,
-where one rank receives it and the others read it there.
+So REDUCE, OPT and GATHER are one pass over memory. With clipping they are two, because the norm of everything comes
+between. A replica that is slower finds its slices waiting; one that is quicker does not stop for it before its own
+backward has ended.
+
+Between nodes the slices travel by MPI, as `sync.network` says.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
-from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.collectives.hierarchy import around
+from sambasim.collectives.tree import Addition
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.runtime.arguments import Arguments
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.ranks import Communicator, Request, SharedWindow
-from sambasim.runtime.sync.interface import GradientSync, slices_of
-from sambasim.runtime.sync.mean import tree_mean
-from sambasim.runtime.sync.norms import gather_norms
-
-_REDUCE_TAG = 11
-_GATHER_TAG = 12
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.gradient_norm import coefficient, total_norm
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.sync.collect import collect
+from sambasim.runtime.sync.flags import Counter, NodeFlags
+from sambasim.runtime.sync.group_work import GroupWork
+from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed, slices_of
+from sambasim.runtime.sync.mean import TreeMean
+from sambasim.runtime.sync.network import Network
+from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
+from sambasim.runtime.sync.readiness import readiness, section_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,138 +54,165 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
 
     Raises MachineError if the node lacks shared memory.
     """
-    window = communicator.allocate_shared(program.device_bytes)
-    local_ranks = communicator.topology.local_ranks
-    own = communicator.topology.rank
-    storages = {rank: window.local if rank == own else window.of(index) for index, rank in enumerate(local_ranks)}
-    return Devices(window, {rank: DeviceMemory(program, storage) for rank, storage in storages.items()})
+    topology = communicator.topology
+    local_ranks = topology.local_ranks
+    touched_bytes = _touched_bytes(program, topology.world_size, topology.rank, first=topology.local_rank == 0)
+    window = communicator.allocate_shared(program.device_bytes, touched_bytes)
+    storages = {
+        rank: window.local if rank == topology.rank else window.of(index) for index, rank in enumerate(local_ranks)
+    }
+    shared = storages[local_ranks[0]]
+    return Devices(window, {rank: DeviceMemory(program, storage, shared) for rank, storage in storages.items()})
+
+
+def _touched_bytes(program: Program, world_size: int, rank: int, *, first: bool) -> int:
+    """How much of its part of the window this rank will use: of the states, its own slices; parameters, if it is the
+    first of its node."""
+    slices = slices_of(program, world_size)
+    kinds = (SymbolKind.OPTIMIZER_STATE, *(() if first else SHARED_KINDS))
+    untouched = sum(symbol.type.size_bytes for symbol in program.symbols.values() if symbol.kind in kinds)
+    states = 0
+    for group in program.groups:
+        start, stop = slices[group.name][rank]
+        states += (stop - start) * DTYPE_BYTES[group.dtype] * len(program.optimizers[group.optimizer].states)
+    return max(program.device_bytes - untouched + states, 0)
 
 
 class DeviceSync(GradientSync):
     """Owners read their peers' device memory."""
 
-    def __init__(self, program: Program, arguments: Arguments, devices: Devices, communicator: Communicator) -> None:
-        super().__init__(program, arguments)
-        self._devices = devices
+    def __init__(
+        self,
+        program: Program,
+        arguments: Arguments,
+        optimizers: Optimizers,
+        devices: Devices,
+        communicator: Communicator,
+    ) -> None:
+        super().__init__(program, arguments, optimizers)
         self._communicator = communicator
         self._topology = communicator.topology
         self._rank = self._topology.rank
-        self._memory = devices.by_rank[self._rank]
+        self._memories = devices.by_rank
         self._slices = slices_of(program, self._topology.world_size)
-        self._remote = tuple(r for r in range(self._topology.world_size) if r not in devices.by_rank)
+        self._normed = is_normed(program)
+        self._flags = NodeFlags(communicator)
+        self._network = Network(program, devices.by_rank, self._slices, communicator, self.bytes_moved)
+        self._steps = 0
+        self._pass_length = section_count(program) + 1
+        ready = readiness(program)
+        self._ready_at = {
+            group.name: ready[group.name].reduce if self._normed else ready[group.name].update
+            for group in program.groups
+        }
+        self._groups = sorted(program.groups, key=lambda group: self._ready_at[group.name])
+        steps = self._additions()
+        self._means = {
+            group.dtype: TreeMean(steps, self.divisor, getattr(torch, group.dtype)) for group in program.groups
+        }
+        self._work = {group.name: self._work_of(group) for group in self._groups}
+        self._incomplete: list[ParameterGroup] = []  # on this node, as far as was looked
+        self._pending: list[ParameterGroup] = []
+        self._updating_s = 0.0
+        self._hidden_s = 0.0
 
     @property
     def title(self) -> str:
         return "device (peers' device memory)"
 
-    def owned(self, group: ParameterGroup) -> Slice:
-        return self._slices[group.name][self._rank]
+    def begin_step(self) -> None:
+        self._pending = list(reversed(self._groups))
+        self._incomplete = self._pending.copy()
+        self._updating_s = self._hidden_s = 0.0
+        self._network.begin_step(self._groups)
 
-    def reduce(self) -> None:
-        self._node_barrier()
+    def section_done(self, count: int) -> None:
+        self._flags.publish(Counter.PROGRESS, self._progress(count))
+        began_s = time.perf_counter()
+        while self._incomplete and self._is_complete(self._incomplete[-1], count):
+            self._network.send(self._incomplete.pop())
+        while len(self._pending) > len(self._incomplete) and self._network.has_received():
+            self._finish(self._pending.pop())
+        self._hidden_s += time.perf_counter() - began_s
+
+    def finish_step(self, losses: Sequence[float]) -> StepSync:
+        hidden_s = self._hidden_s - self._updating_s
+        began_s, updating_s = time.perf_counter(), self._updating_s
+        self._flags.publish(Counter.PROGRESS, self._progress(self._pass_length))
+        while self._incomplete:
+            self._flags.wait(Counter.PROGRESS, self._progress(self._ready_at[self._incomplete[-1].name]))
+            self._network.send(self._incomplete.pop())
+        while self._pending:
+            self._network.receive()
+            self._finish(self._pending.pop())
+        norm = self._clip_and_update() if self._normed else None
+        if self._topology.node_count > 1:
+            self._wait_for_node()
+            self._network.exchange_parameters()
+        everybody = self._meet(losses)
+        self._steps += 1
+        exposed_s = time.perf_counter() - began_s - (self._updating_s - updating_s)
+        return StepSync(everybody, norm, exposed_s, hidden_s)
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        readable = {rank: memory.region(group, state) for rank, memory in self._memories.items()}
+        return collect(self._communicator, readable, self._slices[group.name], member)
+
+    def _work_of(self, group: ParameterGroup) -> GroupWork:
+        return GroupWork(
+            self._slices[group.name][self._rank],
+            self._rank,
+            {rank: memory.region(group, "gradient") for rank, memory in self._memories.items()},
+            self._network.operands(group),
+            self._means[group.dtype],
+            lambda start, stop: self.optimizers.slice(group, start, stop),
+        )
+
+    def _additions(self) -> list[Addition]:
+        """Those that are left to this rank, as positions among the operands it has."""
+        ranks = sorted({*self._memories, *self._network.sources})
+        position = {rank: index for index, rank in enumerate(ranks)}
+        left = around(self._topology.node_of, self._topology.node_index)
+        return [(position[into], position[source]) for into, source in left]
+
+    def _progress(self, count: int) -> int:
+        return self._steps * self._pass_length + count
+
+    def _is_complete(self, group: ParameterGroup, count: int) -> bool:
+        """Whether all replicas of the node have completed `group`; this one has run `count` sections."""
+        ready_at = self._ready_at[group.name]
+        return ready_at <= count and self._flags.reached(Counter.PROGRESS, self._progress(ready_at))
+
+    def _wait_for_node(self) -> None:
+        """Until all replicas of the node have ended their pass, and read no parameter any more."""
+        self._flags.wait(Counter.PROGRESS, self._progress(self._pass_length))
+
+    def _finish(self, group: ParameterGroup) -> None:
+        work = self._work[group.name]
+        if self._normed:
+            work.reduce()
+        else:
+            self._updating_s += work.reduce_and_update()
+        self._network.done(group)
+        start, stop = self._slices[group.name][self._rank]
+        self.bytes_moved.peer += (len(self._memories) - 1) * (stop - start) * DTYPE_BYTES[group.dtype]
+
+    def _clip_and_update(self) -> float:
+        sums = {group.name: self._work[group.name].block_sums() for group in self.program.groups}
+        norm = total_norm(gather_norms(self.program, self._slices, self._communicator, sums))
+        scale = coefficient(norm, self.optimizers.first("max_grad_norm"))
+        self._wait_for_node()
+        began_s = time.perf_counter()
         for group in self.program.groups:
-            self._reduce_group(group)
+            self._work[group.name].update(scale)
+        self._updating_s += time.perf_counter() - began_s
+        return norm
 
-    def gather(self, regions: Sequence[str] = ("parameter",)) -> None:
-        self._node_barrier()
-        if self._remote:
-            requests = [
-                request
-                for region in regions
-                for group in self.program.groups
-                for request in self._exchange(group, region)
-            ]
-            self._communicator.wait_all(requests)
-            self._node_barrier()
-        for group in self.program.groups:
-            for region in regions:
-                self._copy_slices(group, region)
-
-    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
-        return gather_norms(self.program, self._slices, self._communicator, sums)
-
-    def _node_barrier(self) -> None:
-        self._devices.window.sync()
-        self._communicator.node_barrier()
-        self._devices.window.sync()
-
-    def _gradient(self, rank: int, group: ParameterGroup) -> Tensor:
-        return self._devices.by_rank[rank].region(group, "gradient")
-
-    def _reduce_group(self, group: ParameterGroup) -> None:
-        sends = self._send_operands(group)
-        start, stop = self.owned(group)
-        mean = self._gradient(self._rank, group)[start:stop]
-        local = {rank: self._gradient(rank, group)[start:stop] for rank in self._devices.by_rank}
-        for a, b in pieces(0, stop - start, self._piece(group, self._rank)):
-            received = self._receive_operands(group, b - a)
-            operands = [received[r] if r in received else local[r][a:b] for r in range(self._topology.world_size)]
-            tree_mean(operands, mean[a:b], self.divisor)
-        self._communicator.wait_all(sends)
-        self.bytes_moved.peer += (len(local) - 1) * mean.nbytes
-        self.bytes_moved.network += len(self._remote) * mean.nbytes
-
-    def _piece(self, group: ParameterGroup, owner: int) -> int:
-        """How many elements of its slice `owner` reduces at a time: the operands of all ranks of other nodes fit the
-        reduce buffer, and every rank can work out the number."""
-        operands = sum(node != self._topology.node_of[owner] for node in self._topology.node_of)
-        if not operands:
-            return max(group.numel, 1)
-        room = self._memory.reduce_buffer.numel() // DTYPE_BYTES[group.dtype]
-        return max(room // operands // CUT_ELEMENTS, 1) * CUT_ELEMENTS
-
-    def _send_operands(self, group: ParameterGroup) -> list[Request]:
-        gradient = self._gradient(self._rank, group)
-        requests = []
-        for owner in self._remote:
-            start, stop = self._slices[group.name][owner]
-            for a, b in pieces(start, stop, self._piece(group, owner)):
-                requests.append(self._communicator.isend(_bytes(gradient[a:b]), owner, _REDUCE_TAG))
-        return requests
-
-    def _receive_operands(self, group: ParameterGroup, numel: int) -> dict[int, Tensor]:
-        if not self._remote:
-            return {}
-        dtype: torch.dtype = getattr(torch, group.dtype)
-        buffer = self._memory.reduce_buffer.view(dtype)
-        if len(self._remote) * numel > buffer.numel():  # a group of a few elements, and more ranks than it has
-            buffer = torch.empty(len(self._remote) * numel, dtype=dtype)
-        operands = {rank: buffer[i * numel : (i + 1) * numel] for i, rank in enumerate(self._remote)}
-        requests = [self._communicator.irecv(_bytes(operand), rank, _REDUCE_TAG) for rank, operand in operands.items()]
-        self._communicator.wait_all(requests)
-        return operands
-
-    def _port(self, owner: int, node: int) -> int:
-        """The rank of `node` that receives the slices of `owner`, a rank of another node, for all of its node."""
-        ranks = [rank for rank, its_node in enumerate(self._topology.node_of) if its_node == node]
-        return ranks[owner % len(ranks)]
-
-    def _exchange(self, group: ParameterGroup, region: str) -> list[Request]:
-        """Send the owned slice to every other node; receive the slices for which this rank is its node's port."""
-        tensor = self._memory.region(group, region)
-        start, stop = self.owned(group)
-        requests = []
-        if stop > start:
-            for node in set(self._topology.node_of) - {self._topology.node_index}:
-                target = self._port(self._rank, node)
-                requests.append(self._communicator.isend(_bytes(tensor[start:stop]), target, _GATHER_TAG))
-        for owner in self._remote:
-            a, b = self._slices[group.name][owner]
-            if b > a and self._port(owner, self._topology.node_index) == self._rank:
-                requests.append(self._communicator.irecv(_bytes(tensor[a:b]), owner, _GATHER_TAG))
-                self.bytes_moved.network += tensor[a:b].nbytes
-        return requests
-
-    def _copy_slices(self, group: ParameterGroup, region: str) -> None:
-        own = self._memory.region(group, region)
-        for owner, (a, b) in enumerate(self._slices[group.name]):
-            holder = owner if owner in self._devices.by_rank else self._port(owner, self._topology.node_index)
-            if holder != self._rank and b > a:
-                own[a:b].copy_(self._devices.by_rank[holder].region(group, region)[a:b])
-                self.bytes_moved.peer += own[a:b].nbytes
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """The tensor's memory as bytes, for MPI."""
-    array: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
-    return array
+    def _meet(self, losses: Sequence[float]) -> Sequence[float]:
+        """All replicas have updated their slices; on one node, the losses come the same way."""
+        place = self._steps % 2  # a rank may be one step ahead of who reads
+        self._flags.put(place, losses[0])
+        self._flags.meet(Counter.UPDATED, self._steps + 1)
+        if self._topology.node_count == 1:
+            return self._flags.numbers(place)
+        return all_gather_floats(self._communicator, losses, [1] * self._topology.world_size)

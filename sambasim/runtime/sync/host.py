@@ -10,30 +10,35 @@ The copies between device and host are real, and so are the host's buffers.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.sync.interface import GradientSync, slices_of
+from sambasim.runtime.sync.collect import bytes_of, collect
+from sambasim.runtime.sync.interface import slices_of
 from sambasim.runtime.sync.mean import tree_mean
-from sambasim.runtime.sync.norms import gather_norms
+from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
+from sambasim.runtime.sync.phased import PhasedSync
 
 
-class HostSync(GradientSync):
+class HostSync(PhasedSync):
     """Device to host, exchange between hosts by MPI, host to device."""
 
     def __init__(
-        self, program: Program, arguments: Arguments, memory: DeviceMemory, communicator: Communicator
+        self,
+        program: Program,
+        arguments: Arguments,
+        optimizers: Optimizers,
+        memory: DeviceMemory,
+        communicator: Communicator,
     ) -> None:
-        super().__init__(program, arguments)
-        self._memory = memory
+        super().__init__(program, arguments, optimizers, memory)
         self._communicator = communicator
         self._rank = communicator.topology.rank
         self._world_size = communicator.topology.world_size
@@ -55,16 +60,22 @@ class HostSync(GradientSync):
         for group in self.program.groups:
             self._reduce_group(group)
 
-    def gather(self, regions: Sequence[str] = ("parameter",)) -> None:
+    def gather(self) -> None:
         for group in self.program.groups:
-            for region in regions:
-                self._gather_region(group, region)
+            self._gather_parameters(group)
 
     def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
         return gather_norms(self.program, self._slices, self._communicator, sums)
 
+    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
+        return all_gather_floats(self._communicator, losses, [1] * self._world_size)
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        own = {self._rank: self.memory.region(group, state)}
+        return collect(self._communicator, own, self._slices[group.name], member)
+
     def _reduce_group(self, group: ParameterGroup) -> None:
-        device = self._memory.region(group, "gradient")
+        device = self.memory.region(group, "gradient")
         host = self._view(self._outgoing, group, group.numel)
         host.copy_(device)
         self.bytes_moved.device_to_host += host.nbytes
@@ -72,9 +83,9 @@ class HostSync(GradientSync):
         received = self._view(self._incoming, group, (stop - start) * self._world_size)
         element_bytes = DTYPE_BYTES[group.dtype]
         self._communicator.all_to_all(
-            _bytes(host),
+            bytes_of(host),
             [(b - a) * element_bytes for a, b in self._slices[group.name]],
-            _bytes(received),
+            bytes_of(received),
             [(stop - start) * element_bytes] * self._world_size,
         )
         self.bytes_moved.network += (stop - start) * element_bytes * (self._world_size - 1)
@@ -84,8 +95,8 @@ class HostSync(GradientSync):
         device[start:stop].copy_(mean)
         self.bytes_moved.host_to_device += mean.nbytes
 
-    def _gather_region(self, group: ParameterGroup, region: str) -> None:
-        device = self._memory.region(group, region)
+    def _gather_parameters(self, group: ParameterGroup) -> None:
+        device = self.memory.region(group, "parameter")
         start, stop = self.owned(group)
         element_bytes = DTYPE_BYTES[group.dtype]
         host = self._view(self._incoming, group, group.numel)
@@ -93,7 +104,7 @@ class HostSync(GradientSync):
         own.copy_(device[start:stop])
         self.bytes_moved.device_to_host += own.nbytes
         counts = [(b - a) * element_bytes for a, b in self._slices[group.name]]
-        self._communicator.all_gather(_bytes(own), _bytes(host), counts)
+        self._communicator.all_gather(bytes_of(own), bytes_of(host), counts)
         self.bytes_moved.network += host.nbytes - own.nbytes
         for others in (slice(0, start), slice(stop, group.numel)):
             device[others].copy_(host[others])
@@ -107,9 +118,3 @@ class HostSync(GradientSync):
     def _view(buffer: Tensor, group: ParameterGroup, numel: int) -> Tensor:
         dtype: torch.dtype = getattr(torch, group.dtype)
         return buffer[: numel * DTYPE_BYTES[group.dtype]].view(dtype)
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """The tensor's memory as bytes, for MPI."""
-    array: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
-    return array

@@ -4,10 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sambasim.collectives.slices import CUT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, cut
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.optimizers import Optimizers
 
 
 @dataclass(slots=True)
@@ -20,25 +23,45 @@ class BytesMoved:
     network: int = 0
 
 
-def granule_of(program: Program) -> int:
-    """Where slices may be cut: a gradient norm's blocks must stay whole."""
+@dataclass(frozen=True, slots=True)
+class StepSync:
+    """What came of one step's sync.
+
+    losses: of all replicas, in rank order
+    norm: of the mean gradients before they were clipped; None for a program that does not clip
+    exposed_s: seconds in sync after this replica's own backward had ended, waiting for others included
+    hidden_s: seconds in sync before that, in the middle of the backward
+    """
+
+    losses: Sequence[float]
+    norm: float | None
+    exposed_s: float
+    hidden_s: float = 0.0
+
+
+def is_normed(program: Program) -> bool:
+    """Whether the program clips its gradients by their norm."""
     training = program.training
-    normed = training is not None and any(s.kind is SectionKind.GRADNORM for s in training.sections)
-    return NORM_BLOCK_ELEMENTS if normed else CUT_ELEMENTS
+    return training is not None and any(section.kind is SectionKind.GRADNORM for section in training.sections)
 
 
 def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ...]]:
-    """For each group, its slice for each replica."""
-    granule = granule_of(program)
+    """For each group, its slice for each replica. Where a norm is taken, its blocks stay whole."""
+    granule = NORM_BLOCK_ELEMENTS if is_normed(program) else CUT_ELEMENTS
     return {group.name: cut(group.numel, world_size, granule) for group in program.groups}
 
 
 class GradientSync(ABC):
-    """One rank's part in REDUCE and GATHER. Sums are divided by the runtime argument `dp_scale_factor`."""
+    """One rank's part in REDUCE, GRADNORM, OPT and GATHER: what lies between the backward and the next forward.
 
-    def __init__(self, program: Program, arguments: Arguments) -> None:
+    Every step is `begin_step`, the backward with a `section_done` for each of its sections, and `finish_step`. Sums are
+    divided by the runtime argument `dp_scale_factor`.
+    """
+
+    def __init__(self, program: Program, arguments: Arguments, optimizers: Optimizers) -> None:
         self.program = program
         self.divisor = int(arguments.get("dp_scale_factor", 1))
+        self.optimizers = optimizers
         self.bytes_moved = BytesMoved()
 
     @property
@@ -47,17 +70,19 @@ class GradientSync(ABC):
         """What a person calls this sync path."""
 
     @abstractmethod
-    def owned(self, group: ParameterGroup) -> Slice:
-        """The slice of `group` whose mean gradient this rank has after `reduce`, and which its optimizer updates."""
+    def begin_step(self) -> None:
+        """A step begins, for which `optimizers` has begun too. Its last pass through the sections is still to come."""
 
     @abstractmethod
-    def reduce(self) -> None:
-        """Collective. Reduce-scatter: in the device's gradients, the owned slices become means over the replicas."""
+    def section_done(self, count: int) -> None:
+        """This replica has run `count` sections of its last pass; what they complete may be synced from now on."""
 
     @abstractmethod
-    def gather(self, regions: Sequence[str] = ("parameter",)) -> None:
-        """Collective. All-gather: in those regions of every group, all slices become those of their owners."""
+    def finish_step(self, losses: Sequence[float]) -> StepSync:
+        """Collective. Gradients are complete here, and `losses` are those of this process's replicas; on return, the
+        parameters of every replica are those of the next step."""
 
     @abstractmethod
-    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
-        """Collective. The block sums of all groups and slices, in order, from those of the owned slices by group."""
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        """Collective. On rank 0, `state` of one parameter, of which each rank may have kept a slice; flat, and read
+        at once. None on other ranks."""

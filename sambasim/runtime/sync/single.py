@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from sambasim.collectives.slices import Slice
-from sambasim.ir.program import ParameterGroup
-from sambasim.runtime.sync.interface import GradientSync
+from sambasim.ir.program import Member, ParameterGroup
+from sambasim.runtime.sync.phased import PhasedSync
 
 
-class SingleSync(GradientSync):
+class SingleSync(PhasedSync):
     """The replica owns everything, and its gradients are their own mean."""
 
     @property
@@ -20,8 +22,14 @@ class SingleSync(GradientSync):
     def reduce(self) -> None:
         """Nothing: the mean over one replica is its gradient."""
 
-    def gather(self, regions: Sequence[str] = ("parameter",)) -> None:
+    def gather(self) -> None:
         """Nothing: every slice is here."""
 
     def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
         return [block for group in self.program.groups for block in sums[group.name]]
+
+    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
+        return losses
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        return self.memory.region(group, state)[member.start : member.start + member.numel]

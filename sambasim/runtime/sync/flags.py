@@ -1,0 +1,85 @@
+"""What the ranks of a node tell each other without a message: counters in shared memory, one page for each rank.
+
+A counter only grows. A rank publishes how far it has come, and others read it when they like: nobody has to stop for
+anybody, which a barrier would want. A number published before a counter is there when the counter is seen.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+
+from sambasim.runtime.ranks import Communicator, SharedWindow
+
+_WORD_BYTES = 8
+_PAGE_BYTES = 4096
+_LINE_WORDS = 8
+"""A counter has a cache line to itself: who waits for one does not disturb who writes another."""
+_NUMBERS_AT = 64 * _LINE_WORDS
+_SLEEP_S = 50e-6
+_PATIENT_SPINS, _CROWDED_SPINS = 4000, 20
+"""Looks at a counter before sleeping between them: where each rank has a core, and where they share."""
+
+
+class Counter(IntEnum):
+    """What a rank publishes."""
+
+    PROGRESS = 0  # sections that it has run, in all steps
+    UPDATED = 1  # steps whose parameters it has updated
+    READ = 2  # steps whose gradients it has read; used where nothing is updated
+
+
+class NodeFlags:
+    """The counters of all ranks of this node, and two places for one number each."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
+        self._rank = communicator.topology.local_rank
+        size = communicator.topology.local_size
+        # Plain Python integers, read in tens of nanoseconds.
+        self._words = [self._window.of(index).data.cast("q") for index in range(size)]
+        self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
+        self._own = self._words[self._rank]
+        self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
+        crowded = size > len(os.sched_getaffinity(0))
+        self._spins = _CROWDED_SPINS if crowded else _PATIENT_SPINS
+
+    def publish(self, counter: Counter, value: int) -> None:
+        """Everything that this rank wrote before is there for whoever sees `value`."""
+        self._window.sync()
+        self._own[counter * _LINE_WORDS] = value
+
+    def reached(self, counter: Counter, value: int) -> bool:
+        """Whether all peers have published `value` or more."""
+        at = counter * _LINE_WORDS
+        for words in self._peers:
+            if words[at] < value:
+                return False
+        self._window.sync()
+        return True
+
+    def wait(self, counter: Counter, value: int) -> None:
+        """Return when all peers have published `value` or more."""
+        at = counter * _LINE_WORDS
+        for words in self._peers:
+            spins = self._spins
+            while words[at] < value:
+                if spins > 0:
+                    spins -= 1
+                    os.sched_yield()
+                else:
+                    time.sleep(_SLEEP_S)
+        self._window.sync()
+
+    def meet(self, counter: Counter, value: int) -> None:
+        """Publish `value`, and wait for all peers: a barrier."""
+        self.publish(counter, value)
+        self.wait(counter, value)
+
+    def put(self, place: int, number: float) -> None:
+        """Leave `number` at `place`, 0 or 1; the next counter that is published makes it known."""
+        self._floats[self._rank][_NUMBERS_AT + place] = number
+
+    def numbers(self, place: int) -> Sequence[float]:
+        """What every rank of the node left at `place`, by local rank."""
+        return [floats[_NUMBERS_AT + place] for floats in self._floats]

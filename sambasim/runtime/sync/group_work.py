@@ -1,0 +1,84 @@
+"""What one rank does for one group: add up its slice, and update it, in pieces that fit a core's cache."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sambasim.collectives.slices import Slice, pieces
+from sambasim.runtime.gradient_norm import block_sums
+from sambasim.runtime.optimizers import SliceUpdate
+from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of the slice. `operands` are in the order of the ranks that they came from."""
+
+    operands: tuple[Tensor, ...]
+    gradient: Tensor
+    scratch: Tensor
+    update: SliceUpdate
+
+
+class GroupWork:
+    """REDUCE and OPT on this rank's slice of one group.
+
+    gradients: by rank, the group's whole flat gradient in device memory that this process can read
+    received: by rank, operands of this slice alone, which come from other nodes
+    own: this rank; where means are kept, they go over its own gradient
+    update_of: what updates a piece of the group, by where it starts and stops
+    """
+
+    def __init__(
+        self,
+        owned: Slice,
+        own: int,
+        gradients: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        mean: TreeMean,
+        update_of: Callable[[int, int], SliceUpdate],
+    ) -> None:
+        self._mean = mean
+        start, stop = owned
+        ranks = sorted({*gradients, *received})
+        self._pieces = [
+            _Piece(
+                operands=tuple(
+                    gradients[rank][a:b] if rank in gradients else received[rank][a - start : b - start]
+                    for rank in ranks
+                ),
+                gradient=gradients[own][a:b],
+                scratch=mean.scratch[: b - a],
+                update=update_of(a, b),
+            )
+            for a, b in pieces(start, stop, CHUNK_ELEMENTS)
+        ]
+        self._owned_gradient = gradients[own][start:stop]
+
+    def reduce(self) -> None:
+        """The slice of this rank's gradient becomes the mean."""
+        for piece in self._pieces:
+            self._mean(piece.operands, piece.gradient)
+
+    def block_sums(self) -> Sequence[float]:
+        """Of the reduced slice: the sums of squares by blocks."""
+        return block_sums(self._owned_gradient, (0, self._owned_gradient.numel()))
+
+    def update(self, coefficient: float) -> None:
+        """OPT with the reduced slice, multiplied by `coefficient` unless that is 1."""
+        for piece in self._pieces:
+            if coefficient != 1.0:
+                piece.gradient.mul_(coefficient)
+            piece.update(piece.gradient)
+
+    def reduce_and_update(self) -> float:
+        """Both in one pass over memory; the mean is not kept. Returns the seconds in the optimizer."""
+        mean, clock, updating_s = self._mean, time.perf_counter, 0.0
+        for piece in self._pieces:
+            mean(piece.operands, piece.scratch)
+            began_s = clock()
+            piece.update(piece.scratch)
+            updating_s += clock() - began_s
+        return updating_s

@@ -1,0 +1,173 @@
+"""What device sync sends between nodes: by MPI, from device memory to device memory.
+
+gradients    Where a node holds an aligned block of ranks, it sends each owner elsewhere one sum of its slice, which
+             one of its ranks adds up; otherwise each replica sends its own slice. They arrive in the reduce operand
+             buffer, one group at a time, while the backward still goes on.
+parameters   An owner sends its updated slice once to each other node, where one rank receives it into the
+             parameters of the node.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.hierarchy import blocks, inside
+from sambasim.collectives.slices import Slice, pieces
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import DTYPE_BYTES
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.ranks import Communicator, Request
+from sambasim.runtime.sync.collect import bytes_of
+from sambasim.runtime.sync.interface import BytesMoved
+from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+
+_REDUCE_TAG = 11
+_GATHER_TAG = 12
+
+
+class Network:
+    """One rank's messages. With one node there are none."""
+
+    def __init__(
+        self,
+        program: Program,
+        memories: Mapping[int, DeviceMemory],
+        slices: Mapping[str, Sequence[Slice]],
+        communicator: Communicator,
+        moved: BytesMoved,
+    ) -> None:
+        self._program = program
+        self._memories = memories
+        self._slices = slices
+        self._communicator = communicator
+        self._moved = moved
+        self._topology = communicator.topology
+        self._rank = self._topology.rank
+        self._own = memories[self._rank]
+        self._layout = blocks(self._topology.node_of)
+        self.sources = tuple(
+            rank
+            for node in range(self._topology.node_count)
+            if node != self._topology.node_index
+            for rank in self._layout.travelling(node)
+        )
+        """The ranks of other nodes whose operands arrive here; a node's sum counts as its lowest rank's."""
+        self._buffer = self._operand_buffer()
+        self._operands = {group.name: self._place_operands(group) for group in program.groups}
+        self._queue: list[ParameterGroup] = []
+        self._sends: list[Request] = []
+        self._receives: list[Request] = []
+
+    def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
+        """By rank of `sources`, where the operands for this rank's slice of `group` arrive."""
+        return self._operands[group.name]
+
+    def begin_step(self, groups: Sequence[ParameterGroup]) -> None:
+        """A step begins, in which groups are reduced in the order of `groups`."""
+        if self.sources:
+            self._queue = list(groups)
+            self._post()
+
+    def send(self, group: ParameterGroup) -> None:
+        """Begin to send what other nodes need of `group`, which all ranks of this node have completed."""
+        if not self.sources:
+            return
+        summed = self._layout.summed[self._topology.node_index]
+        gradient = self._own.region(group, "gradient")
+        for owner, (start, stop) in enumerate(self._slices[group.name]):
+            if owner in self._memories or start == stop:
+                continue
+            if summed:
+                if self._port(owner, self._topology.node_index) != self._rank:
+                    continue
+                self._sum(group, start, stop)
+            self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), owner, _REDUCE_TAG))
+
+    def has_received(self) -> bool:
+        """Whether all operands of the next group have arrived."""
+        return not self.sources or self._communicator.test_all(self._receives)
+
+    def receive(self) -> None:
+        """Wait until all operands of the next group have arrived."""
+        if self.sources:
+            self._communicator.wait_all(self._receives)
+
+    def done(self, group: ParameterGroup) -> None:
+        """`group` is reduced: the operand buffer is free for the next."""
+        if not self.sources:
+            return
+        self._moved.network += sum(operand.nbytes for operand in self._operands[group.name].values())
+        self._queue.pop(0)
+        self._post()
+
+    def exchange_parameters(self) -> None:
+        """Collective. The slices of every node come to be in the parameters of every other."""
+        requests = self._sends
+        self._sends = []
+        for group in self._program.groups:
+            tensor = self._own.region(group, "parameter")
+            start, stop = self._slices[group.name][self._rank]
+            for node in range(self._topology.node_count):
+                if node != self._topology.node_index and stop > start:
+                    target = self._port(self._rank, node)
+                    requests.append(self._communicator.isend(bytes_of(tensor[start:stop]), target, _GATHER_TAG))
+            for owner, (a, b) in enumerate(self._slices[group.name]):
+                if b > a and owner not in self._memories and self._port(owner, self._topology.node_index) == self._rank:
+                    requests.append(self._communicator.irecv(bytes_of(tensor[a:b]), owner, _GATHER_TAG))
+                    self._moved.network += tensor[a:b].nbytes
+        self._communicator.wait_all(requests)
+
+    def _post(self) -> None:
+        """Expect the operands of the next group."""
+        operands = self._operands[self._queue[0].name] if self._queue else {}
+        port = self._port_of_node
+        self._receives = [
+            self._communicator.irecv(bytes_of(operand), port(rank), _REDUCE_TAG)
+            for rank, operand in operands.items()
+            if operand.numel()
+        ]
+
+    def _port_of_node(self, source: int) -> int:
+        """The rank that sends what stands for `source`'s operand of this rank's slice."""
+        node = self._topology.node_of[source]
+        return self._port(self._rank, node) if self._layout.summed[node] else source
+
+    def _port(self, owner: int, node: int) -> int:
+        """The rank of `node` that sends and receives the slices of `owner`, a rank of another node, for its node."""
+        ranks = self._layout.nodes[node]
+        return ranks[owner % len(ranks)]
+
+    def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
+        """The sum of a slice over this node, over this rank's own gradient: nobody else reads it there."""
+        ranks = sorted(self._memories)
+        position = {rank: index for index, rank in enumerate(ranks)}
+        steps = [(position[into], position[source]) for into, source in inside(ranks)]
+        if not steps:
+            return
+        gradients = [self._memories[rank].region(group, "gradient") for rank in ranks]
+        add = TreeMean(steps, 1, gradients[0].dtype)
+        own = gradients[position[self._rank]]
+        for a, b in pieces(start, stop, CHUNK_ELEMENTS):
+            add([gradient[a:b] for gradient in gradients], own[a:b])
+        self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
+
+    def _operand_buffer(self) -> Tensor:
+        """The reduce operand buffer, as bytes; memory of this process where that is too small for what arrives."""
+        needed = max((self._incoming_bytes(group) for group in self._program.groups), default=0)
+        if not self.sources or not needed:
+            return torch.empty(0, dtype=torch.uint8)
+        buffer = self._own.reduce_buffer
+        return buffer if buffer.numel() >= needed else torch.empty(needed, dtype=torch.uint8)
+
+    def _incoming_bytes(self, group: ParameterGroup) -> int:
+        start, stop = self._slices[group.name][self._rank]
+        return (stop - start) * DTYPE_BYTES[group.dtype] * len(self.sources)
+
+    def _place_operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
+        start, stop = self._slices[group.name][self._rank]
+        size = (stop - start) * DTYPE_BYTES[group.dtype]
+        dtype: torch.dtype = getattr(torch, group.dtype)
+        return {
+            rank: self._buffer[index * size : (index + 1) * size].view(dtype) for index, rank in enumerate(self.sources)
+        }
