@@ -1,34 +1,39 @@
-"""Direct reduce-scatter and all-gather: every replica talks to every other, in one round each.
+"""Direct reduce-scatter and all-gather: every rank talks to every other, in one round each.
 
-The schedule is data: the runtime carries it out, and the tests prove it on integers.
+    phase            rounds   what happens
+    reduce-scatter   1        member i gets slice i of every peer, and adds them by `tree`
+    all-gather       1        every member gets every other slice from its owner
 
-    phase            what happens
-    reduce-scatter   rank r gets slice r of every peer's operand, and adds them by `tree`
-    all-gather       rank r gets every other slice from its owner
-
-Every rank sends and receives (N - 1) / N of the buffer in each phase, and no all-reduce can move less. Source: Thakur,
-Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005.
+Every rank sends and receives (R - 1) / R of the buffer in each phase, and no all-reduce can move less. This is the
+schedule that the runtime carries out: its order of additions depends on the number of ranks alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from sambasim.collectives.schedule import Phase, Round, Rounds, Transfer, cut_span
+from sambasim.collectives.slices import Slice
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Rank `source` lets rank `target` have its copy of slice `slice`."""
-
-    source: int
-    target: int
-    slice: int
-
-
-def reduce_scatter(world_size: int) -> tuple[Transfer, ...]:
-    """The transfers of the one round of a direct reduce-scatter; the receiver owns the slice."""
-    ranks = range(world_size)
-    return tuple(Transfer(source, owner, owner) for owner in ranks for source in ranks if source != owner)
-
-
-def all_gather(world_size: int) -> tuple[Transfer, ...]:
-    """The transfers of the one round of a direct all-gather; the sender owns the slice."""
-    ranks = range(world_size)
-    return tuple(Transfer(owner, target, owner) for owner in ranks for target in ranks if target != owner)
+def direct(members: Sequence[int], span: Slice, granule: int) -> Rounds:
+    """The rounds of a direct all-reduce of `span` among the ranks `members`; the first is the reduce-scatter."""
+    owned = tuple(zip(members, cut_span(span, len(members), granule), strict=True))
+    return (
+        Round(
+            Phase.REDUCE_SCATTER,
+            tuple(
+                Transfer(peer, owner, start, stop, True)
+                for owner, (start, stop) in owned
+                for peer in members
+                if peer != owner
+            ),
+        ),
+        Round(
+            Phase.ALL_GATHER,
+            tuple(
+                Transfer(owner, peer, start, stop, False)
+                for owner, (start, stop) in owned
+                for peer in members
+                if peer != owner
+            ),
+        ),
+    )
