@@ -43,14 +43,19 @@ def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) ->
     _compare(_digests(2, chosen, steps=2, threads=2, env={}))
 
 
-@pytest.mark.parametrize(
-    ("np", "nodes"),
-    [
-        (3, {"MPIR_CVAR_NOLOCAL": "1"}),
-        (4, {"MPIR_CVAR_NUM_CLIQUES": "2"}),
-    ],
-)
+EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+
+
+@pytest.mark.parametrize(("np", "nodes"), [(2, TWO_NODES), (3, EACH_ALONE), (4, TWO_NODES), (4, EACH_ALONE)])
 def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
-    """MPICH makes nodes of one machine: two of two ranks, or each rank on its own."""
+    """MPICH makes nodes of one machine: two, or each rank on its own."""
     chosen = [one.path for one in compiled if one.optimizer == "adamw"]
     _compare(_digests(np, chosen, steps=2, threads=1, env=nodes))
+
+
+@pytest.mark.parametrize("nodes", [{}, TWO_NODES, EACH_ALONE], ids=["one node", "two nodes", "each alone"])
+def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
+    chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.example in ("digits", "char_gpt")]
+    assert chosen
+    _compare(_digests(8, chosen, steps=2, threads=1, env=nodes))

@@ -50,3 +50,15 @@ def test_a_missing_leaf_is_skipped_so_that_a_negative_zero_stays_one() -> None:
     out = torch.empty(1)
     tree_mean(operands, out, len(operands))
     assert str(out.item()) == "-0.0"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_power_of_two_divides_with_the_bits_of_a_division_down_to_the_smallest_numbers(count: int) -> None:
+    bits = torch.randint(-(2**31), 2**31 - 1, (64 * 1024,), generator=torch.Generator().manual_seed(count))
+    total = bits.to(torch.int32).view(torch.float32).nan_to_num(0.0)
+    tiny = torch.arange(1, 65, dtype=torch.int32).view(torch.float32)  # the subnormal numbers next to zero
+    for sums in (total, tiny):
+        operands = [sums, *(torch.zeros_like(sums) for _ in range(count - 1))]
+        out = torch.empty_like(sums)
+        tree_mean(operands, out, count)
+        assert torch.equal(out.view(torch.int32), ((sums + 0.0) / count).view(torch.int32))

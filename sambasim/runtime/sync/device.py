@@ -100,10 +100,8 @@ class DeviceSync(GradientSync):
         self._network = Network(program, devices.by_rank, self._slices, communicator, self.bytes_moved)
         self._steps = 0
         self._pass_length = section_count(program) + 1
-        ready = readiness(program)
         self._ready_at = {
-            group.name: ready[group.name].reduce if self._normed else ready[group.name].update
-            for group in program.groups
+            name: ready.reduce if self._normed else ready.update for name, ready in readiness(program).items()
         }
         self._groups = sorted(program.groups, key=lambda group: self._ready_at[group.name])
         steps = self._additions()
@@ -138,21 +136,31 @@ class DeviceSync(GradientSync):
     def finish_step(self, losses: Sequence[float]) -> StepSync:
         hidden_s = self._hidden_s - self._updating_s
         began_s, updating_s = time.perf_counter(), self._updating_s
-        self._flags.publish(Counter.PROGRESS, self._progress(self._pass_length))
-        while self._incomplete:
-            self._flags.wait(Counter.PROGRESS, self._progress(self._ready_at[self._incomplete[-1].name]))
-            self._network.send(self._incomplete.pop())
+        self._end_pass()
         while self._pending:
             self._network.receive()
             self._finish(self._pending.pop())
         norm = self._clip_and_update() if self._normed else None
         if self._topology.node_count > 1:
             self._wait_for_node()
-            self._network.exchange_parameters()
+            self._network.exchange("parameter")
         everybody = self._meet(losses)
-        self._steps += 1
         exposed_s = time.perf_counter() - began_s - (self._updating_s - updating_s)
         return StepSync(everybody, norm, exposed_s, hidden_s)
+
+    def reduce_alone(self) -> None:
+        """Collective. REDUCE and nothing else, to be measured: on return, every mean can be read on this node, in the
+        gradient of the slice's owner, or of the rank that received it from another node."""
+        self.begin_step()
+        self._end_pass()
+        while self._pending:
+            self._network.receive()
+            group = self._pending.pop()
+            self._work[group.name].reduce()
+            self._network.done(group)
+        if self._topology.node_count > 1:
+            self._network.exchange("gradient")
+        self._meet((0.0,))
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         readable = {rank: memory.region(group, state) for rank, memory in self._memories.items()}
@@ -182,6 +190,13 @@ class DeviceSync(GradientSync):
         """Whether all replicas of the node have completed `group`; this one has run `count` sections."""
         ready_at = self._ready_at[group.name]
         return ready_at <= count and self._flags.reached(Counter.PROGRESS, self._progress(ready_at))
+
+    def _end_pass(self) -> None:
+        """This replica's pass has ended; on return, all replicas of the node have completed all groups."""
+        self._flags.publish(Counter.PROGRESS, self._progress(self._pass_length))
+        while self._incomplete:
+            self._flags.wait(Counter.PROGRESS, self._progress(self._ready_at[self._incomplete[-1].name]))
+            self._network.send(self._incomplete.pop())
 
     def _wait_for_node(self) -> None:
         """Until all replicas of the node have ended their pass, and read no parameter any more."""
@@ -213,6 +228,7 @@ class DeviceSync(GradientSync):
         place = self._steps % 2  # a rank may be one step ahead of who reads
         self._flags.put(place, losses[0])
         self._flags.meet(Counter.UPDATED, self._steps + 1)
+        self._steps += 1
         if self._topology.node_count == 1:
             return self._flags.numbers(place)
         return all_gather_floats(self._communicator, losses, [1] * self._topology.world_size)

@@ -26,7 +26,6 @@ class Counter(IntEnum):
 
     PROGRESS = 0  # sections that it has run, in all steps
     UPDATED = 1  # steps whose parameters it has updated
-    READ = 2  # steps whose gradients it has read; used where nothing is updated
 
 
 class NodeFlags:

@@ -1,6 +1,6 @@
 """The mean over replicas, in the one order that decides its bits: the tree of `collectives.tree`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,8 +8,9 @@ from torch import Tensor
 from sambasim.collectives.slices import pieces
 from sambasim.collectives.tree import Addition, additions
 
-CHUNK_ELEMENTS = 32_768
-"""Elements that are summed at a time: the operands of a few replicas then fit a core's cache."""
+CHUNK_ELEMENTS = 131_072
+"""Elements that are summed at a time. What one operator leaves for the next is then still in a core's cache; with
+fewer, the calls cost more than the arithmetic."""
 
 
 class TreeMean:
@@ -18,7 +19,7 @@ class TreeMean:
 
     def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
         self._steps = tuple(steps)
-        self._divisor = divisor
+        self._scale = _scale(divisor)
         # An operand must not be written to; from its first addition on, its sum has a place of its own.
         self._sums = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in self._steps}
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
@@ -36,8 +37,18 @@ class TreeMean:
             sums[into] = torch.add(sums[into], sums[source], out=target)
         if not self._steps:
             out.copy_(sums[0])
-        if self._divisor != 1:
-            out.div_(self._divisor)  # and not a product with 1/N: x * (1/3) is not x / 3
+        if self._scale is not None:
+            self._scale(out)
+
+
+def _scale(divisor: int) -> Callable[[Tensor], object] | None:
+    """What divides a sum by `divisor`, in place."""
+    if divisor == 1:
+        return None
+    if divisor & (divisor - 1) == 0:
+        reciprocal = 1 / divisor  # exact, so that the product has the bits of the quotient, in half the time
+        return lambda total: total.mul_(reciprocal)
+    return lambda total: total.div_(divisor)  # x * (1/3) is not x / 3
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:

@@ -101,12 +101,12 @@ class Network:
         self._queue.pop(0)
         self._post()
 
-    def exchange_parameters(self) -> None:
-        """Collective. The slices of every node come to be in the parameters of every other."""
+    def exchange(self, region: str) -> None:
+        """Collective. In `region` of every group, the owners' slices come to each node, into the memory of one rank."""
         requests = self._sends
         self._sends = []
         for group in self._program.groups:
-            tensor = self._own.region(group, "parameter")
+            tensor = self._own.region(group, region)
             start, stop = self._slices[group.name][self._rank]
             for node in range(self._topology.node_count):
                 if node != self._topology.node_index and stop > start:

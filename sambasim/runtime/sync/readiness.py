@@ -32,7 +32,7 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     """For each group, by name. One more than there are sections means: when the whole pass has ended."""
     training = program.training
     if training is None:
-        return {}
+        return {group.name: Readiness(1, 1) for group in program.groups}
     made, read = _made_and_read(training)
     end = len(_differentiating(training)) + 1
     result = {}

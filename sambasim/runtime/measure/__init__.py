@@ -1,0 +1,1 @@
+"""What the sync paths take on this machine: every path in one run, its result checked."""

@@ -1,0 +1,180 @@
+"""Measure the ways of an all-reduce, size by size: all in turn in one run, at the same time on all ranks.
+
+Before each run of a path its operands are written anew, and a barrier lets all ranks begin together; after it, every
+rank compares the whole result. The copy bound takes its turn like a path.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from sambasim.errors import MachineError
+from sambasim.ir.program import Program
+from sambasim.records.collectives import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
+from sambasim.runtime import torch_process_group
+from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
+from sambasim.runtime.measure.flat_program import ELEMENT_BYTES, GRANULE_BYTES, flat_program
+from sambasim.runtime.measure.operands import Expected, draw
+from sambasim.runtime.measure.paths import (
+    PATHS,
+    AllReduce,
+    CopyBound,
+    DevicePath,
+    GlooPath,
+    Measured,
+    Setting,
+    private_buffers,
+)
+from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.threads import default_threads
+from sambasim.units import MIB, format_bytes
+
+_WARM_UP_RUNS = 2
+_LEAST_RUNS, _MOST_RUNS = 7, 100
+_BYTES_OF_ALL_RUNS = 512 * MIB
+_FACTOR_BETWEEN_SIZES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure. `runs` is how often each path is timed at each size; None for as many as its size allows."""
+
+    sizes_bytes: Sequence[int]
+    paths: Sequence[str]
+    runs: int | None = None
+
+
+def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
+    """From `least_bytes` in steps of four times up to `most_bytes`, which is always one; each in whole cuts of a group."""
+    sizes = [least_bytes]
+    while sizes[-1] * _FACTOR_BETWEEN_SIZES < most_bytes:
+        sizes.append(sizes[-1] * _FACTOR_BETWEEN_SIZES)
+    whole = {-(-size // GRANULE_BYTES) * GRANULE_BYTES for size in (*sizes, most_bytes)}
+    return tuple(sorted(whole))
+
+
+def default_runs(size_bytes: int) -> int:
+    """Many where a run is short, few where it is long."""
+    return min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
+
+
+def measure(communicator: Communicator, request: Request, tell: Callable[[str], None]) -> CollectivesRecord:
+    """Collective, for two ranks or more. `tell` hears what begins.
+
+    A size for whose device memory a node lacks shared memory is left out, and the record says so. Raises InternalError
+    for a wrong result of a sync path, MachineError for one of MPI or gloo.
+    """
+    threads = default_threads(communicator, 1)
+    with ExitStack() as stack:
+        stack.enter_context(repeatable(threads))
+        if GlooPath.name in request.paths:
+            torch_process_group.bring_up(communicator)
+            stack.callback(torch_process_group.take_down)
+        sizes, left_out, window = _fitting(communicator, request)
+        records = []
+        for size_bytes in sizes:
+            runs = request.runs or default_runs(size_bytes)
+            tell(f"{format_bytes(size_bytes)}: {runs} runs of {', '.join(request.paths)} and of a copy")
+            records.append(
+                _measure_size(communicator, flat_program(size_bytes // ELEMENT_BYTES), request, runs, window)
+            )
+    return CollectivesRecord(
+        world_size=communicator.topology.world_size,
+        node_of=communicator.topology.node_of,
+        threads=threads,
+        torch=torch.__version__,
+        mpi=communicator.library,
+        sizes=tuple(records),
+        left_out=left_out,
+    )
+
+
+def _fitting(
+    communicator: Communicator, request: Request
+) -> tuple[Sequence[int], tuple[LeftOutRecord, ...], SharedWindow | None]:
+    """Collective. The sizes that can be measured, those that cannot, and a window for the largest that can."""
+    sizes = list(request.sizes_bytes)
+    left_out: list[LeftOutRecord] = []
+    if DevicePath.name not in request.paths:
+        return sizes, (), None
+    while sizes:
+        device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
+        # On one node nothing arrives in the second half, the operand buffer.
+        touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
+        try:
+            return sizes, tuple(left_out), communicator.allocate_shared(device_bytes, touched_bytes)
+        except MachineError as error:
+            left_out.insert(0, LeftOutRecord(size_bytes=sizes.pop(), reason=error.what))
+    return (), tuple(left_out), None
+
+
+def _measure_size(
+    communicator: Communicator, program: Program, request: Request, runs: int, window: SharedWindow | None
+) -> SizeRecord:
+    numel = program.groups[0].numel
+    setting = Setting(program, communicator, window, *private_buffers(numel))
+    copy = CopyBound(setting)
+    paths = [make(setting) for name, make in PATHS.items() if name in request.paths]
+    times_s = _times_s(communicator, [*paths, copy], numel, runs)
+    copy_bound_s = times_s[copy.name]
+    world_size, size_bytes = communicator.topology.world_size, numel * ELEMENT_BYTES
+
+    def record(path: AllReduce) -> PathRecord:
+        measured_s = times_s[path.name]
+        return PathRecord(
+            path=path.name,
+            result=path.result,
+            checked=path.checked,
+            measured_s=measured_s,
+            algorithm_bytes_per_s=algorithm_bandwidth(size_bytes, measured_s),
+            bus_bytes_per_s=bus_bandwidth(size_bytes, measured_s, world_size),
+            to_copy_bound=measured_s / copy_bound_s,
+        )
+
+    return SizeRecord(
+        size_bytes=size_bytes,
+        runs=runs,
+        copy_bytes=copy.bytes_of_all_ranks,
+        copy_bound_s=copy_bound_s,
+        paths=tuple(record(path) for path in paths),
+    )
+
+
+def _times_s(communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int) -> Mapping[str, float]:
+    """Collective. By name, the median over runs of the time that the slowest rank took."""
+    topology = communicator.topology
+    own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    for run in range(_WARM_UP_RUNS + runs):
+        operands = draw(run, topology.rank, topology.world_size, numel)
+        first = run % len(candidates)  # nobody always follows the same one, whose bytes are still in the caches
+        for candidate in (*candidates[first:], *candidates[:first]):
+            candidate.refill(operands.own)
+            communicator.barrier()
+            began_s = time.perf_counter()
+            candidate.run()
+            elapsed_s = time.perf_counter() - began_s
+            if run >= _WARM_UP_RUNS:
+                own[candidate.name].append(elapsed_s)
+            _check(candidate, candidate.expected(operands), topology.rank, run)
+            communicator.barrier()  # what is written next may still be read by others
+    everybody = communicator.all_gather_object(own)
+    return {
+        name: statistics.median(max(of_run) for of_run in zip(*(of_rank[name] for of_rank in everybody), strict=True))
+        for name in own
+    }
+
+
+def _check(candidate: Measured, expected: Expected, rank: int, run: int) -> None:
+    """Raises the error that a wrong result of `candidate` is."""
+    for start, part in candidate.readable():
+        wrong = expected.first_difference(part, start)
+        if wrong is not None:
+            raise candidate.blame(
+                f"{candidate.name} gave a wrong result: {float(part[wrong - start])} and not {expected.at(wrong)}",
+                where=f"element {wrong}, on rank {rank}, in run {run}",
+            )

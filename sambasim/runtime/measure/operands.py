@@ -1,0 +1,100 @@
+"""What the ranks add up while a sync path is measured, and what must come out.
+
+Every rank fills its buffer with a block of its own, again and again, and every run draws new blocks: what a rank has
+depends on the rank, the element and the run, so that neither the result of the run before nor "multiply by the number of
+ranks" passes. Any rank can draw the blocks of all, and so knows the whole result without having been told.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.runtime.sync.mean import tree_mean
+
+PERIOD_ELEMENTS = 65_521
+"""The length of a block: a prime, so that no slice, page or chunk is mistaken for another one."""
+
+_EPSILON = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A result, as a block that repeats: float32 [PERIOD_ELEMENTS or fewer].
+
+    bound: how far off an element may be; None if its bits must be equal
+    """
+
+    block: Tensor
+    bound: Tensor | None = None
+
+    def first_difference(self, part: Tensor, start: int) -> int | None:
+        """The first element that is wrong in `part`, which begins with element `start` of the result; None if all are
+        right."""
+        for a, b, at in _tiles(start, start + part.numel()):
+            found, wanted = part[a - start : b - start], self.block[at : at + b - a]
+            if self.bound is None:
+                right = found.view(torch.int32) == wanted.view(torch.int32)
+            else:
+                right = (found - wanted).abs() <= self.bound[at : at + b - a]  # not a number is never right
+            if not bool(right.all()):
+                return a + int(right.logical_not().nonzero()[0])
+        return None
+
+    def at(self, element: int) -> float:
+        """The value that an element must have."""
+        return float(self.block[element % PERIOD_ELEMENTS])
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Of one run: this rank's block, and what must come of the blocks of all.
+
+    mean: with the bits of the tree of additions
+    near_mean, near_sum: in float64, rounded once; any order of additions in float32 stays within their bounds
+    """
+
+    own: Tensor
+    mean: Expected
+    near_mean: Expected
+    near_sum: Expected
+
+
+def draw(run: int, rank: int, world_size: int, numel: int) -> Operands:
+    """The operands of run `run`, which counts from 0, for buffers of `numel` elements.
+
+    Raises InternalError if the tree's mean is not near that in float64.
+    """
+    blocks = [_block(run * world_size + other, numel) for other in range(world_size)]
+    wide = torch.stack(blocks).double()
+    total, size = wide.sum(0), wide.abs().sum(0)
+    # (n - 1) eps / 2 bounds n - 1 additions, one more half is the division, one the rounding of what it is compared with.
+    bound = ((world_size + 1) * _EPSILON * size).float()
+    near_mean = Expected((total / world_size).float(), bound / world_size)
+    mean = torch.empty_like(blocks[0])
+    tree_mean(blocks, mean, world_size)
+    if near_mean.first_difference(mean, 0) is not None:
+        raise InternalError("the tree of additions is not near the mean in float64")
+    return Operands(blocks[rank], Expected(mean), near_mean, Expected(total.float(), bound))
+
+
+def fill(flat: Tensor, block: Tensor) -> None:
+    """`flat`, of one axis, becomes `block` again and again."""
+    for a, b, at in _tiles(0, flat.numel()):
+        flat[a:b].copy_(block[at : at + b - a])
+
+
+def _block(seed: int, numel: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(min(PERIOD_ELEMENTS, numel), generator=generator)
+
+
+def _tiles(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Elements `start` to `stop`, cut where a block begins anew: from, to, and the place of the first in its block."""
+    while start < stop:
+        at = start % PERIOD_ELEMENTS
+        end = min(start - at + PERIOD_ELEMENTS, stop)
+        yield start, end, at
+        start = end

@@ -1,0 +1,235 @@
+"""The ways of an all-reduce that are measured: each can be refilled, run, and asked for its result.
+
+device   gradients in device memory, one window of the node: `run --reduce-on-rdu`
+host     device to host, exchange by MPI, host to device: `run` without it
+mpi      MPI's own Allreduce, between two host buffers; no sync path uses it
+gloo     torch.distributed's all_reduce on gloo, in place; what DistributedDataParallel on CPUs does
+copy     no all-reduce: each rank copies its part of (n + 1) / 2 buffers, which bounds any that is done in memory
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sambasim.errors import InternalError, MachineError, SambasimError
+from sambasim.ir.program import Program
+from sambasim.runtime.communicator import MpiCommunicator
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.measure.operands import Expected, Operands, fill
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.sync.device import Devices, DeviceSync
+from sambasim.runtime.sync.host import HostSync
+from sambasim.runtime.sync.interface import slices_of
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the paths of one size are made of.
+
+    window: in which the device memories of the node lie; None if the device path is not measured
+    operand, result: private buffers of the program's one group, for those paths that have no memory of their own
+    """
+
+    program: Program
+    communicator: Communicator
+    window: SharedWindow | None
+    operand: Tensor
+    result: Tensor
+
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """The runtime arguments: what a sum is divided by."""
+        return {"dp_scale_factor": self.communicator.topology.world_size}
+
+
+class Measured(ABC):
+    """One way. `run` is what is timed, and collective."""
+
+    name: ClassVar[str]
+    blame: ClassVar[type[SambasimError]] = InternalError
+    """The error that a wrong result is: ours, or one of a library of this machine."""
+
+    @abstractmethod
+    def refill(self, block: Tensor) -> None:
+        """This rank's operand becomes `block`, again and again."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Once, from operands to results that this rank may read."""
+
+    @abstractmethod
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        """The parts of the result, each with the number of its first element; together all of it."""
+
+    @abstractmethod
+    def expected(self, operands: Operands) -> Expected:
+        """What the result must be."""
+
+
+class AllReduce(Measured):
+    """A way that leaves `result` on every rank, which is `checked` for its bits, or for its rounding error."""
+
+    result: ClassVar[Literal["mean", "sum"]]
+    checked: ClassVar[Literal["bits", "rounding"]]
+
+    def expected(self, operands: Operands) -> Expected:
+        if self.checked == "bits":
+            return operands.mean
+        return operands.near_mean if self.result == "mean" else operands.near_sum
+
+
+@final
+class DevicePath(AllReduce):
+    """REDUCE of device sync. A rank finds each slice's mean in the memory of its owner, if that is of its node."""
+
+    name = "device"
+    result = "mean"
+    checked = "bits"
+
+    def __init__(self, setting: Setting) -> None:
+        if setting.window is None:
+            raise InternalError("the device path without device memory")
+        program, topology = setting.program, setting.communicator.topology
+        memories = {
+            rank: DeviceMemory(program, setting.window.of(index)[: program.device_bytes])
+            for index, rank in enumerate(topology.local_ranks)
+        }
+        own = memories[topology.rank]
+        optimizers = Optimizers(program, own, setting.arguments)
+        devices = Devices(setting.window, memories)
+        self._sync = DeviceSync(program, setting.arguments, optimizers, devices, setting.communicator)
+        group = program.groups[0]
+        gradients = {rank: memory.region(group, "gradient") for rank, memory in memories.items()}
+        self._own = gradients[topology.rank]
+        slices = slices_of(program, topology.world_size)[group.name]
+        # A slice from another node lies with the rank of this node that received it.
+        holders = [
+            owner if owner in gradients else topology.local_ranks[owner % topology.local_size]
+            for owner in range(topology.world_size)
+        ]
+        self._parts = [(start, gradients[holders[owner]][start:stop]) for owner, (start, stop) in enumerate(slices)]
+
+    def refill(self, block: Tensor) -> None:
+        fill(self._own, block)
+
+    def run(self) -> None:
+        self._sync.reduce_alone()
+
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        yield from self._parts
+
+
+@final
+class HostPath(AllReduce):
+    """REDUCE and GATHER of host sync, from this rank's device memory to the same."""
+
+    name = "host"
+    result = "mean"
+    checked = "bits"
+
+    def __init__(self, setting: Setting) -> None:
+        program, arguments = setting.program, setting.arguments
+        memory = DeviceMemory(program, private_storage(program.device_bytes))
+        self._sync = HostSync(program, arguments, Optimizers(program, memory, arguments), memory, setting.communicator)
+        self._gradient = memory.region(program.groups[0], "gradient")
+
+    def refill(self, block: Tensor) -> None:
+        fill(self._gradient, block)
+
+    def run(self) -> None:
+        self._sync.reduce()
+        self._sync.gather()
+
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        yield 0, self._gradient
+
+
+@final
+class MpiPath(AllReduce):
+    """MPI_Allreduce."""
+
+    name = "mpi"
+    result = "sum"
+    checked = "rounding"
+    blame = MachineError
+
+    def __init__(self, setting: Setting) -> None:
+        if not isinstance(setting.communicator, MpiCommunicator):
+            raise InternalError("MPI's Allreduce without MPI")
+        self._communicator = setting.communicator
+        self._operand, self._result = setting.operand, setting.result
+        self._send, self._receive = setting.operand.numpy(), setting.result.numpy()
+
+    def refill(self, block: Tensor) -> None:
+        fill(self._operand, block)
+
+    def run(self) -> None:
+        self._communicator.all_reduce_sum_for_comparison(self._send, self._receive)
+
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        yield 0, self._result
+
+
+@final
+class GlooPath(AllReduce):
+    """torch.distributed.all_reduce; the process group must be up."""
+
+    name = "gloo"
+    result = "sum"
+    checked = "rounding"
+    blame = MachineError
+
+    def __init__(self, setting: Setting) -> None:
+        self._buffer = setting.operand
+
+    def refill(self, block: Tensor) -> None:
+        fill(self._buffer, block)
+
+    def run(self) -> None:
+        dist.all_reduce(self._buffer)
+
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        yield 0, self._buffer
+
+
+@final
+class CopyBound(Measured):
+    """The copy bound: this rank's part, from one private buffer to another."""
+
+    name = "copy"
+    blame = MachineError
+
+    def __init__(self, setting: Setting) -> None:
+        ranks = setting.communicator.topology.world_size
+        numel = setting.operand.numel() * (ranks + 1) // (2 * ranks)
+        self._source, self._target = setting.operand[:numel], setting.result[:numel]
+        self.bytes_of_all_ranks = ranks * self._source.nbytes
+
+    def refill(self, block: Tensor) -> None:
+        fill(self._source, block)
+
+    def run(self) -> None:
+        self._target.copy_(self._source)
+
+    def readable(self) -> Iterator[tuple[int, Tensor]]:
+        yield 0, self._target
+
+    def expected(self, operands: Operands) -> Expected:
+        return Expected(operands.own)
+
+
+PATHS: Mapping[str, Callable[[Setting], AllReduce]] = {
+    path.name: path for path in (DevicePath, HostPath, MpiPath, GlooPath)
+}
+"""By name, in the order in which they are shown."""
+
+
+def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
+    """An operand and a result, float32 [numel] each, with all pages touched."""
+    return torch.zeros(numel), torch.zeros(numel)

@@ -1,0 +1,126 @@
+"""Train the workloads by the runtime and by DistributedDataParallel, in turn, on all ranks; print seconds per step.
+
+Both read the same data set through a DataLoader and a DistributedSampler, one thread a rank. DDP runs on gloo, with
+torch.optim's defaults. A line of JSON for each workload, from rank 0: the median seconds of a step, over all rounds.
+
+    steps.py FOLDER ROUNDS WORKLOAD...      FOLDER holds NAME/NAME.pef
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.options.run import RunOptions
+from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime import torch_process_group
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Start
+from sambasim.runtime.ranks import Communicator
+from tests.benchmarks.workloads import WORKLOADS, Workload
+
+WARM_UP_STEPS = 5
+
+
+class Clock:
+    """A listener that notes when each step ended."""
+
+    def __init__(self) -> None:
+        self._ended_s: list[float] = []
+
+    def started(self, start: Start) -> None:
+        """Not of interest."""
+
+    def stepped(self, record: StepRecord) -> None:
+        self.tick()
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """There is none."""
+
+    def ended(self, summary: SummaryRecord) -> None:
+        """Not of interest."""
+
+    def tick(self) -> None:
+        """A step has ended."""
+        self._ended_s.append(time.perf_counter())
+
+    @property
+    def steps_s(self) -> list[float]:
+        """Seconds from the end of a step to the end of the next, after the warm-up."""
+        pairs = zip(self._ended_s, self._ended_s[1:], strict=False)
+        return [after - before for before, after in pairs][WARM_UP_STEPS:]
+
+
+def main(folder: Path, rounds: int, workloads: list[Workload]) -> None:
+    torch.set_num_threads(1)
+    communicator = connect(sys.argv)
+    for workload in workloads:
+        pef = folder / workload.name / f"{workload.name}.pef"
+        candidates: dict[str, Callable[[], list[float]]] = {
+            "sambasim": lambda pef=pef, workload=workload: _ours(pef, workload, communicator),
+            "DDP": lambda workload=workload: _ddp(workload, communicator),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in candidates}
+        for _ in range(rounds):
+            for name, train in candidates.items():
+                seconds[name] += train()
+        if communicator.rank == 0:
+            medians = {name: statistics.median(values) for name, values in seconds.items()}
+            print(json.dumps({"workload": workload.name, "medians_s": medians}), flush=True)
+    communicator.close()
+
+
+def _ours(pef: Path, workload: Workload, communicator: Communicator) -> list[float]:
+    clock = Clock()
+    training = {"steps": workload.steps + WARM_UP_STEPS, "evaluate": False}
+    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, overrides={"training": training})
+    TrainingJob(pef, options, communicator, clock).run()
+    return clock.steps_s
+
+
+def _ddp(workload: Workload, communicator: Communicator) -> list[float]:
+    torch_process_group.bring_up(communicator)
+    clock = Clock()
+    _train(workload, clock, communicator)
+    torch_process_group.take_down()
+    return clock.steps_s
+
+
+def _train(workload: Workload, clock: Clock, communicator: Communicator) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(workload.model())
+    optimizer = _optimizer(workload, model)
+    batches = _batches(workload, communicator)
+    for _ in range(workload.steps + WARM_UP_STEPS):
+        optimizer.zero_grad()
+        loss, *_ = model(*next(batches))
+        loss.backward()
+        optimizer.step()
+        clock.tick()
+
+
+def _optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[workload.optimizer]
+    return make(model.parameters(), **workload.hyperparameters)
+
+
+def _batches(workload: Workload, communicator: Communicator) -> Iterator[tuple[Tensor, ...]]:
+    samples = workload.samples()
+    sampler = DistributedSampler(samples, communicator.world_size, communicator.rank, drop_last=True)
+    loader = DataLoader(samples, batch_size=workload.batch_size, sampler=sampler, drop_last=True)
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    chosen = [workload for workload in WORKLOADS if workload.name in sys.argv[3:]]
+    main(Path(sys.argv[1]), int(sys.argv[2]), chosen)

@@ -1,0 +1,88 @@
+"""What the step benchmarks train: a GPT that computes, an MLP that communicates, and a step that is all overhead."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from examples.char_gpt import ALPHABET, CharGPT
+
+SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model that returns its loss first, what it reads, and how it is trained. `steps` are those of one round."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    samples: Callable[[], Dataset[tuple[Tensor, ...]]]
+    batch_size: int
+    optimizer: str
+    hyperparameters: Mapping[str, float]
+    steps: int
+
+
+class WideMLP(nn.Module):
+    """Four layers of 2048: 16.8 million parameters, of which a batch of 8 makes little work and much to sync."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2048, 2048) for _ in range(4))
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return F.cross_entropy(x, target), x
+
+
+class LogisticRegression(nn.Module):
+    """784 features, 10 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.linear(x)
+        return F.cross_entropy(logits, target), logits
+
+
+def gpt() -> nn.Module:
+    """6 layers of width 384 over 128 characters: 10.7 million parameters."""
+    return CharGPT(layers=6, heads=6, width=384, length=128)
+
+
+def text() -> Dataset[tuple[Tensor, ...]]:
+    """Random characters `[128]`, and those that come next."""
+    tokens = torch.randint(len(ALPHABET), (SAMPLES, 129), generator=torch.Generator().manual_seed(1))
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+def vectors(features: int, classes: int) -> Dataset[tuple[Tensor, ...]]:
+    """Random `[features]`, with a random class each."""
+    generator = torch.Generator().manual_seed(2)
+    features_of = torch.randn(SAMPLES, features, generator=generator)
+    return TensorDataset(features_of, torch.randint(classes, (SAMPLES,), generator=generator))
+
+
+def wide_vectors() -> Dataset[tuple[Tensor, ...]]:
+    """For the MLP."""
+    return vectors(2048, 2048)
+
+
+def images() -> Dataset[tuple[Tensor, ...]]:
+    """For logistic regression."""
+    return vectors(784, 10)
+
+
+_ADAMW = {"lr": 1e-4, "weight_decay": 0.01}
+
+WORKLOADS = (
+    Workload("gpt", gpt, text, 2, "adamw", _ADAMW, 20),
+    Workload("mlp", WideMLP, wide_vectors, 8, "adamw", _ADAMW, 20),
+    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", {"lr": 0.01}, 400),
+)

@@ -1,0 +1,69 @@
+"""When groups may be reduced and updated, told from a graph."""
+
+from dataclasses import replace
+
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.types import TensorType
+from sambasim.runtime.measure.flat_program import flat_program
+from sambasim.runtime.sync.readiness import Readiness, readiness, section_count
+
+SQUARE = TensorType("float32", (8, 8))
+
+
+def _program(nodes: list[Node], cuts: list[int], outputs: list[Output]) -> Program:
+    """`cuts` are where sections end; the first is FWD, the others BCKWD, and an OPT section follows."""
+    starts = [0, *cuts[:-1]]
+    sections = [
+        Section(index, SectionKind.BCKWD if index else SectionKind.FWD, f"s{index}", start, stop)
+        for index, (start, stop) in enumerate(zip(starts, cuts, strict=True))
+    ]
+    optimizer = Node("opt", "sambasim.sgd", ("group_0",))
+    sections.append(Section(len(cuts), SectionKind.OPT, "opt", len(nodes), len(nodes) + 1))
+    values = {name: SQUARE for node in nodes for name in node.results if name}
+    graph = Graph("training", ("w", "x"), (*nodes, optimizer), tuple(outputs), values, tuple(sections))
+    group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64),), 0, 1, {})
+    return replace(flat_program(64), training=graph, groups=(group,))
+
+
+def _mm(result: str, a: str, b: str) -> Node:
+    return Node(result, "aten.mm.default", (Ref(a), Ref(b)), results=(result,))
+
+
+def _t(result: str, a: str) -> Node:
+    return Node(result, "aten.t.default", (Ref(a),), results=(result,))
+
+
+GRADIENT = Output("grad", "w__grad")
+
+
+def test_a_gradient_is_complete_after_the_section_that_makes_it() -> None:
+    program = _program([_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "x", "y")], [1, 2, 3], [GRADIENT])
+    assert section_count(program) == 3
+    assert readiness(program) == {"group_0": Readiness(reduce=2, update=2)}
+
+
+def test_a_parameter_that_is_read_later_may_not_be_updated_before() -> None:
+    program = _program([_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "y", "w")], [1, 2, 3], [GRADIENT])
+    assert readiness(program) == {"group_0": Readiness(reduce=2, update=3)}
+
+
+def test_a_view_of_a_parameter_counts_as_the_parameter() -> None:
+    nodes = [_t("wt", "w"), _mm("y", "x", "wt"), _mm("grad", "x", "y"), _t("again", "wt"), _mm("z", "y", "again")]
+    assert readiness(_program(nodes, [2, 3, 5], [GRADIENT])) == {"group_0": Readiness(reduce=2, update=3)}
+
+
+def test_what_is_computed_from_a_parameter_is_no_view_of_it() -> None:
+    nodes = [_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "y", "y")]
+    assert readiness(_program(nodes, [1, 2, 3], [GRADIENT]))["group_0"].update == 2
+
+
+def test_an_output_that_is_a_view_of_a_parameter_is_read_after_the_pass() -> None:
+    nodes = [_t("wt", "w"), _mm("grad", "x", "wt")]
+    program = _program(nodes, [1, 2], [GRADIENT, Output("wt", "out")])
+    assert readiness(program) == {"group_0": Readiness(reduce=2, update=3)}
+
+
+def test_a_gradient_that_no_node_makes_is_there_when_the_pass_has_ended() -> None:
+    program = _program([_mm("y", "x", "w"), _mm("z", "x", "y")], [1, 2], [Output("x", "w__grad")])
+    assert readiness(program) == {"group_0": Readiness(reduce=3, update=3)}
