@@ -15,6 +15,7 @@ _COMMANDS: Mapping[str, str] = {
     "inspect": "sambasim.cli.inspect:inspect_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",
+    "bench": "sambasim.cli.bench:bench_command",
     "demo": "sambasim.cli.demo:demo_command",
 }
 """By name: where the command is. Its module is imported only when it is needed, so that help is instant."""

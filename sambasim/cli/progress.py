@@ -45,6 +45,9 @@ class RunProgress:
         if self._live:
             self._live.end()
 
+    def preparing(self, what: str) -> None:
+        print(what, flush=True)
+
     def started(self, start: Start) -> None:
         self._start = start
         plan = start.plan
@@ -92,9 +95,10 @@ class RunProgress:
             for kind, count in summary.bytes.model_dump().items()
             if count
         )
+        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         print(
             f"{summary.steps} steps in {format_seconds(summary.training_s)} (measured): "
-            f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync; "
+            f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
             f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         )
         if moved:
@@ -102,7 +106,7 @@ class RunProgress:
         if summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         for exempt in summary.exempt_from_exactness:
-            print(f"not exact against eager PyTorch: {exempt}")
+            print(f"not exact: {exempt}")
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 
@@ -158,6 +162,9 @@ class RankLog:
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"rank{rank}.log"
         self._file: TextIO | None = None
+
+    def preparing(self, what: str) -> None:
+        self._write(what)
 
     def started(self, start: Start) -> None:
         try:

@@ -1,7 +1,9 @@
 """`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
 
 import io
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.failure import exit_code_of, explain
-from sambasim.errors import OptionError, PeerError
+from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
 
 _FILE = click.Path(path_type=Path)
+_HOST_SYNCS = ("mpi", "gloo", "parameter-server")
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
@@ -35,6 +38,8 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("-p", "--pef", required=True, help="A path, or a name found as out/NAME/NAME.pef.")
 @click.option("--data-parallel", is_flag=True, default=None, help="Sync gradients. Default: on where np > 1.")
 @click.option("--reduce-on-rdu", is_flag=True, default=None, help="Sync between devices, not through the host.")
+@click.option("--host-sync", type=click.Choice(_HOST_SYNCS), help="How hosts exchange gradients. Default: mpi.")
+@click.option("--parameter-servers", type=int, help="Ranks that only serve, the last ones. Default: 0, rank 0 serves.")
 @click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
 @click.option("--workers", type=int, help="Processes that read data, for each rank.")
 @click.option("--epochs", type=int, help="How many times to go through the data.")
@@ -56,7 +61,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
 @click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")
 @click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
-@click.option("--engine", type=click.Choice(["plain"]), help="How sections are executed.")
+@click.option("--engine", type=click.Choice(["plain", "inductor"]), help="inductor compiles sections by g++.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
 def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Path, **flags: object) -> None:
@@ -149,8 +154,11 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> N
     command = ["sambasim", *sys.argv[1:]]
     emulated = options.emulate_replicas
     check_emulation(ranks, emulated or 1, command=command)
+    servers = options.parameter_servers or 0
+    if servers:
+        _check_servers(ranks, servers, header.world_size, command)
     check_world_size(
-        emulated or ranks,
+        emulated or ranks - servers,
         header.world_size,
         command=command,
         data_parallel=header.data_parallel,
@@ -160,6 +168,17 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> N
         raise OptionError(
             f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
             remedy="compile it with --data-parallel, or run it without",
+        )
+
+
+def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str]) -> None:
+    """Raises LaunchError if the ranks that do not only serve are too few for the PEF, or none."""
+    if ranks - servers < minimum:
+        started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
+        raise LaunchError(
+            f"{started}, and --parameter-servers {servers} leaves {max(ranks - servers, 0) or 'none'} for replicas, "
+            f"of which this PEF needs at least {minimum} (-ws {minimum})",
+            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
         )
 
 

@@ -8,7 +8,7 @@ is compiled in (the batch size, the loss, which optimizer, whether gradients are
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,9 @@ from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOpt
 
 SAVE_SUFFIX = ".safetensors"
 
-_OF_TRAINING = ("metrics", "save", "log_dir", "emulate_replicas")
+HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
+
+_OF_TRAINING = ("metrics", "save", "log_dir", "emulate_replicas", "host_sync", "parameter_servers")
 
 
 class RunOptions(Options):
@@ -30,19 +32,22 @@ class RunOptions(Options):
     `pef` is a path, or the name of a PEF found as `out/NAME/NAME.pef`. `data_parallel` None means: on, if the PEF is
     data parallel and there are two replicas or more. `overrides` changes what a PEF carries, in the layout of the TOML
     config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `weights` replaces those of the PEF before the first
-    step. `threads` are intra-op threads of each rank; None shares the cores of the node out. `metrics`, `save` and
-    `predictions` are files; `log_dir` takes one file of each rank. `emulate_replicas` plays that many replicas in
-    one process.
+    step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
+    `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
+    None shares the cores of the node out. `metrics`, `save` and `predictions` are files; `log_dir` takes one file of
+    each rank. `emulate_replicas` plays that many replicas in one process.
     """
 
     pef: str = Field(min_length=1)
     data_parallel: bool | None = None
     reduce_on_rdu: bool = False
+    host_sync: HostSyncName | None = None
+    parameter_servers: int | None = Field(default=None, ge=0)
     inference: bool = False
     overrides: JsonTable = Field(default_factory=dict)
     weights: FilePath | None = None
     threads: int | None = Field(default=None, ge=1)
-    engine: Literal["plain"] = "plain"
+    engine: Literal["plain", "inductor"] = "plain"
     emulate_replicas: int | None = Field(default=None, ge=1)
     metrics: FilePath | None = None
     save: FilePath | None = None
@@ -60,6 +65,9 @@ class RunOptions(Options):
                 problems.append(Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, show(str(path))))
         if self.predictions is not None and not self.inference:
             problems.append(Problem("predictions", "are made by inference only", "add --inference"))
+        if self.inference and self.engine != "plain":
+            what = "compiles the training step, and this is inference"
+            problems.append(Problem("engine", what, "leave out --engine", self.engine))
         for field in _OF_TRAINING:
             if self.inference and getattr(self, field) is not None:
                 what = "is for training, and this is inference"
@@ -67,9 +75,23 @@ class RunOptions(Options):
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             problems.append(Problem("emulate_replicas", what, given=str(self.emulate_replicas)))
+        problems += self._host_sync_problems()
         if problems:
             raise Refused(*problems)
         return self
+
+    def _host_sync_problems(self) -> Iterator[Problem]:
+        if self.host_sync is not None and self.reduce_on_rdu:
+            what = "is sync through the host, and --reduce-on-rdu is sync between devices"
+            yield Problem("host_sync", what, "leave out one of the two", show(self.host_sync))
+        if self.parameter_servers is None:
+            return
+        given = str(self.parameter_servers)
+        if self.host_sync != "parameter-server":
+            yield Problem("parameter_servers", "serve nobody", "add --host-sync parameter-server", given)
+        if self.emulate_replicas is not None:
+            what = "are ranks of their own, and an emulation is one process"
+            yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)
 
 
 class CarriedDefaults(Options):
@@ -102,6 +124,8 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "pef": ("--pef", "pef"),
     "data_parallel": ("--data-parallel", "data_parallel"),
     "reduce_on_rdu": ("--reduce-on-rdu", "reduce_on_rdu"),
+    "host_sync": ("--host-sync", "host_sync"),
+    "parameter_servers": ("--parameter-servers", "parameter_servers"),
     "inference": ("--inference", "inference"),
     "weights": ("--weights", "weights"),
     "threads": ("--threads", "threads"),

@@ -58,13 +58,19 @@ class BytesRecord(_Record):
 
 class SummaryRecord(_Record):
     """The whole run. Digests are over tensors in name order, little-endian: parameters alone, or with buffers (those of
-    replica 0) and the state of the optimizer. Equal digests are promised at equal threads, torch build and engine."""
+    replica 0) and the state of the optimizer. Equal digests are promised at equal threads, torch build and engine.
+
+    `world_size` counts replicas. `host_sync` is None unless `sync` is "host". `parameter_servers` are ranks that only
+    served, beside the replicas.
+    """
 
     kind: Literal["summary"] = "summary"
     pef_digest: str
     world_size: int
     emulated: bool
     sync: Literal["none", "host", "device", "emulated"]
+    host_sync: Literal["mpi", "gloo", "parameter-server"] | None = None
+    parameter_servers: int = 0
     engine: str
     threads: int
     torch: str
@@ -80,7 +86,7 @@ class SummaryRecord(_Record):
     training_s: float
     samples_per_s: float
     sync_share: float
-    hidden_sync_s: float
+    hidden_sync_s: float = 0.0
     loss_first: float
     loss_last: float
     first_nonfinite_step: int | None

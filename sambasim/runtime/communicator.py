@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
 from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
-from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name
+from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
     Communicator,
@@ -53,7 +54,8 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     command: what was typed, without mpirun; a refusal repeats it as it should have been typed
     environ: the environment that the launcher made
 
-    Raises LaunchError if the launcher is not of the MPI that mpi4py is linked to, or if there is a launcher and no MPI.
+    Raises LaunchError if the launcher is not of the MPI that mpi4py is linked to, or if there is a launcher and no MPI;
+    MachineError if there is too little shared memory for MPI to start.
     """
     names_before = shared_memory.mapped_names()
     try:
@@ -66,6 +68,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     check_family(environ, version, command=command, executable=executable)
     if find_launcher(environ) is not None:
         _die_with_parent()
+        shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():
         # The windows here never leave a node; Open MPI's component for those that do complains of itself on stderr.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -197,15 +200,28 @@ class MpiCommunicator(Communicator):
 
         whole = _in_pages(size_bytes)
         needed = whole if touched_bytes is None else min(_in_pages(touched_bytes), whole)
+        if self.library.startswith("Open MPI"):
+            # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
+            needed = whole + whole // 16
         shared = self.local_size > 1
         demand = shared_memory.Demand(
-            self.node_index, self.host_name, needed if shared else 0, shared_memory.free_bytes()
+            self.node_index,
+            self.host_name,
+            needed + shared_memory.MPI_RESERVE_BYTES if shared else 0,
+            shared_memory.free_bytes(),
         )
         shared_memory.check_demands(self.all_gather_object(demand))
+        # Asked for what cannot be had, MPIs do anything: one refuses, one waits for ever, one goes on and dies later.
+        node_bytes = sum(self._node.allgather(whole))
+        obstacle = shared_memory.rehearse(node_bytes) if shared else None
+        shared_memory.check_rehearsals(self.all_gather_object((self.host_name, node_bytes, obstacle)))
         if not shared:
             return private_window(size_bytes)
         names_before = shared_memory.mapped_names()
-        handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
+        try:
+            handle = MPI.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
+        except MPI.Exception as error:
+            raise shared_memory.no_window(node_bytes, self.host_name, str(error)) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
         parts = tuple(_part(handle, local_rank, size) for local_rank, size in enumerate(sizes))
@@ -246,6 +262,13 @@ class MpiCommunicator(Communicator):
             handle = self._windows.pop()
             handle.Unlock_all()
             handle.Free()
+
+    def all_reduce_sum_for_comparison(self, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
+        """Collective: `receive` becomes the sum of every rank's `send`, added in whatever order the MPI takes.
+
+        Not part of the interface, and no gradient comes here: it is what the sync paths are measured against.
+        """
+        self._world.Allreduce(send, receive)
 
 
 def _load_library() -> str:

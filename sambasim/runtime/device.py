@@ -61,6 +61,11 @@ class DeviceMemory:
         place = self._shared if region == "parameter" else self._bytes
         return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
 
+    @property
+    def has_own_parameters(self) -> bool:
+        """Whether parameters and constants lie here, and not in the memory of another replica."""
+        return self._shared.data_ptr() == self._bytes.data_ptr()
+
     @cached_property
     def reduce_buffer(self) -> Tensor:
         """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""

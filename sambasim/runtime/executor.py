@@ -2,40 +2,49 @@
 
 Sections are flat lists of instructions over registers. Symbols sit in their registers for good, as views of device
 memory; activations come and go. A gradient is stored in its place in the group as soon as it is complete: written by
-the first micro-step of an accumulation, added to by the others.
+the first micro-step of an accumulation, added to by the others. From the second pass on, kernels that can write to
+that place do so (see `engine.routes`), and what they make is not copied any more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sambasim.errors import SambasimError
-from sambasim.ir.graph import Graph, Node, Output, SectionKind
+from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.operands import operands_error
+from sambasim.runtime.engine.parts import Part, by_part
+from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
 from sambasim.runtime.operator_failure import operator_error
+
+if TYPE_CHECKING:
+    from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
 
 _DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredSection:
-    """One section, ready to run: an instruction for each of its nodes."""
-
-    index: int
-    kind: SectionKind
-    instructions: tuple[Instruction, ...]
-    nodes: tuple[Node, ...]
-
-
 class Executable:
-    """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps."""
+    """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps: always
+    the same one, whose contents may change between passes.
 
-    def __init__(self, graph: Graph, program: Program, tensor_of: Callable[[str], Tensor]) -> None:
+    With `engine` inductor, the graph is compiled here, before any pass. Raises PefError for a node that this torch
+    cannot carry out, and MachineError if the graph cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        tensor_of: Callable[[str], Tensor],
+        engine: "Inductor | None" = None,
+    ) -> None:
         self._program = program
         self._graph = graph
         self._tensor_of = tensor_of
@@ -53,34 +62,46 @@ class Executable:
         self._handed_out = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
-        self._sections = self._lower([o for o in gradients if o.value in computed], tensor_of)
+        self._watch: Watch | None = None
+        self._adding: list[Part] = []
+        self._writing: list[Part] = []
+        self._lower(engine, [o for o in gradients if o.value in computed])
         self._live: Registers = []
 
-    @property
-    def sections(self) -> Sequence[LoweredSection]:
-        return self._sections
+    def run(
+        self,
+        tangent: Tensor | None = None,
+        *,
+        accumulate: bool = False,
+        section_done: Callable[[int], None] = lambda count: None,
+    ) -> dict[str, Tensor]:
+        """All sections in order, the backward starting from `tangent`; returns the outputs by symbol.
 
-    def begin(self, tangent: Tensor | None = None) -> None:
-        """Get ready for one pass through the sections, which starts its backward from `tangent`."""
+        With `accumulate`, gradients are added to those that are there instead of overwriting them. `section_done` is
+        told how many sections have been run: after each, or after several that were compiled together. Raises
+        DataError if an operator fails on the values of the inputs, MachineError if memory runs out, and PefError if an
+        operator returns a list of another length than its node states.
+        """
         self._live = self._registers.initial.copy()
         if self._tangent is not None:
             self._live[self._tangent] = tangent
+        for part in self._adding if accumulate else self._writing:
+            self._run_part(part, accumulate)
+            section_done(part.sections)
+        if self._watch is not None and not accumulate:
+            self._writing, self._watch = self._direct(self._watch), None
+        return self._finish(accumulate)
 
-    def run_section(self, section: LoweredSection, *, accumulate: bool = False) -> None:
-        """Run one section; with `accumulate`, add to the gradients instead of overwriting them.
-
-        Raises DataError if an operator fails on the values of the inputs, MachineError if memory runs out, and PefError
-        if an operator returns a list of another length than its node states.
-        """
+    def _run_part(self, part: Part, accumulate: bool) -> None:
         registers = self._live
-        for instruction in section.instructions:
+        for instruction in part.instructions:
             try:
                 value = instruction.function(*instruction.load(registers))
             except Exception as error:
-                raise self._failure(section, instruction, error) from error
+                raise self._failure(instruction, error) from error
             if not instruction.single:
                 if not _unpack(value, instruction.results, registers):
-                    raise self._misfit(section, instruction)
+                    raise _misfit(instruction)
             elif (only := instruction.results[0]) is not None:
                 registers[only] = value
             for number, destination in instruction.stores:
@@ -88,17 +109,13 @@ class Executable:
             for number in instruction.frees:
                 registers[number] = None
 
-    def _failure(self, section: LoweredSection, instruction: Instruction, error: Exception) -> SambasimError:
+    def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
         inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
         tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
-        return operator_error(_node_of(section, instruction), error, inputs, tensors)
+        return operator_error(instruction.node, error, inputs, tensors)
 
-    def _misfit(self, section: LoweredSection, instruction: Instruction) -> SambasimError:
-        node = _node_of(section, instruction)
-        return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
-
-    def finish(self, *, accumulate: bool = False) -> dict[str, Tensor]:
+    def _finish(self, accumulate: bool) -> dict[str, Tensor]:
         """End the pass: keep the changed buffers, and hand out the outputs by symbol."""
         for output, destination in self._late:
             _store(self._value(output), destination, accumulate)
@@ -108,37 +125,50 @@ class Executable:
         self._live = []
         return outputs
 
-    def run(
-        self,
-        tangent: Tensor | None = None,
-        *,
-        accumulate: bool = False,
-        section_done: Callable[[int], None] = lambda count: None,
-    ) -> dict[str, Tensor]:
-        """All sections in order; returns the outputs by symbol. `section_done` is told how many have been run."""
-        self.begin(tangent)
-        for count, section in enumerate(self._sections, start=1):
-            self.run_section(section, accumulate=accumulate)
-            section_done(count)
-        return self.finish(accumulate=accumulate)
-
-    def _lower(self, gradients: Sequence[Output], tensor_of: Callable[[str], Tensor]) -> tuple[LoweredSection, ...]:
+    def _lower(self, engine: "Inductor | None", gradients: Sequence[Output]) -> None:
+        """Make the instructions of passes that add to gradients, and of the first pass that writes them."""
         stores: dict[str, list[Tensor]] = {}
         for output in gradients:
-            stores.setdefault(output.value, []).append(tensor_of(output.symbol))
-        graph = self._graph
-        chosen = [section for section in graph.sections if section.kind in _DIFFERENTIATING]
-        nodes = [node for section in chosen for node in graph.section_nodes(section)]
+            stores.setdefault(output.value, []).append(self._tensor_of(output.symbol))
+        sections = [section for section in self._graph.sections if section.kind in _DIFFERENTIATING]
+        nodes = [node for section in sections for node in self._graph.section_nodes(section)]
+        sizes = [(section.kind, section.stop - section.start) for section in sections]
         # Gradients are stored at once, so the graph's end needs only what it hands out and the changed buffers.
         keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
-        instructions = lower(nodes, self._registers, stores, keep)
-        lowered, start = [], 0
-        for section in chosen:
-            count = section.stop - section.start
-            part = slice(start, start + count)
-            lowered.append(LoweredSection(section.index, section.kind, tuple(instructions[part]), tuple(nodes[part])))
-            start += count
-        return tuple(lowered)
+        lowered = lower(nodes, self._registers, stores, keep)
+        if engine is None:
+            self._adding = by_part(lowered, [(1, size) for _, size in sizes])
+        else:
+            self._adding = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
+        flat = [one for part in self._adding for one in part.instructions]
+        part_of = [part.sections for part in self._adding for _ in part.instructions]
+        single = {value: places[0] for value, places in stores.items() if len(places) == 1}
+        routes = find_routes([one.node for one in flat], part_of, list(stores), keep)
+        routes = [route for route in routes if route.value in single]
+        watch = Watch(routes, single)
+        self._watch = watch if routes else None
+        watched = [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
+        self._writing = _like(self._adding, watched)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors that the graph begins from; one like the tangent in its place."""
+        symbols = self._program.symbols
+        tangents = {name: symbols[name].type for name in self._graph.inputs if symbols[name].kind is SymbolKind.TANGENT}
+        like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
+        return like | {name: self._tensor_of(name) for name in self._graph.inputs if name not in like}
+
+    def _direct(self, watch: Watch) -> list[Part]:
+        """The instructions of passes in which kernels write to the places of gradients, as far as `watch` says."""
+        direct: list[Instruction | None] = [one for part in self._adding for one in part.instructions]
+        for route in watch.routes:
+            out, maker = watch.outs.get(route.maker), direct[route.maker]
+            if out is not None and maker is not None:
+                direct[route.maker] = replace(maker, function=partial(maker.function, out=out))
+                last = direct[route.last]
+                direct[route.last] = None if last is None else replace(last, stores=())
+                for position in route.unread:
+                    direct[position] = None
+        return _like(self._adding, direct)
 
     def _value(self, output: Output) -> Tensor:
         value = self._live[self._registers.value(output.value)]
@@ -152,9 +182,19 @@ class Executable:
         return value if output.value in self._graph.values else value.clone()
 
 
-def _node_of(section: LoweredSection, instruction: Instruction) -> Node:
-    position = next(i for i, other in enumerate(section.instructions) if other is instruction)
-    return section.nodes[position]
+def _like(parts: Sequence[Part], instructions: Sequence[Instruction | None]) -> list[Part]:
+    """Other `instructions` in the same parts; None where one of them is left out."""
+    result, start = [], 0
+    for part in parts:
+        stop = start + len(part.instructions)
+        result.append(replace(part, instructions=tuple(one for one in instructions[start:stop] if one is not None)))
+        start = stop
+    return result
+
+
+def _misfit(instruction: Instruction) -> SambasimError:
+    node = instruction.node
+    return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
 
 
 def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> bool:

@@ -5,7 +5,7 @@ What is left for each step is a loop of calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 
@@ -15,8 +15,11 @@ from torch._ops import OpOverload
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
+from sambasim.ir.operator_table import OperatorKind
+from sambasim.ir.operators import OPERATORS
 from sambasim.pef.operands import check_operands, returns_one_tensor
 from sambasim.pef.rules import COMPILE_AGAIN
+from sambasim.runtime.engine.builtins import builtin
 
 Registers = list[object]
 Load = Callable[[Registers], tuple[object, ...]]
@@ -37,9 +40,10 @@ class Instruction:
 
     `single` says that the operator returns one tensor, and not several. `results` has a register for each tensor, None
     for one that nobody reads: an operator that draws random numbers runs even so. `stores` are (register, destination):
-    gradients that are complete now. `frees` are registers that nothing reads any more.
+    gradients that are complete now. `frees` are registers that nothing reads any more. `node` is what it carries out.
     """
 
+    node: Node
     function: Callable[..., object]
     load: Load
     single: bool
@@ -72,21 +76,65 @@ def lower(
     registers: RegisterFile,
     stores: Mapping[str, Sequence[Tensor]],
     keep: Iterable[str],
-) -> list[Instruction]:
+) -> list[Instruction | None]:
     """The instructions of `nodes`. `stores` says, by value, into which tensors a gradient goes as soon as it is there;
-    values in `keep` are not freed. Raises PefError for an operator that this torch does not have, and for a node whose
-    arguments or results do not fit its operator."""
-    last_use = _last_uses(nodes, set(keep))
-    return [_instruction(node, registers, stores, last_use[position]) for position, node in enumerate(nodes)]
+    values in `keep` are not freed.
+
+    A view of a symbol shows the same memory in every pass: it is taken here, once, and its node has no instruction.
+    Raises PefError for an operator that this torch does not have, and for a node whose arguments or results do not fit
+    its operator.
+    """
+    lowered: list[Instruction | None] = []
+    for node in nodes:
+        instruction = _instruction(node, registers, stores)
+        lowered.append(None if _is_taken(instruction, registers) else instruction)
+    return free_after_use(lowered, keep, registers)
 
 
-def _last_uses(nodes: Sequence[Node], keep: set[str]) -> list[list[str]]:
+def free_after_use(
+    instructions: Sequence[Instruction | None], keep: Iterable[str], registers: RegisterFile
+) -> list[Instruction | None]:
+    """The same instructions, each with what nothing after it reads, `keep` excepted, as its `frees`."""
+    dying = _last_uses([None if one is None else one.node for one in instructions], set(keep))
+    return [
+        None if one is None else replace(one, frees=tuple(map(registers.value, names)))
+        for one, names in zip(instructions, dying, strict=True)
+    ]
+
+
+def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
+    """Whether `instruction` is a view of symbols, which is in its register from now on."""
+    node, result = instruction.node, instruction.results[0] if instruction.results else None
+    if OPERATORS[node.operator].kind is not OperatorKind.VIEW or not instruction.single:
+        return False
+    if result is None or instruction.stores:
+        return False
+    operands = [registers.initial[registers.value(name)] for name in node_references(node)]
+    if not operands or not all(isinstance(operand, Tensor) for operand in operands):
+        return False
+    try:
+        view = instruction.function(*instruction.load(registers.initial))
+    except Exception:  # it is told where it happens again: in the first pass
+        return False
+    if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
+        return False
+    registers.initial[result] = view
+    return True
+
+
+def _same_memory(view: Tensor, operand: object) -> bool:
+    return isinstance(operand, Tensor) and view.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr()
+
+
+def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
     """By position of the node: the values that nothing after it reads."""
     dying: list[list[str]] = [[] for _ in nodes]
-    defined = {result for node in nodes for result in node.results if result is not None}
+    defined = {result for node in nodes if node for result in node.results if result is not None}
     seen: set[str] = set(keep)
     for position in range(len(nodes) - 1, -1, -1):
         node = nodes[position]
+        if node is None:
+            continue
         for name in (*node_references(node), *(result for result in node.results if result is not None)):
             if name in defined and name not in seen:
                 seen.add(name)
@@ -94,24 +142,43 @@ def _last_uses(nodes: Sequence[Node], keep: set[str]) -> list[list[str]]:
     return dying
 
 
-def _instruction(
-    node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]], dying: Sequence[str]
-) -> Instruction:
+def _instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
     operator = find_operator(node.operator)
     check_operands(node, operator._schema)
     function, operands = _call(operator, node, registers)
     results = tuple(None if name is None else registers.value(name) for name in node.results)
-    destinations = [
-        (registers.value(name), tensor) for name in node.results if name is not None for tensor in stores.get(name, ())
-    ]
     return Instruction(
+        node=node,
         function=function,
         load=_loader(operands),
         single=returns_one_tensor(operator._schema),
         results=results,
-        stores=tuple(destinations),
-        frees=tuple(registers.value(name) for name in dying),
+        stores=_stores(node, registers, stores),
+        frees=(),
     )
+
+
+def compiled_instruction(
+    node: Node, function: Callable[..., object], registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
+) -> Instruction:
+    """An instruction for `function`, which takes the values that `node` refers to, and gives its results, of which
+    there may be none or one."""
+    return Instruction(
+        node=node,
+        function=function,
+        load=_loader([registers.value(name) for name in node_references(node)]),
+        single=False,
+        results=tuple(None if name is None else registers.value(name) for name in node.results),
+        stores=_stores(node, registers, stores),
+        frees=(),
+    )
+
+
+def _stores(
+    node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
+) -> tuple[tuple[int, Tensor], ...]:
+    named = [name for name in node.results if name is not None]
+    return tuple((registers.value(name), tensor) for name in named for tensor in stores.get(name, ()))
 
 
 def find_operator(name: str) -> OpOverload:
@@ -132,9 +199,10 @@ def find_operator(name: str) -> OpOverload:
 def _call(operator: OpOverload, node: Node, registers: RegisterFile) -> tuple[Callable[..., object], list[int]]:
     """The function to call with positional operands only, and the registers of those."""
     operands = [_operand(argument, registers) for argument in node.args]
-    fixed = {name: _plain(value) for name, value in node.kwargs if not _refers(value)}
+    fixed = {name: plain_argument(value) for name, value in node.kwargs if not _refers(value)}
     varying = [(name, value) for name, value in node.kwargs if _refers(value)]
-    function: Callable[..., object] = partial(operator, **fixed) if fixed else operator
+    quick: Callable[..., object] = builtin(node, operator._schema) or operator._op
+    function: Callable[..., object] = partial(quick, **fixed) if fixed else quick
     if varying:
         names = tuple(name for name, _ in varying)
         function = partial(_call_with_keywords, function, names)
@@ -178,7 +246,7 @@ def _call_with_lists(
 def _operand(argument: Argument, registers: RegisterFile) -> int:
     if isinstance(argument, Ref):
         return registers.value(argument.name)
-    return registers.constant(None if _is_list(argument) else _plain(argument))
+    return registers.constant(None if _is_list(argument) else plain_argument(argument))
 
 
 def _is_list(argument: Argument) -> bool:
@@ -189,13 +257,13 @@ def _refers(argument: Argument) -> bool:
     return isinstance(argument, Ref) or _is_list(argument)
 
 
-def _plain(argument: Argument) -> object:
+def plain_argument(argument: Argument) -> object:
     """A constant argument as torch takes it."""
     match argument:
         case TorchConstant():
             return _constant(argument)
         case tuple():
-            return [_plain(item) for item in argument]
+            return [plain_argument(item) for item in argument]
     return argument
 
 

@@ -15,15 +15,18 @@ from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources, check_weights
 from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.determinism import repeatable
-from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
+from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.digests import state_sha256, weights_sha256
+from sambasim.runtime.engine.allocation import keep_freed_memory
+from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
+from sambasim.runtime.engine.choice import Engine, choose_engine
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
 from sambasim.runtime.optimizers import Optimizers
@@ -32,11 +35,16 @@ from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.sync.device import Devices, DeviceSync, allocate_devices
+from sambasim.runtime.sync.device import DeviceSync
+from sambasim.runtime.sync.device_memories import Devices, allocate_devices
 from sambasim.runtime.sync.emulation import EmulatedSync
+from sambasim.runtime.sync.gloo import EXEMPT, GlooSync
 from sambasim.runtime.sync.host import HostSync
 from sambasim.runtime.sync.interface import GradientSync
+from sambasim.runtime.sync.network import scattered
+from sambasim.runtime.sync.parameter_server import ParameterServerSync, roles
 from sambasim.runtime.sync.single import SingleSync
+from sambasim.runtime.sync.small_device import SmallDeviceSync
 from sambasim.runtime.threads import default_threads
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.weights import load_weights, save_weights
@@ -46,11 +54,16 @@ SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The replicas that this process plays, and how they sync with one another and with those of other ranks."""
+    """The replicas that this process plays, and how they sync with one another and with those of other ranks.
+
+    `memory` is that of the first replica; a rank that only serves has parameters there, and no replica.
+    """
 
     replicas: Sequence[Replica]
+    memory: DeviceMemory
     sync: GradientSync
     sync_name: SyncName
+    engine: Engine
 
 
 class TrainingJob:
@@ -68,6 +81,7 @@ class TrainingJob:
         if self._resolved.optimizer is None:
             raise InternalError("a training job without an optimizer")
         self._emulated = options.emulate_replicas or 1
+        self._roles = roles(communicator.topology.world_size, options.parameter_servers or 0)
         self._arguments = bind_arguments(
             self._program, self._resolved.optimizer, self._world_size, communicator.topology.rank
         )
@@ -76,11 +90,21 @@ class TrainingJob:
     @property
     def _world_size(self) -> int:
         """Replicas in all, whoever plays them."""
-        return self._communicator.topology.world_size * self._emulated
+        return len(self._roles.workers) * self._emulated
+
+    @property
+    def _works(self) -> bool:
+        """Whether this process has replicas. One that only serves opens the data too, but takes no sample of it."""
+        return self._communicator.topology.rank in self._roles.workers
+
+    @property
+    def _host_sync(self) -> HostSyncName:
+        return self._options.host_sync or "mpi"
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
         with ExitStack() as stack:
+            keep_freed_memory()
             stack.enter_context(repeatable(self._threads))
             if self._communicator.topology.world_size > 1:
                 torch_process_group.bring_up(self._communicator)
@@ -95,7 +119,7 @@ class TrainingJob:
         trainer = Trainer(program, team.replicas, team.sync, steps, resolved.training, team.sync.optimizers)
         evaluator = None
         if sources[0].evaluation is not None and resolved.training.evaluate:
-            evaluator = Evaluator(program, team.replicas[0].memory, resolved.loss, resolved.data)
+            evaluator = Evaluator(program, team.memory, resolved.loss, resolved.data)
         self._listener.started(self._start(steps, team, sources[0]))
         evaluation = self._epochs(trainer, evaluator, sources, steps, team)
         return self._finish(trainer, team, steps, evaluation)
@@ -131,14 +155,36 @@ class TrainingJob:
             memories = [devices.by_rank[communicator.topology.rank]]
         else:
             memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
-        self._place_weights(memories, shared_elsewhere=devices is not None and communicator.topology.local_rank > 0)
+        self._place_weights(memories)
         sync, name = self._sync(memories, devices)
-        first = communicator.topology.rank
+        engine = choose_engine(self._options.engine, communicator, self._listener.preparing)
+        return Team(self._replicas(memories, sources, engine), memories[0], sync, name, engine)
+
+    def _replicas(
+        self, memories: Sequence[DeviceMemory], sources: Sequence[Source], engine: Engine
+    ) -> Sequence[Replica]:
+        """Collective. What one rank of a node has compiled, the others find on the disk."""
+        topology = self._communicator.topology
+        if engine.inductor and topology.local_rank > 0:
+            self._communicator.node_barrier()
+        seed = self._resolved.training.seed
         replicas = [
-            Replica(first + index, program, memory, self._shard(source, first + index), self._resolved.training.seed)
+            Replica(
+                topology.rank + index,
+                self._program,
+                memory,
+                self._shard(source, topology.rank + index),
+                seed,
+                engine.inductor,
+            )
             for index, (memory, source) in enumerate(zip(memories, sources, strict=True))
+            if self._works
         ]
-        return Team(replicas, sync, name)
+        if engine.inductor:
+            if topology.local_rank == 0:
+                self._communicator.node_barrier()
+            self._communicator.barrier()  # so that the first step waits for nobody's compiler
+        return replicas
 
     def _sync(self, memories: Sequence[DeviceMemory], devices: Devices | None) -> tuple[GradientSync, SyncName]:
         program, arguments, communicator = self._program, self._arguments, self._communicator
@@ -148,7 +194,12 @@ class TrainingJob:
         if communicator.topology.world_size == 1:
             return SingleSync(program, arguments, optimizers, memories[0]), "none"
         if devices is not None:
-            return DeviceSync(program, arguments, optimizers, devices, communicator), "device"
+            one = DeviceSync if devices.shares_parameters else SmallDeviceSync
+            return one(program, arguments, optimizers, devices, communicator), "device"
+        if self._host_sync == "gloo":
+            return GlooSync(program, arguments, optimizers, memories[0], communicator), "host"
+        if self._host_sync == "parameter-server":
+            return ParameterServerSync(program, arguments, memories[0], self._roles, communicator), "host"
         return HostSync(program, arguments, optimizers, memories[0], communicator), "host"
 
     def _shard(self, source: Source, rank: int) -> Shard:
@@ -162,17 +213,13 @@ class TrainingJob:
             seed=self._resolved.training.seed,
         )
 
-    def _place_weights(self, memories: Sequence[DeviceMemory], *, shared_elsewhere: bool) -> None:
-        """`shared_elsewhere` says that another rank of this node places what its replicas read in one place."""
+    def _place_weights(self, memories: Sequence[DeviceMemory]) -> None:
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, self._program)
-        if shared_elsewhere:
-            symbols = self._program.symbols
-            weights = {name: tensor for name, tensor in weights.items() if symbols[name].kind not in SHARED_KINDS}
         for memory in memories:
             place_weights(self._program, memory, weights)
-        self._communicator.node_barrier()
+        self._communicator.node_barrier()  # a peer may have placed what is read here
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
@@ -184,7 +231,7 @@ class TrainingJob:
         own = [
             evaluator.sums(source.evaluation, first + index, self._world_size, seed, step)
             for index, source in enumerate(sources)
-            if source.evaluation is not None
+            if source.evaluation is not None and self._works
         ]
         everybody = self._communicator.all_gather_object(own)
         total = sum((sums for of_rank in everybody for sums in of_rank), Sums())
@@ -192,7 +239,7 @@ class TrainingJob:
 
     def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
         """Collective: the buffers of replica 0."""
-        memory = team.replicas[0].memory
+        memory = team.memory
         names = [symbol.name for symbol in self._program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
         own = {name: memory.tensor(name).clone() for name in names}
         return self._communicator.broadcast_object(own) if names else own
@@ -212,6 +259,12 @@ class TrainingJob:
         notices = [f"changed for this run: {change}" for change in self._resolved.changed]
         if self._options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
             notices.append("--reduce-on-rdu has nothing to do: gradients do not leave this process")
+        if self._options.host_sync is not None and team.sync_name in ("none", "emulated"):
+            notices.append("--host-sync has nothing to do: gradients do not leave this process")
+        if team.engine.notice is not None:
+            notices.append(team.engine.notice)
+        if team.sync_name == "device":
+            notices += scattered(self._communicator.topology.node_of)
         if self._world_size > 1 and self._changes_buffers():
             notices.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
         return notices
@@ -221,18 +274,19 @@ class TrainingJob:
         return any(self._program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
 
     def _finish(self, trainer: Trainer, team: Team, steps: Plan, evaluation: EvaluationRecord | None) -> SummaryRecord:
-        memory = team.replicas[0].memory
+        memory = team.memory
         weights = self._weights_sha256(team)
         if self._options.save is not None and self._communicator.topology.rank == 0:
             save_weights(self._options.save, self._program, memory)
         totals = trainer.totals
-        exempt = self._document.metadata.get("exempt_from_exactness")
         summary = SummaryRecord(
             pef_digest=self._document.digest,
             world_size=self._world_size,
             emulated=self._emulated > 1,
             sync=team.sync_name,
-            engine=self._options.engine,
+            host_sync=self._host_sync if team.sync_name == "host" else None,
+            parameter_servers=self._options.parameter_servers or 0,
+            engine=team.engine.name,
             threads=self._threads,
             torch=torch.__version__,
             mpi=self._communicator.library,
@@ -255,16 +309,22 @@ class TrainingJob:
             bytes=self._bytes_of_all(team.sync),
             weights_sha256=weights,
             state_sha256=self._state_sha256(team, totals.steps),
-            exempt_from_exactness=[exempt] if exempt else [],
+            exempt_from_exactness=self._exempt(team),
         )
         self._listener.ended(summary)
         return summary
 
+    def _exempt(self, team: Team) -> list[str]:
+        """What of this run has bits of its own."""
+        of_pef = self._document.metadata.get("exempt_from_exactness")
+        of_sync = EXEMPT if isinstance(team.sync, GlooSync) else None
+        of_engine = INDUCTOR_EXEMPT if team.engine.inductor else None
+        return [reason for reason in (of_pef, of_sync, of_engine) if reason]
+
     def _weights_sha256(self, team: Team) -> str:
-        """Collective. Where replicas read one copy of the parameters, one rank of the node digests it."""
-        topology = self._communicator.topology
-        digests = team.sync_name != "device" or topology.local_rank == 0
-        own = weights_sha256(self._program, team.replicas[0].memory) if digests else None
+        """Collective. Of the parameters of every replica that has its own; a server has them only in part."""
+        digests = self._works and team.memory.has_own_parameters
+        own = weights_sha256(self._program, team.memory) if digests else None
         return check_weights(self._communicator, own)
 
     def _state_sha256(self, team: Team, steps: int) -> str:
@@ -276,7 +336,7 @@ class TrainingJob:
             for member in group.members
             for state in optimizer.states
         }
-        memory, nothing = team.replicas[0].memory, torch.empty(0)
+        memory, nothing = team.memory, torch.empty(0)
         first = self._communicator.topology.rank == 0
 
         def tensor_of(name: str) -> Tensor:

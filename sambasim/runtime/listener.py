@@ -26,6 +26,9 @@ class Start:
 class Listener(Protocol):
     """Hears what happens, in order. Only rank 0 has listeners that print."""
 
+    def preparing(self, what: str) -> None:
+        """Something that takes long before training, and how far it is."""
+
     def started(self, start: Start) -> None:
         """Training begins."""
 
@@ -39,7 +42,21 @@ class Listener(Protocol):
         """The run is over, and went well."""
 
 
-class MetricsFile:
+class SilentListener:
+    """Hears everything, and does nothing with it: to be listened through for the one thing of interest."""
+
+    def preparing(self, what: str) -> None: ...
+
+    def started(self, start: Start) -> None: ...
+
+    def stepped(self, record: StepRecord) -> None: ...
+
+    def evaluated(self, record: EvaluationRecord) -> None: ...
+
+    def ended(self, summary: SummaryRecord) -> None: ...
+
+
+class MetricsFile(SilentListener):
     """Writes every record as one JSON line, and flushes it. The file is there from the first record on.
 
     The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten.
@@ -87,6 +104,10 @@ class Listeners:
 
     def __init__(self, members: Sequence[Listener]) -> None:
         self._members = members
+
+    def preparing(self, what: str) -> None:
+        for member in self._members:
+            member.preparing(what)
 
     def started(self, start: Start) -> None:
         for member in self._members:

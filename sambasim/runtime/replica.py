@@ -1,6 +1,7 @@
 """One replica: a copy of the model, and its forward and backward on its own shard."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -10,16 +11,30 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.inputs import InputSpec
-from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executable, tangent_of
 from sambasim.runtime.randomness import Stream, derive, seed_torch
 from sambasim.runtime.sharding import Shard
 
+if TYPE_CHECKING:
+    from sambasim.runtime.engine.inductor import Inductor
+
 
 class Replica:
-    """Replica `rank` of a run with `seed`. Its gradients are complete in `memory` after `differentiate`."""
+    """Replica `rank` of a run with `seed`. Its gradients are complete in `memory` after `differentiate`.
 
-    def __init__(self, rank: int, program: Program, memory: DeviceMemory, shard: Shard, seed: int) -> None:
+    `engine` compiles its sections; without one they run as they are.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        program: Program,
+        memory: DeviceMemory,
+        shard: Shard,
+        seed: int,
+        engine: "Inductor | None" = None,
+    ) -> None:
         if program.training is None or program.loss is None:
             raise InternalError("a replica of a program without a training step")
         self.rank = rank
@@ -29,7 +44,7 @@ class Replica:
         self._loss = program.loss
         self._program = program
         self._draws = draws_random_numbers(program.training)
-        self._executable = Executable(program.training, program, memory.tensor)
+        self._executable = Executable(program.training, program, memory.tensor, engine)
         self._tangents: dict[int, Tensor | None] = {}
 
     def differentiate(self, step: int, micro_steps: int, section_done: Callable[[int], None]) -> float:
@@ -70,9 +85,13 @@ def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
 
 
 def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor]) -> None:
-    """Copy parameters, buffers and constants to their places; state of the optimizer begins as zeros."""
+    """Copy parameters, buffers and constants to their places; state of the optimizer begins as zeros.
+
+    What lies in the memory of another replica is left to that one.
+    """
     for name, tensor in weights.items():
-        memory.tensor(name).copy_(tensor)
+        if memory.has_own_parameters or program.symbols[name].kind not in SHARED_KINDS:
+            memory.tensor(name).copy_(tensor)
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -1,19 +1,30 @@
-"""The shared memory of this machine: how much is free, and how its names are taken away.
+"""The shared memory of this machine: how much is free, whether a window can be had, and how names are taken away.
 
 A segment of shared memory is a file under /dev/shm. Once every process that needs it has it mapped, its name can go:
 the memory lives on until the last mapping does, and then nothing is left behind, however the processes ended. (MPICH
 leaves 2 MB a job behind otherwise when a job is aborted or killed.)
 """
 
+import errno
+import mmap
 import os
+import resource
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.errors import MachineError
-from sambasim.units import format_bytes
+from sambasim.units import MIB, format_bytes
+
+MPI_RESERVE_BYTES = 5 * MIB
+"""What an MPI takes for each rank of a node while it runs, by and by; measured, see MPI.md."""
+
+MPI_START_BYTES = 12 * MIB
+"""What one takes more than that while it starts, once for a node. With less they crash or give up sharing memory."""
 
 FOLDER = Path("/dev/shm")
+_LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remount,size=SIZE {FOLDER})"
 _MAPS = Path("/proc/self/maps")
 _MAPS_FIELDS_BEFORE_PATH = 5
 _GONE = " (deleted)"
@@ -68,6 +79,65 @@ def check_demands(demands: Iterable[Demand]) -> None:
                 f"the replicas of this node need {format_bytes(needed)} of shared memory, "
                 f"and {FOLDER} has {format_bytes(there)} free",
                 where=f"host {of_node[0].host_name}",
-                remedy=f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remount,size=SIZE {FOLDER}), "
-                "or run with fewer replicas or a smaller batch",
+                remedy=f"{_LARGER}, or run with fewer replicas or a smaller batch",
             )
+
+
+def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
+    """Raise MachineError if so many ranks of this node cannot start MPI with `there_bytes` of shared memory."""
+    needed = ranks * MPI_RESERVE_BYTES + MPI_START_BYTES
+    if ranks > 1 and there_bytes is not None and there_bytes < needed:
+        raise MachineError(
+            f"MPI needs about {format_bytes(needed)} of shared memory to start {ranks} ranks on one node, "
+            f"and {FOLDER} has {format_bytes(there_bytes)} free",
+            where=f"host {host_name}",
+            remedy=_LARGER,
+        )
+
+
+def rehearse(size_bytes: int) -> str | None:
+    """Map so much shared memory, touch none of it, and let it go. What stood in the way, with the number there."""
+    if not FOLDER.is_dir():
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=FOLDER) as file:
+            os.ftruncate(file.fileno(), size_bytes)
+            mmap.mmap(file.fileno(), size_bytes).close()
+    except OSError as error:
+        return f"{error.strerror}: {_limit(error.errno)}"
+    return None
+
+
+def check_rehearsals(rehearsals: Iterable[tuple[str, int, str | None]]) -> None:
+    """Raise MachineError if a rank found an obstacle. By rank: host, bytes of its node's window, and the obstacle."""
+    for rank, (host_name, needed_bytes, obstacle) in enumerate(rehearsals):
+        if obstacle is not None:
+            raise MachineError(
+                f"the replicas of this node need a shared window of {format_bytes(needed_bytes)}, "
+                f"which rank {rank} cannot map: {obstacle}",
+                where=f"host {host_name}",
+                remedy="raise what limits it, or run with fewer replicas or a smaller batch",
+            )
+
+
+def no_window(needed_bytes: int, host_name: str, reason: str) -> MachineError:
+    """The error for a window that MPI will not make, though the system would."""
+    there = free_bytes()
+    return MachineError(
+        f"MPI makes no shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
+        f"{reason.splitlines()[0] if reason else 'it does not say why'}"
+        + (f" ({FOLDER} has {format_bytes(there)} free)" if there is not None else ""),
+        where=f"host {host_name}",
+        remedy=f"run without --reduce-on-rdu, or with another MPI; or {_LARGER}",
+    )
+
+
+def _limit(number: int | None) -> str:
+    """What there is of the thing that this error number says is missing."""
+    if number == errno.EFBIG:
+        return f"a file may have {format_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} (ulimit -f)"
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if number == errno.ENOMEM and space != resource.RLIM_INFINITY:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        return f"its address space has {format_bytes(max(space - used, 0))} left (ulimit -v)"
+    return f"{FOLDER} has {format_bytes(free_bytes() or 0)} free"

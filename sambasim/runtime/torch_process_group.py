@@ -1,7 +1,7 @@
 """`torch.distributed` for the model's and the dataset's own use: gloo, brought up over MPI.
 
-No environment and no fixed port is needed: rank 0 lets the system choose a free one, and MPI tells the others. The
-gradients do not travel this way.
+No environment and no fixed port is needed: rank 0 lets the system choose a free one, and MPI tells the others.
+Gradients travel this way with `--host-sync gloo` alone.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""`python -m tests.benchmarks [start] [compilation]`: all figures, or those of the named files."""
+"""`python -m tests.benchmarks [start] [compilation] …`: all figures, or those of the named files."""
 
 import sys
 from importlib import import_module
 
 from tests.benchmarks.measure import print_figures
 
-FILES = ("start", "compilation")
+FILES = ("start", "compilation", "arithmetic", "steps", "memory", "sync")
 
 
 def main() -> None:

@@ -12,23 +12,24 @@ Action = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`subject` against `peer`. `goal` is what is to hold, in words; `medians_s` has the seconds of both."""
+    """`subject` against `peer`. `goal` is what is to hold, in words; `medians` has the figures of both, in `unit`."""
 
     name: str
     subject: str
     peer: str
     goal: str
-    medians_s: Mapping[str, float]
+    medians: Mapping[str, float]
+    unit: str = "s"
 
     @property
     def ratio(self) -> float:
-        """The subject's time in units of the peer's."""
-        return self.medians_s[self.subject] / self.medians_s[self.peer]
+        """The subject in units of the peer."""
+        return self.medians[self.subject] / self.medians[self.peer]
 
     @property
-    def difference_s(self) -> float:
-        """By how much the subject takes longer."""
-        return self.medians_s[self.subject] - self.medians_s[self.peer]
+    def difference(self) -> float:
+        """By how much the subject is more."""
+        return self.medians[self.subject] - self.medians[self.peer]
 
 
 def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], goal: str, runs: int) -> Figure:
@@ -41,15 +42,15 @@ def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], go
             elapsed_s = time.perf_counter() - began_s if measured_s is None else measured_s
             if round_number:
                 seconds[title].append(elapsed_s)
-    medians_s = {title: statistics.median(values) for title, values in seconds.items()}
-    return Figure(name, subject[0], peer[0], goal, medians_s)
+    medians = {title: statistics.median(values) for title, values in seconds.items()}
+    return Figure(name, subject[0], peer[0], goal, medians)
 
 
 def print_figures(figures: Sequence[Figure]) -> None:
     """A line for people and a line of JSON for each figure."""
     for figure in figures:
-        subject_s, peer_s = figure.medians_s[figure.subject], figure.medians_s[figure.peer]
-        print(f"{figure.name}: {figure.subject} {subject_s:.3f} s, {figure.peer} {peer_s:.3f} s: ", end="")
-        print(f"ratio {figure.ratio:.3f}, difference {figure.difference_s:+.3f} s (goal: {figure.goal})")
-        facts = {"name": figure.name, "ratio": figure.ratio, "difference_s": figure.difference_s, **figure.medians_s}
-        print(json.dumps(facts), flush=True)
+        subject, peer, unit = figure.medians[figure.subject], figure.medians[figure.peer], figure.unit
+        print(f"{figure.name}: {figure.subject} {subject:.4g} {unit}, {figure.peer} {peer:.4g} {unit}: ", end="")
+        print(f"ratio {figure.ratio:.3f}, difference {figure.difference:+.4g} {unit} (goal: {figure.goal})")
+        facts = {"name": figure.name, "ratio": figure.ratio, "difference": figure.difference, "unit": unit}
+        print(json.dumps({**facts, **figure.medians}), flush=True)

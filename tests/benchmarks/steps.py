@@ -41,7 +41,7 @@ def compile_workload(workload: Workload, folder: Path) -> None:
     options = CompileOptions(
         model=ModelOptions(target=f"{where}:{workload.model.__name__}"),
         data=DataOptions(source=f"{where}:{workload.samples.__name__}"),
-        optimizer=OptimizerOptions(name=workload.optimizer, **workload.hyperparameters),
+        optimizer=OptimizerOptions(name=workload.optimizer, lr=workload.learning_rate),
         training=TrainingOptions(batch_size=workload.batch_size),
         pef_name=workload.name,
         output_folder=folder,

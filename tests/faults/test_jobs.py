@@ -69,6 +69,17 @@ JOBS = (
         ("error[option] (every rank): there is no PEF 'pare'", "looked for pare (not there)", "pair"),
     ),
     JobFault(
+        "servers that leave too few replicas",
+        2,
+        "run --pef pair --host-sync parameter-server --parameter-servers 1",
+        2,
+        (
+            "error[launch] (every rank): 2 ranks were started, and --parameter-servers 1 leaves 1 for replicas, ",
+            "of which this PEF needs at least 2 (-ws 2)",
+            "mpirun -np 3 sambasim run --pef pair --host-sync parameter-server --parameter-servers 1",
+        ),
+    ),
+    JobFault(
         "metrics that rank 0 cannot write",
         2,
         "run --pef pair --metrics net.py/m.jsonl --save w.safetensors",

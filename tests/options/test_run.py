@@ -130,3 +130,31 @@ def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
 def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
     with pytest.raises(PefError, match=r"what the PEF carries for its runs is not valid: optimizer.name"):
         resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "lion"}}, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            {"host_sync": "gloo", "reduce_on_rdu": True},
+            'host_sync = "gloo" (from --host-sync): is sync through the host, and --reduce-on-rdu is sync between',
+        ),
+        ({"parameter_servers": 1}, "add --host-sync parameter-server"),
+        ({"host_sync": "mpi", "parameter_servers": 1}, "add --host-sync parameter-server"),
+        (
+            {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
+            "are ranks of their own, and an emulation is one process",
+        ),
+        ({"host_sync": "mpi", "inference": True}, "is for training, and this is inference"),
+    ],
+)
+def test_a_way_through_the_host_that_contradicts_the_rest_is_refused(flags: Mapping[str, object], text: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        run_options({"pef": "digits", **flags}, [])
+    assert text in str(refused.value)
+
+
+def test_each_way_through_the_host_can_be_asked_for() -> None:
+    for way in ("mpi", "gloo", "parameter-server"):
+        assert run_options({"pef": "digits", "host_sync": way}, []).host_sync == way
+    assert run_options({"pef": "digits"}, []).host_sync is None

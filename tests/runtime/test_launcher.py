@@ -16,6 +16,7 @@ from sambasim.runtime.launcher import (
     launched_rank,
     launcher_size,
     library_name,
+    ranks_of_node,
 )
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\n"
@@ -176,3 +177,9 @@ def test_several_ranks_emulate_nothing() -> None:
     assert error.value.remedy == "without mpirun: sambasim run --pef 'my model.pef'"
     check_emulation(1, 3, command=COMMAND)
     check_emulation(2, 1, command=COMMAND)
+
+
+def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
+    assert ranks_of_node({}) == 1
+    assert ranks_of_node({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
+    assert ranks_of_node({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}) == 3

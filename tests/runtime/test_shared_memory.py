@@ -5,8 +5,18 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import MachineError
-from sambasim.runtime.shared_memory import Demand, check_demands, free_bytes, mapped_names, names_in, unlink
-from sambasim.units import GIB
+from sambasim.runtime.shared_memory import (
+    Demand,
+    check_demands,
+    check_rehearsals,
+    check_start,
+    free_bytes,
+    mapped_names,
+    names_in,
+    rehearse,
+    unlink,
+)
+from sambasim.units import GIB, MIB
 
 MAPS = """\
 55c1a0000000-55c1a0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
@@ -59,3 +69,30 @@ def test_what_nobody_can_measure_is_not_refused() -> None:
 def test_free_space_is_a_number_of_bytes_on_linux() -> None:
     free = free_bytes()
     assert free is None or free >= 0
+
+
+def test_mpi_needs_some_to_start_several_ranks() -> None:
+    check_start(1, "here", 0)
+    check_start(2, "here", None)
+    check_start(2, "here", 22 * MIB)
+    with pytest.raises(MachineError) as error:
+        check_start(2, "here", 22 * MIB - 1)
+    assert error.value.what.startswith("MPI needs about 22.0 MiB of shared memory to start 2 ranks on one node, and ")
+    assert error.value.where == "host here"
+
+
+def test_a_rehearsal_takes_nothing_and_says_what_stood_in_the_way() -> None:
+    before = mapped_names()
+    assert rehearse(MIB) is None
+    assert mapped_names() == before
+    assert rehearse(1 << 62) is not None
+
+
+def test_the_rank_that_found_an_obstacle_is_named() -> None:
+    check_rehearsals([("a", GIB, None), ("a", GIB, None)])
+    with pytest.raises(MachineError) as error:
+        check_rehearsals([("a", GIB, None), ("b", GIB, "no room: 3 left"), ("b", GIB, None)])
+    assert error.value.what == (
+        "the replicas of this node need a shared window of 1.0 GiB, which rank 1 cannot map: no room: 3 left"
+    )
+    assert error.value.where == "host b"

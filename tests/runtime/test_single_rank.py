@@ -37,6 +37,21 @@ def test_a_message_that_never_comes_is_an_error_and_not_a_wait(alone: SingleRank
         alone.wait_all([alone.irecv(np.zeros(1, dtype=np.uint8), 0, tag=5)])
 
 
+def test_messages_are_asked_for_without_waiting(alone: SingleRank) -> None:
+    first, second = (np.zeros(1, dtype=np.uint8) for _ in range(2))
+    receives = [alone.irecv(first, 0, tag=1), alone.irecv(second, 0, tag=1)]
+    assert alone.test_all([])
+    assert not alone.test_all(receives)
+    alone.isend(np.array([7], dtype=np.uint8), 0, tag=1)
+    assert not alone.test_all(receives), "one message is not two"
+    assert not first.any()
+    alone.isend(np.array([8], dtype=np.uint8), 0, tag=1)
+    assert alone.test_all(receives)
+    assert (int(first[0]), int(second[0])) == (7, 8)
+    assert alone.test_all(receives), "what is through stays through"
+    alone.wait_all(receives)
+
+
 def test_a_message_longer_than_its_buffer_is_an_error(alone: SingleRank) -> None:
     alone.isend(np.zeros(3, dtype=np.uint8), 0, tag=5)
     with pytest.raises(InternalError, match="a message of 3 bytes for a buffer of 2"):

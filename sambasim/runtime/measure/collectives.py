@@ -17,15 +17,16 @@ from sambasim.ir.program import Program
 from sambasim.records.collectives import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
 from sambasim.runtime.measure.flat_program import ELEMENT_BYTES, GRANULE_BYTES, flat_program
 from sambasim.runtime.measure.operands import Expected, draw
 from sambasim.runtime.measure.paths import (
     PATHS,
+    THROUGH_GLOO,
     AllReduce,
     CopyBound,
     DevicePath,
-    GlooPath,
     Measured,
     Setting,
     private_buffers,
@@ -50,7 +51,7 @@ class Request:
 
 
 def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
-    """From `least_bytes` in steps of four times up to `most_bytes`, which is always one; each in whole cuts of a group."""
+    """From `least_bytes` in steps of four times up to `most_bytes`, which is always one; each in whole cuts."""
     sizes = [least_bytes]
     while sizes[-1] * _FACTOR_BETWEEN_SIZES < most_bytes:
         sizes.append(sizes[-1] * _FACTOR_BETWEEN_SIZES)
@@ -66,13 +67,13 @@ def default_runs(size_bytes: int) -> int:
 def measure(communicator: Communicator, request: Request, tell: Callable[[str], None]) -> CollectivesRecord:
     """Collective, for two ranks or more. `tell` hears what begins.
 
-    A size for whose device memory a node lacks shared memory is left out, and the record says so. Raises InternalError
-    for a wrong result of a sync path, MachineError for one of MPI or gloo.
+    A size for whose device memory a node lacks shared memory is left out, and the record says so. Raises MachineError
+    if that is so for all; InternalError for a wrong result of a sync path, MachineError for one of MPI or gloo.
     """
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
         stack.enter_context(repeatable(threads))
-        if GlooPath.name in request.paths:
+        if not THROUGH_GLOO.isdisjoint(request.paths):
             torch_process_group.bring_up(communicator)
             stack.callback(torch_process_group.take_down)
         sizes, left_out, window = _fitting(communicator, request)
@@ -80,9 +81,8 @@ def measure(communicator: Communicator, request: Request, tell: Callable[[str], 
         for size_bytes in sizes:
             runs = request.runs or default_runs(size_bytes)
             tell(f"{format_bytes(size_bytes)}: {runs} runs of {', '.join(request.paths)} and of a copy")
-            records.append(
-                _measure_size(communicator, flat_program(size_bytes // ELEMENT_BYTES), request, runs, window)
-            )
+            program = flat_program(size_bytes // ELEMENT_BYTES)
+            records.append(_measure_size(communicator, program, request, runs, window))
     return CollectivesRecord(
         world_size=communicator.topology.world_size,
         node_of=communicator.topology.node_of,
@@ -102,35 +102,38 @@ def _fitting(
     left_out: list[LeftOutRecord] = []
     if DevicePath.name not in request.paths:
         return sizes, (), None
-    while sizes:
+    while True:
         device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
         # On one node nothing arrives in the second half, the operand buffer.
         touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
         try:
             return sizes, tuple(left_out), communicator.allocate_shared(device_bytes, touched_bytes)
         except MachineError as error:
+            if len(sizes) == 1:
+                raise
             left_out.insert(0, LeftOutRecord(size_bytes=sizes.pop(), reason=error.what))
-    return (), tuple(left_out), None
 
 
 def _measure_size(
     communicator: Communicator, program: Program, request: Request, runs: int, window: SharedWindow | None
 ) -> SizeRecord:
     numel = program.groups[0].numel
-    setting = Setting(program, communicator, window, *private_buffers(numel))
+    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    setting = Setting(program, communicator, window, memory, *private_buffers(numel))
     copy = CopyBound(setting)
     paths = [make(setting) for name, make in PATHS.items() if name in request.paths]
     times_s = _times_s(communicator, [*paths, copy], numel, runs)
-    copy_bound_s = times_s[copy.name]
+    copy_bound_s = statistics.median(times_s[copy.name])
     world_size, size_bytes = communicator.topology.world_size, numel * ELEMENT_BYTES
 
     def record(path: AllReduce) -> PathRecord:
-        measured_s = times_s[path.name]
+        measured_s = statistics.median(times_s[path.name])
         return PathRecord(
             path=path.name,
             result=path.result,
             checked=path.checked,
             measured_s=measured_s,
+            least_s=min(times_s[path.name]),
             algorithm_bytes_per_s=algorithm_bandwidth(size_bytes, measured_s),
             bus_bytes_per_s=bus_bandwidth(size_bytes, measured_s, world_size),
             to_copy_bound=measured_s / copy_bound_s,
@@ -145,8 +148,10 @@ def _measure_size(
     )
 
 
-def _times_s(communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int) -> Mapping[str, float]:
-    """Collective. By name, the median over runs of the time that the slowest rank took."""
+def _times_s(
+    communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int
+) -> Mapping[str, Sequence[float]]:
+    """Collective. By name, for each run the time that the slowest rank took."""
     topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     for run in range(_WARM_UP_RUNS + runs):
@@ -163,10 +168,7 @@ def _times_s(communicator: Communicator, candidates: Sequence[Measured], numel: 
             _check(candidate, candidate.expected(operands), topology.rank, run)
             communicator.barrier()  # what is written next may still be read by others
     everybody = communicator.all_gather_object(own)
-    return {
-        name: statistics.median(max(of_run) for of_run in zip(*(of_rank[name] for of_rank in everybody), strict=True))
-        for name in own
-    }
+    return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in everybody), strict=True)] for name in own}
 
 
 def _check(candidate: Measured, expected: Expected, rank: int, run: int) -> None:

@@ -1,7 +1,7 @@
 """Measure what predictions of a schedule need: messages of two ranks by MPI, and the time to add one byte.
 
-Each link is measured between rank 0 and one other rank, with messages to and fro: half of a small one's round trip is the
-latency, and what a large one's takes longer is spent on its bytes.
+Each link is measured between rank 0 and one other rank, with messages to and fro: half of a small one's round trip is
+the latency, and what a large one's takes longer is spent on its bytes.
 """
 
 import statistics

@@ -1,8 +1,8 @@
 """What the ranks add up while a sync path is measured, and what must come out.
 
 Every rank fills its buffer with a block of its own, again and again, and every run draws new blocks: what a rank has
-depends on the rank, the element and the run, so that neither the result of the run before nor "multiply by the number of
-ranks" passes. Any rank can draw the blocks of all, and so knows the whole result without having been told.
+depends on the rank, the element and the run, so that neither the result of the run before nor "multiply by the number
+of ranks" passes. Any rank can draw the blocks of all, and so knows the whole result without having been told.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def draw(run: int, rank: int, world_size: int, numel: int) -> Operands:
     blocks = [_block(run * world_size + other, numel) for other in range(world_size)]
     wide = torch.stack(blocks).double()
     total, size = wide.sum(0), wide.abs().sum(0)
-    # (n - 1) eps / 2 bounds n - 1 additions, one more half is the division, one the rounding of what it is compared with.
+    # eps / 2 for each of n - 1 additions, the division, and the rounding of what is compared; and twice that.
     bound = ((world_size + 1) * _EPSILON * size).float()
     near_mean = Expected((total / world_size).float(), bound / world_size)
     mean = torch.empty_like(blocks[0])

@@ -1,10 +1,11 @@
 """The ways of an all-reduce that are measured: each can be refilled, run, and asked for its result.
 
-device   gradients in device memory, one window of the node: `run --reduce-on-rdu`
-host     device to host, exchange by MPI, host to device: `run` without it
-mpi      MPI's own Allreduce, between two host buffers; no sync path uses it
-gloo     torch.distributed's all_reduce on gloo, in place; what DistributedDataParallel on CPUs does
-copy     no all-reduce: each rank copies its part of (n + 1) / 2 buffers, which bounds any that is done in memory
+    device    gradients in device memory, one window of the node: `run --reduce-on-rdu`
+    host-...  device to host, between hosts as `run --host-sync ...` does it, host to device
+    mpi       MPI's own Allreduce, between two host buffers; no sync path uses it
+    gloo      torch.distributed's all_reduce on gloo, in place, as DistributedDataParallel uses it on CPUs
+
+The copy bound is measured like one of them: each rank copies its part of (n + 1) / 2 buffers.
 """
 
 from abc import ABC, abstractmethod
@@ -19,13 +20,17 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.runtime.communicator import MpiCommunicator
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.measure.operands import Expected, Operands, fill
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.sync.device import Devices, DeviceSync
+from sambasim.runtime.sync.device import DeviceSync
+from sambasim.runtime.sync.device_memories import Devices
+from sambasim.runtime.sync.gloo import GlooSync
 from sambasim.runtime.sync.host import HostSync
 from sambasim.runtime.sync.interface import slices_of
+from sambasim.runtime.sync.parameter_server import ParameterServerSync, roles
+from sambasim.runtime.sync.phased import PhasedSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,14 @@ class Setting:
     """What the paths of one size are made of.
 
     window: in which the device memories of the node lie; None if the device path is not measured
+    memory: private device memory, for the paths through the host
     operand, result: private buffers of the program's one group, for those paths that have no memory of their own
     """
 
     program: Program
     communicator: Communicator
     window: SharedWindow | None
+    memory: DeviceMemory
     operand: Tensor
     result: Tensor
 
@@ -46,6 +53,11 @@ class Setting:
     def arguments(self) -> Mapping[str, int]:
         """The runtime arguments: what a sum is divided by."""
         return {"dp_scale_factor": self.communicator.topology.world_size}
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """What a sync on `memory` is given; nothing here updates a parameter."""
+        return Optimizers(self.program, self.memory, self.arguments)
 
 
 class Measured(ABC):
@@ -125,19 +137,19 @@ class DevicePath(AllReduce):
         yield from self._parts
 
 
-@final
 class HostPath(AllReduce):
-    """REDUCE and GATHER of host sync, from this rank's device memory to the same."""
+    """REDUCE and GATHER of a sync through the host, from this rank's device memory to the same."""
 
-    name = "host"
     result = "mean"
-    checked = "bits"
 
     def __init__(self, setting: Setting) -> None:
-        program, arguments = setting.program, setting.arguments
-        memory = DeviceMemory(program, private_storage(program.device_bytes))
-        self._sync = HostSync(program, arguments, Optimizers(program, memory, arguments), memory, setting.communicator)
-        self._gradient = memory.region(program.groups[0], "gradient")
+        self._sync = self._made(setting)
+        self._gradient = setting.memory.region(setting.program.groups[0], "gradient")
+
+    @staticmethod
+    @abstractmethod
+    def _made(setting: Setting) -> PhasedSync:
+        """The sync, on the setting's memory."""
 
     def refill(self, block: Tensor) -> None:
         fill(self._gradient, block)
@@ -148,6 +160,43 @@ class HostPath(AllReduce):
 
     def readable(self) -> Iterator[tuple[int, Tensor]]:
         yield 0, self._gradient
+
+
+@final
+class HostMpiPath(HostPath):
+    """An exchange among equals by MPI."""
+
+    name = "host-mpi"
+    checked = "bits"
+
+    @staticmethod
+    def _made(setting: Setting) -> PhasedSync:
+        return HostSync(setting.program, setting.arguments, setting.optimizers, setting.memory, setting.communicator)
+
+
+@final
+class HostGlooPath(HostPath):
+    """By gloo; the process group must be up."""
+
+    name = "host-gloo"
+    checked = "rounding"
+
+    @staticmethod
+    def _made(setting: Setting) -> PhasedSync:
+        return GlooSync(setting.program, setting.arguments, setting.optimizers, setting.memory, setting.communicator)
+
+
+@final
+class HostServerPath(HostPath):
+    """By a parameter server on rank 0, which works too."""
+
+    name = "host-parameter-server"
+    checked = "bits"
+
+    @staticmethod
+    def _made(setting: Setting) -> PhasedSync:
+        who = roles(setting.communicator.topology.world_size, dedicated=0)
+        return ParameterServerSync(setting.program, setting.arguments, setting.memory, who, setting.communicator)
 
 
 @final
@@ -225,9 +274,12 @@ class CopyBound(Measured):
 
 
 PATHS: Mapping[str, Callable[[Setting], AllReduce]] = {
-    path.name: path for path in (DevicePath, HostPath, MpiPath, GlooPath)
+    path.name: path for path in (DevicePath, HostMpiPath, HostGlooPath, HostServerPath, MpiPath, GlooPath)
 }
 """By name, in the order in which they are shown."""
+
+THROUGH_GLOO = frozenset({HostGlooPath.name, GlooPath.name})
+"""Those that need a process group of `torch.distributed`."""
 
 
 def private_buffers(numel: int) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,7 @@ Between nodes the slices travel by MPI, as `sync.network` says.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,13 +24,13 @@ from torch import Tensor
 from sambasim.collectives.hierarchy import around
 from sambasim.collectives.tree import Addition
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES
 from sambasim.runtime.arguments import Arguments
-from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.gradient_norm import coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.collect import collect
+from sambasim.runtime.sync.device_memories import Devices
 from sambasim.runtime.sync.flags import Counter, NodeFlags
 from sambasim.runtime.sync.group_work import GroupWork
 from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed, slices_of
@@ -39,43 +38,6 @@ from sambasim.runtime.sync.mean import TreeMean
 from sambasim.runtime.sync.network import Network
 from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
 from sambasim.runtime.sync.readiness import readiness, section_count
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """The device memories of this node's ranks, by world rank, all in one window."""
-
-    window: SharedWindow
-    by_rank: Mapping[int, DeviceMemory]
-
-
-def allocate_devices(program: Program, communicator: Communicator) -> Devices:
-    """Collective. Device memory for every rank of the node, in one shared window.
-
-    Raises MachineError if the node lacks shared memory.
-    """
-    topology = communicator.topology
-    local_ranks = topology.local_ranks
-    touched_bytes = _touched_bytes(program, topology.world_size, topology.rank, first=topology.local_rank == 0)
-    window = communicator.allocate_shared(program.device_bytes, touched_bytes)
-    storages = {
-        rank: window.local if rank == topology.rank else window.of(index) for index, rank in enumerate(local_ranks)
-    }
-    shared = storages[local_ranks[0]]
-    return Devices(window, {rank: DeviceMemory(program, storage, shared) for rank, storage in storages.items()})
-
-
-def _touched_bytes(program: Program, world_size: int, rank: int, *, first: bool) -> int:
-    """How much of its part of the window this rank will use: of the states, its own slices; parameters, if it is the
-    first of its node."""
-    slices = slices_of(program, world_size)
-    kinds = (SymbolKind.OPTIMIZER_STATE, *(() if first else SHARED_KINDS))
-    untouched = sum(symbol.type.size_bytes for symbol in program.symbols.values() if symbol.kind in kinds)
-    states = 0
-    for group in program.groups:
-        start, stop = slices[group.name][rank]
-        states += (stop - start) * DTYPE_BYTES[group.dtype] * len(program.optimizers[group.optimizer].states)
-    return max(program.device_bytes - untouched + states, 0)
 
 
 class DeviceSync(GradientSync):

@@ -25,7 +25,7 @@ class Counter(IntEnum):
     """What a rank publishes."""
 
     PROGRESS = 0  # sections that it has run, in all steps
-    UPDATED = 1  # steps whose parameters it has updated
+    UPDATED = 1  # steps whose gradients it has read, and for which it has updated what it owns of shared parameters
 
 
 class NodeFlags:

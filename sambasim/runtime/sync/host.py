@@ -8,27 +8,18 @@
 The copies between device and host are real, and so are the host's buffers.
 """
 
-from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor
-
-from sambasim.collectives.slices import Slice
-from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.program import Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.sync.collect import bytes_of, collect
+from sambasim.runtime.sync.exchange import Places
 from sambasim.runtime.sync.interface import slices_of
-from sambasim.runtime.sync.mean import tree_mean
-from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
-from sambasim.runtime.sync.phased import PhasedSync
+from sambasim.runtime.sync.owners import OwnersSync
 
 
-class HostSync(PhasedSync):
-    """Device to host, exchange between hosts by MPI, host to device."""
+class HostSync(OwnersSync):
+    """Device to host, exchange between hosts by MPI, host to device. Every rank owns a slice."""
 
     def __init__(
         self,
@@ -38,83 +29,10 @@ class HostSync(PhasedSync):
         memory: DeviceMemory,
         communicator: Communicator,
     ) -> None:
-        super().__init__(program, arguments, optimizers, memory)
-        self._communicator = communicator
-        self._rank = communicator.topology.rank
-        self._world_size = communicator.topology.world_size
-        self._slices = slices_of(program, self._world_size)
-        largest = max((group.numel * DTYPE_BYTES[group.dtype] for group in program.groups), default=0)
-        self._outgoing = torch.empty(largest, dtype=torch.uint8)
-        # A rank receives its own slice from everybody: at most one granule more than the group in all, for each rank.
-        incoming = max((self._incoming_bytes(group) for group in program.groups), default=0)
-        self._incoming = torch.empty(max(largest, incoming), dtype=torch.uint8)
+        world_size = communicator.topology.world_size
+        places = Places(range(world_size), slices_of(program, world_size), device=memory, kept=memory)
+        super().__init__(program, arguments, optimizers, places, communicator)
 
     @property
     def title(self) -> str:
         return "host (device to host, MPI, host to device)"
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return self._slices[group.name][self._rank]
-
-    def reduce(self) -> None:
-        for group in self.program.groups:
-            self._reduce_group(group)
-
-    def gather(self) -> None:
-        for group in self.program.groups:
-            self._gather_parameters(group)
-
-    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
-        return gather_norms(self.program, self._slices, self._communicator, sums)
-
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        return all_gather_floats(self._communicator, losses, [1] * self._world_size)
-
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        own = {self._rank: self.memory.region(group, state)}
-        return collect(self._communicator, own, self._slices[group.name], member)
-
-    def _reduce_group(self, group: ParameterGroup) -> None:
-        device = self.memory.region(group, "gradient")
-        host = self._view(self._outgoing, group, group.numel)
-        host.copy_(device)
-        self.bytes_moved.device_to_host += host.nbytes
-        start, stop = self.owned(group)
-        received = self._view(self._incoming, group, (stop - start) * self._world_size)
-        element_bytes = DTYPE_BYTES[group.dtype]
-        self._communicator.all_to_all(
-            bytes_of(host),
-            [(b - a) * element_bytes for a, b in self._slices[group.name]],
-            bytes_of(received),
-            [(stop - start) * element_bytes] * self._world_size,
-        )
-        self.bytes_moved.network += (stop - start) * element_bytes * (self._world_size - 1)
-        operands = received.view(self._world_size, stop - start).unbind(0)
-        mean = host[start:stop]
-        tree_mean(operands, mean, self.divisor)
-        device[start:stop].copy_(mean)
-        self.bytes_moved.host_to_device += mean.nbytes
-
-    def _gather_parameters(self, group: ParameterGroup) -> None:
-        device = self.memory.region(group, "parameter")
-        start, stop = self.owned(group)
-        element_bytes = DTYPE_BYTES[group.dtype]
-        host = self._view(self._incoming, group, group.numel)
-        own = host[start:stop]
-        own.copy_(device[start:stop])
-        self.bytes_moved.device_to_host += own.nbytes
-        counts = [(b - a) * element_bytes for a, b in self._slices[group.name]]
-        self._communicator.all_gather(bytes_of(own), bytes_of(host), counts)
-        self.bytes_moved.network += host.nbytes - own.nbytes
-        for others in (slice(0, start), slice(stop, group.numel)):
-            device[others].copy_(host[others])
-        self.bytes_moved.host_to_device += host.nbytes - own.nbytes
-
-    def _incoming_bytes(self, group: ParameterGroup) -> int:
-        start, stop = self.owned(group)
-        return (stop - start) * self._world_size * DTYPE_BYTES[group.dtype]
-
-    @staticmethod
-    def _view(buffer: Tensor, group: ParameterGroup, numel: int) -> Tensor:
-        dtype: torch.dtype = getattr(torch, group.dtype)
-        return buffer[: numel * DTYPE_BYTES[group.dtype]].view(dtype)

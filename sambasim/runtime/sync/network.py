@@ -26,6 +26,20 @@ _REDUCE_TAG = 11
 _GATHER_TAG = 12
 
 
+def scattered(node_of: Sequence[int]) -> list[str]:
+    """A notice, if the ranks of a node are no block whose sum could travel in their place; `node_of` is by rank."""
+    layout = blocks(node_of)
+    alone = sum(len(ranks) for ranks, summed in zip(layout.nodes, layout.summed, strict=True) if not summed)
+    if not alone:
+        return []
+    nodes = len(layout.nodes)
+    travelling = sum(len(layout.travelling(node)) for node in range(nodes))
+    return [
+        f"{travelling} gradients of each slice travel between {nodes} nodes, where {nodes} sums would if "
+        "each node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by)"
+    ]
+
+
 class Network:
     """One rank's messages. With one node there are none."""
 

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,34 +21,25 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
-from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.records.metrics import StepRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Start
+from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.ranks import Communicator
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 WARM_UP_STEPS = 5
 
 
-class Clock:
+class Clock(SilentListener):
     """A listener that notes when each step ended."""
 
     def __init__(self) -> None:
         self._ended_s: list[float] = []
 
-    def started(self, start: Start) -> None:
-        """Not of interest."""
-
     def stepped(self, record: StepRecord) -> None:
         self.tick()
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        """There is none."""
-
-    def ended(self, summary: SummaryRecord) -> None:
-        """Not of interest."""
 
     def tick(self) -> None:
         """A step has ended."""
@@ -66,8 +58,8 @@ def main(folder: Path, rounds: int, workloads: list[Workload]) -> None:
     for workload in workloads:
         pef = folder / workload.name / f"{workload.name}.pef"
         candidates: dict[str, Callable[[], list[float]]] = {
-            "sambasim": lambda pef=pef, workload=workload: _ours(pef, workload, communicator),
-            "DDP": lambda workload=workload: _ddp(workload, communicator),
+            "sambasim": partial(_ours, pef, workload, communicator),
+            "DDP": partial(_ddp, workload, communicator),
         }
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds):
@@ -109,13 +101,16 @@ def _train(workload: Workload, clock: Clock, communicator: Communicator) -> None
 
 
 def _optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
-    make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[workload.optimizer]
-    return make(model.parameters(), **workload.hyperparameters)
+    if workload.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate)
+    return torch.optim.SGD(model.parameters(), lr=workload.learning_rate)
 
 
 def _batches(workload: Workload, communicator: Communicator) -> Iterator[tuple[Tensor, ...]]:
     samples = workload.samples()
-    sampler = DistributedSampler(samples, communicator.world_size, communicator.rank, drop_last=True)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
+        samples, communicator.world_size, communicator.rank, drop_last=True
+    )
     loader = DataLoader(samples, batch_size=workload.batch_size, sampler=sampler, drop_last=True)
     while True:
         yield from loader

@@ -153,6 +153,30 @@ FLAGS: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
+        "sync through the host and between devices",
+        "run --pef net --host-sync gloo --reduce-on-rdu",
+        2,
+        (
+            'host_sync = "gloo" (from --host-sync): is sync through the host, and --reduce-on-rdu is sync between',
+            "leave out one of the two",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "a way through the host that is none",
+        "run --pef net --host-sync nccl",
+        2,
+        ("'nccl' is not one of 'mpi', 'gloo', 'parameter-server'", "sambasim run --help"),
+        pefs=("net",),
+    ),
+    Fault(
+        "servers without a parameter server",
+        "run --pef net --parameter-servers 1",
+        2,
+        ("parameter_servers = 1 (from --parameter-servers): serve nobody", "add --host-sync parameter-server"),
+        pefs=("net",),
+    ),
+    Fault(
         "metrics of an inference",
         "run --pef net --inference --metrics m.jsonl",
         2,

@@ -81,6 +81,22 @@ def messages(c: Communicator) -> None:
         expect(int(second[sender][0]) == sender + 100, f"tags keep messages of rank {sender} apart")
 
 
+def messages_asked_for(c: Communicator) -> None:
+    right, left = (c.rank + 1) % c.world_size, (c.rank - 1) % c.world_size
+    buffer = np.zeros(4, dtype=np.uint8)
+    receive = [c.irecv(buffer, left, tag=9)]
+    c.barrier()
+    expect(c.test_all([]), "no messages are through")
+    expect(not c.test_all(receive), "nobody has sent yet")
+    c.barrier()
+    sends = [c.isend(np.full(4, c.rank + 1, dtype=np.uint8), right, tag=9)]
+    while not c.test_all([*receive, *sends]):
+        pass
+    expect(bool((buffer == left + 1).all()), "the message is there")
+    expect(c.test_all(receive), "what is through stays through")
+    c.wait_all([*receive, *sends])
+
+
 def shared_window(c: Communicator) -> None:
     size = 1000 + 5000 * c.rank
     window = c.allocate_shared(size)
@@ -103,12 +119,14 @@ def shared_window(c: Communicator) -> None:
     window.sync()
     writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
     expect(int(window.local[0]) == 200 + writer, "a peer's write arrives in my part")
+    sparse = c.allocate_shared(1 << 20, touched_bytes=1)
+    expect(not sparse.local.any(), "parts of which little is touched are zeros at first too")
     empty = c.allocate_shared(0)
     expect(len(empty.local) == 0, "a part may be empty")
 
 
 PARTS: tuple[Callable[[Communicator], None], ...] = (
-    topology, objects, all_to_all, all_gather, messages, shared_window,
+    topology, objects, all_to_all, all_gather, messages, messages_asked_for, shared_window,
 )  # fmt: skip
 
 

@@ -1,0 +1,206 @@
+"""`sambasim bench`: what this machine's sync paths take, each beside the others in one run."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sambasim.cli.failure import exit_code_of, explain
+from sambasim.errors import LaunchError, OptionError
+from sambasim.units import parse_bytes
+
+if TYPE_CHECKING:
+    from sambasim.records.collectives import CollectivesRecord, PredictionsRecord
+    from sambasim.runtime.guard import Failure
+    from sambasim.runtime.measure.collectives import Request
+    from sambasim.runtime.ranks import Communicator
+
+_PIPED_WIDTH = 200
+"""Columns of a table that nobody's terminal limits."""
+
+_PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "gloo")
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure this machine: each figure beside its peers, in one run."""
+
+
+def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    try:
+        size_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise OptionError(f"{parameter.opts[0]}: {error}", remedy=f'{parameter.opts[0]} "64 KiB"') from None
+    if size_bytes < 1:
+        raise OptionError(f"{parameter.opts[0]}: there is nothing to reduce in 0 bytes", remedy="1 B or more")
+    return size_bytes
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in _PATHS]
+    if unknown or not names:
+        what = f"there is no path {unknown[0]!r}" if unknown else "no path was named"
+        raise OptionError(f"--paths: {what}; there are {', '.join(_PATHS)}", remedy=f"--paths {_PATHS[0]},{_PATHS[-1]}")
+    return names
+
+
+@bench_command.command("collectives")
+@click.option("--min-bytes", "least_bytes", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
+@click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
+@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size. Default: 7 to 100.")
+@click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which, with commas. Default: all.")
+@click.option("--schedules", is_flag=True, help="Also predict which schedule of messages would be fastest.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes.")
+def collectives_command(
+    least_bytes: int,
+    most_bytes: int,
+    runs: int | None,
+    paths: tuple[str, ...],
+    schedules: bool,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Time an all-reduce of gradients by every path, size by size, and check every result.
+
+    \b
+      device     gradients in device memory: run --reduce-on-rdu
+      host-...   device to host, as run --host-sync ... does it, host to device
+      mpi        the MPI's own Allreduce, which no run uses
+      gloo       torch.distributed's all_reduce, as DistributedDataParallel uses it
+
+    Each path begins where its data lies, device and host-... with gradients in device memory, mpi and gloo with a host
+    buffer, and ends when every rank may read the whole result: in buffers of its own, but for device in the memory of
+    the ranks that own the slices. Sizes grow by four, in whole cuts of 256 bytes. All paths take turns in one run;
+    operands are written anew before each, and depend on rank, element and run. A wrong result is an error.
+
+    \b
+    time                 median over runs; of one run, the longest of any rank
+    algorithm bandwidth  bytes / time
+    bus bandwidth        algorithm bandwidth × 2 (n - 1) / n, for n ranks;
+                         both as PERFORMANCE.md of nccl-tests defines them
+    copy bound           the time in which all ranks, at the same time,
+                         copy (n + 1) / 2 buffers in all
+
+    \b
+    Examples:
+      mpirun -np 2 sambasim bench collectives
+      mpirun -np 4 sambasim bench collectives --max-bytes 16MiB --plot sync.svg
+      mpirun -np 2 sambasim bench collectives --paths device,gloo --json
+    """
+    if least_bytes > most_bytes:
+        raise OptionError("--min-bytes is more than --max-bytes", remedy="give the smaller one to --min-bytes")
+    _check_plot(plot)
+
+    from sambasim.runtime.communicator import connect
+
+    command = ["sambasim", *sys.argv[1:]]
+    communicator = connect(command)
+    if communicator.world_size == 1:
+        raise LaunchError(
+            "one rank alone has nothing to sync, so there is nothing to measure",
+            remedy=f"mpirun -np 2 {' '.join(command)}",
+        )
+
+    from sambasim.runtime.guard import ends_the_job
+    from sambasim.runtime.measure.collectives import Request, sizes_between
+
+    def tell(failure: "Failure") -> None:
+        where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
+        explain(failure.error, told_by=where)
+
+    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
+        request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
+        speaks = communicator.rank == 0 and not as_json
+        record = _measure(communicator, request, _progress if speaks else _silence, schedules=schedules)
+        if communicator.rank == 0:
+            _show(record, as_json, plot)
+    communicator.close()
+
+
+def _check_plot(plot: Path | None) -> None:
+    from sambasim.options.outputs import check_output_file
+
+    if plot is None:
+        return
+    if plot.suffix != ".svg":
+        raise OptionError(
+            f"--plot draws SVG, and {plot} does not end in .svg", remedy=f"--plot {plot.with_suffix('.svg')}"
+        )
+    check_output_file(plot, "the plot", "another place: --plot FILE.svg")
+
+
+def _progress(line: str) -> None:
+    click.echo(f"{line} …", err=True)
+
+
+def _silence(line: str) -> None:
+    """Nothing but the JSON line is to be printed, or another rank speaks."""
+
+
+def _measure(
+    communicator: "Communicator", request: "Request", tell: Callable[[str], None], *, schedules: bool
+) -> "CollectivesRecord":
+    from sambasim.runtime.measure.collectives import measure
+
+    record = measure(communicator, request, tell)
+    if not schedules:
+        return record
+    tell("messages of two ranks, to predict schedules")
+    return record.model_copy(update={"predictions": _predict(communicator, record)})
+
+
+def _predict(communicator: "Communicator", record: "CollectivesRecord") -> "PredictionsRecord":
+    """Collective. What the measured links predict for each size that was measured."""
+    from sambasim.collectives.choice import choose
+    from sambasim.collectives.links import Link, Links
+    from sambasim.records.collectives import LinkRecord, PredictionsRecord, ScheduleRecord
+    from sambasim.runtime.measure.links import measure_links
+
+    measured = measure_links(communicator)
+    unused = Link(0.0, 0.0)  # no two ranks of this job are so placed, and no schedule asks for it
+    links = Links(measured.within or unused, measured.between or unused, measured.addition_s_per_byte)
+    choices = {size.size_bytes: choose(size.size_bytes, record.node_of, links) for size in record.sizes}
+
+    def described(link: Link | None) -> LinkRecord | None:
+        if link is None:
+            return None
+        return LinkRecord(latency_s=link.latency_s, transfer_s_per_byte=link.transfer_s_per_byte)
+
+    return PredictionsRecord(
+        within=described(measured.within),
+        between=described(measured.between),
+        addition_s_per_byte=measured.addition_s_per_byte,
+        schedules=tuple(
+            ScheduleRecord(
+                size_bytes=size_bytes,
+                algorithm=str(choice.algorithm),
+                predicted_s=choice.predicted_s,
+                reason=choice.reason,
+            )
+            for size_bytes, choice in choices.items()
+        ),
+    )
+
+
+def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
+    from sambasim.report.collectives_plot import collectives_plot
+
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        plot.write_text(collectives_plot(record), encoding="utf-8")
+    if as_json:
+        click.echo(record.model_dump_json())
+        return
+
+    from rich.console import Console
+
+    from sambasim.report.collectives import collectives_report
+
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    Console(width=width, highlight=False).print(collectives_report(record))
+    if plot is not None:
+        click.echo(f"plot written to {plot}")

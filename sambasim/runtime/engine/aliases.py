@@ -1,0 +1,38 @@
+"""Which values of a graph may be other names for one piece of memory."""
+
+from collections.abc import Iterator, Sequence
+
+from sambasim.ir.graph import Node, node_references
+from sambasim.ir.operator_table import OperatorKind
+from sambasim.ir.operators import OPERATORS
+
+MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
+"""Operators that may hand out the memory they were given: a copy that has nothing to change does, and so does dropout
+that drops nothing."""
+
+
+def kind_of(node: Node) -> OperatorKind | None:
+    """The kind of its operator; None for compiled code, which hands out memory of its own."""
+    operator = OPERATORS.get(node.operator)
+    return None if operator is None else operator.kind
+
+
+def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
+    """`value`, and all that may share its memory. `nodes` are in order, and include all that read it."""
+    found = {value}
+    for node in nodes:
+        if kind_of(node) in MAY_ALIAS and not found.isdisjoint(node_references(node)):
+            found.update(_named(node))
+    return found
+
+
+def last_reader(values: set[str], nodes: Sequence[Node]) -> int:
+    """The position of the last node that reads one of `values`; -1 if none does."""
+    for position in range(len(nodes) - 1, -1, -1):
+        if not values.isdisjoint(node_references(nodes[position])):
+            return position
+    return -1
+
+
+def _named(node: Node) -> Iterator[str]:
+    return (result for result in node.results if result is not None)

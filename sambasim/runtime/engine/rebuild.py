@@ -1,0 +1,87 @@
+"""From nodes of our graph to a graph of torch.fx, which inductor compiles."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.node import Argument as FxArgument
+
+from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.pef.operands import returns_one_tensor
+from sambasim.runtime.engine.linear import LINEAR, by_onednn
+from sambasim.runtime.instructions import find_operator, plain_argument
+
+T = TypeVar("T")
+"""What stands for a value: a tensor, or a node of torch.fx."""
+
+
+def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every value of `nodes` and every symbol as a tensor without memory: dtype, shape and strides."""
+    # Inductor's cache asks for a shape environment, even where all shapes are known.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    values: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in symbols.items()}
+    with mode:
+        for node in nodes:
+            returned = find_operator(node.operator)(*_given(node, values), **_keywords(node, values))
+            several = returned if isinstance(returned, tuple | list) else [returned]
+            values.update((name, value) for name, value in zip(node.results, several, strict=True) if name)
+    return values
+
+
+def rebuild(
+    nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
+) -> GraphModule:
+    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN. Names are by position, so that
+    layers which are alike give the same text, and the same entry of a cache."""
+    graph = Graph()
+    values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
+    for node in nodes:
+        found = find_operator(node.operator)
+        target, args = _product(node, fakes, values, graph) or (found, tuple(_given(node, values)))
+        call = graph.call_function(target, args, _keywords(node, values))
+        if returns_one_tensor(found._schema):
+            values.update((name, call) for name in node.results if name is not None)
+            continue
+        for index, name in enumerate(node.results):
+            if name is not None:
+                values[name] = graph.call_function(operator.getitem, (call, index))
+    graph.output(tuple(values[name] for name in outputs))
+    return GraphModule({}, graph)
+
+
+def _product(
+    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
+) -> tuple[OpOverload, tuple[FxArgument, ...]] | None:
+    """`node` as a product by oneDNN, if it is one that gains by it."""
+    names = [argument.name for argument in node.args if isinstance(argument, Ref)]
+    if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
+        return None
+    bias = names[0] if len(names) == 3 else None
+    x, weight = names[-2:]
+    if not by_onednn(fakes[x], fakes[weight].t(), None if bias is None else fakes[bias]):
+        return None
+    transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
+    return LINEAR, (values[x], transposed, None if bias is None else values[bias])
+
+
+def _given(node: Node, values: Mapping[str, T]) -> list[T]:
+    return [_converted(argument, values) for argument in node.args]
+
+
+def _keywords(node: Node, values: Mapping[str, T]) -> dict[str, T]:
+    return {name: _converted(argument, values) for name, argument in node.kwargs}
+
+
+def _converted(argument: Argument, values: Mapping[str, T]) -> T:
+    """`argument` with `values` in the places of references, in the form that torch takes."""
+    if isinstance(argument, Ref):
+        return values[argument.name]
+    if isinstance(argument, tuple):
+        return cast(T, [_converted(item, values) for item in argument])
+    return cast(T, plain_argument(argument))

@@ -1,0 +1,138 @@
+"""Gradients written straight into their group, by the kernel that makes them, instead of being made and then copied.
+
+The kernel must put the same bits where the copy would have put them. A kernel may choose another way, and round
+otherwise, for a result that lies differently in memory: so how the result lies when the kernel chooses for itself is
+watched in the first pass. If the gradient, which is the result or a view of it, covers the same memory from the first
+element to the last, its place in the group can be seen with the sizes and strides of that result; otherwise it goes on
+being copied.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.graph import Node, node_references
+from sambasim.ir.operator_table import OperatorKind
+from sambasim.runtime.engine.aliases import aliases_of, kind_of, last_reader
+from sambasim.runtime.engine.builtins import WRITES_OUT
+
+Function = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From the node at position `maker` to the gradient `value`, which it makes or which is a view of what it makes.
+
+    `views` are the positions of the views from the one to the other, in order; the last of them defines `value`.
+    `unread` are those of them that nobody needs once the maker writes to the gradient's place.
+    """
+
+    value: str
+    maker: int
+    views: tuple[int, ...]
+    unread: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """The position of the node that defines `value`."""
+        return self.views[-1] if self.views else self.maker
+
+
+def find_routes(
+    nodes: Sequence[Node], sections: Sequence[int], stored: Collection[str], keep: Collection[str]
+) -> list[Route]:
+    """The routes to the values in `stored` that are safe. `sections` gives the section of each node.
+
+    What a later section reads must not lie in a gradient's place: peers may overwrite that as soon as the section which
+    completes the gradient is done. Nor must what is handed out (`keep`), or what is stored as another gradient too.
+    """
+    position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
+    readers = Counter(name for node in nodes for name in set(node_references(node)))
+    routes = []
+    for value in stored:
+        chain = _chain(value, nodes, position_of)
+        maker, last = chain[0], chain[-1]
+        made = nodes[maker].results[0]
+        if nodes[maker].operator not in WRITES_OUT or made is None:
+            continue
+        aliases = aliases_of(made, nodes)
+        shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
+        if shared or sections[last_reader(aliases, nodes)] > sections[last]:
+            continue
+        routes.append(Route(value, maker, tuple(chain[1:]), _unread(chain[1:], nodes, readers)))
+    return routes
+
+
+def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:
+    """Positions of the nodes from the one that is no view to the one that defines `value`."""
+    chain = [position_of[value]]
+    while (before := _viewed(nodes[chain[0]])) in position_of:
+        chain.insert(0, position_of[before])
+    return chain
+
+
+def _viewed(node: Node) -> str:
+    """The one value that `node` is a view of; nothing if it is no view, gives several, or reads others too."""
+    is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
+    read = list(node_references(node))
+    return read[0] if is_view and len(read) == 1 else ""
+
+
+def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, int]) -> tuple[int, ...]:
+    unread: list[int] = []
+    for position in reversed(views):
+        (result,) = nodes[position].results
+        needed_by = 1 if unread else 0  # the view after it, which is not needed either
+        if result is None or readers.get(result, 0) > needed_by:
+            break
+        unread.append(position)
+    return tuple(unread)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Sees, in one pass, how what the makers make lies in memory. `places` gives the tensor of each gradient."""
+
+    routes: Sequence[Route]
+    places: Mapping[str, Tensor]
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    outs: dict[int, Tensor] = field(default_factory=dict)
+
+    def watched(self, position: int, function: Function) -> Function:
+        """`function`, the one of the node at `position`, which tells the watch what it returns."""
+        made = [route for route in self.routes if route.maker == position]
+        ends = [route for route in self.routes if route.last == position]
+        if not made and not ends:
+            return function
+
+        def tells(*operands: object) -> object:
+            result = function(*operands)
+            if isinstance(result, Tensor):
+                for route in made:
+                    self.seen[route.maker] = result
+                for route in ends:
+                    self._settle(route, result)
+            return result
+
+        return tells
+
+    def _settle(self, route: Route, value: Tensor) -> None:
+        made, place = self.seen.pop(route.maker), self.places[route.value]
+        same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        from_first = made.storage_offset() == value.storage_offset()
+        alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
+        if same_memory and from_first and alike and value.is_contiguous() and _dense(made):
+            self.outs[route.maker] = torch.as_strided(place, made.shape, made.stride())
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether every element has a place of its own, and there are no gaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

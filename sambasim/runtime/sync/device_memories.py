@@ -1,0 +1,59 @@
+"""The device memories of a node's replicas, in one window that all of its ranks share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sambasim.ir.program import Program
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.sync.interface import slices_of
+from sambasim.units import KIB
+
+SMALL_BYTES = 64 * KIB
+"""Up to so many bytes of gradients, each replica adds up all of them: see `small_device`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """By world rank. `shares_parameters` says that all replicas of the node read those of its first rank."""
+
+    window: SharedWindow
+    by_rank: Mapping[int, DeviceMemory]
+    shares_parameters: bool = True
+
+
+def is_small(program: Program, topology: Topology) -> bool:
+    """Whether replicas all do everything themselves, on parameters of their own."""
+    gradient_bytes = sum(group.numel * DTYPE_BYTES[group.dtype] for group in program.groups)
+    return topology.node_count == 1 and gradient_bytes <= SMALL_BYTES
+
+
+def allocate_devices(program: Program, communicator: Communicator) -> Devices:
+    """Collective. Device memory for every rank of the node.
+
+    Raises MachineError if the node lacks shared memory.
+    """
+    topology = communicator.topology
+    small = is_small(program, topology)
+    window = communicator.allocate_shared(program.device_bytes, None if small else _touched_bytes(program, topology))
+    storages = {
+        rank: window.local if rank == topology.rank else window.of(index)
+        for index, rank in enumerate(topology.local_ranks)
+    }
+    shared = None if small else storages[topology.local_ranks[0]]
+    memories = {rank: DeviceMemory(program, storage, shared) for rank, storage in storages.items()}
+    return Devices(window, memories, shares_parameters=not small)
+
+
+def _touched_bytes(program: Program, topology: Topology) -> int:
+    """How much of its part of the window this rank will use: of the states its own slices, and parameters only if it
+    is the first of its node."""
+    slices = slices_of(program, topology.world_size)
+    kinds = (SymbolKind.OPTIMIZER_STATE, *(() if topology.local_rank == 0 else SHARED_KINDS))
+    untouched = sum(symbol.type.size_bytes for symbol in program.symbols.values() if symbol.kind in kinds)
+    states = 0
+    for group in program.groups:
+        start, stop = slices[group.name][topology.rank]
+        states += (stop - start) * DTYPE_BYTES[group.dtype] * len(program.optimizers[group.optimizer].states)
+    return max(program.device_bytes - untouched + states, 0)

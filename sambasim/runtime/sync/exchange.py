@@ -1,0 +1,217 @@
+"""What host sync sends by MPI: slices of gradients to their owners, and slices of parameters to every replica.
+
+Both go in rounds. In each, a piece of every owner's slice travels through buffers of the host that fit a core's cache:
+while one round is on its way, the one before is added up, or copied to the device. So the buffers stay small whatever
+the size of the model, and no rank holds the whole of another's gradients.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
+from sambasim.collectives.tree import additions
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import DTYPE_BYTES
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.ranks import Communicator, Request
+from sambasim.runtime.sync.collect import bytes_of
+from sambasim.runtime.sync.interface import BytesMoved
+from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+
+ROUND_ELEMENTS = 1_048_576
+"""Elements of one replica that travel in one round, to or from all owners together."""
+
+_REDUCE_TAG = 14
+_GATHER_TAG = 15
+
+_Message: TypeAlias = tuple[NDArray[np.uint8], int]  # a buffer, and the rank that it goes to or comes from
+_Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where gradients and parameters are, for one rank of a job.
+
+    workers: the ranks that have a replica, ascending
+    slices: for each group, the slice that each rank of the job owns; an empty one for a rank that owns nothing
+    device: the device memory of this rank's replica; None for a rank without one
+    kept: where the owned slices are: the means that this rank makes, and the parameters that it updates. It is the
+        device, or memory of the host, from which nothing has to be copied before it is sent
+    """
+
+    workers: Sequence[int]
+    slices: Mapping[str, Sequence[Slice]]
+    device: DeviceMemory | None
+    kept: DeviceMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round of one rank, everything in its place: what is copied and sent, what comes, and what is done with it."""
+
+    copies: list[_Copy] = field(default_factory=list)
+    sends: list[_Message] = field(default_factory=list)
+    receives: list[_Message] = field(default_factory=list)
+    means: list[tuple[TreeMean, Sequence[Tensor], Tensor]] = field(default_factory=list)
+    last_copies: list[_Copy] = field(default_factory=list)
+
+
+class Exchange:
+    """Rounds that the ranks of a job carry out together, and what `moves` in all of them, on this rank."""
+
+    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, communicator: Communicator, tag: int) -> None:
+        self._rounds = rounds
+        self._moves = moves
+        self._communicator = communicator
+        self._tag = tag
+
+    def __call__(self, moved: BytesMoved) -> None:
+        """Collective. Carry out all rounds, and add what they move to `moved`."""
+        communicator, tag = self._communicator, self._tag
+        sends: list[Sequence[Request]] = []
+        receives: list[Sequence[Request]] = []
+        for number, now in enumerate(self._rounds):
+            if number >= 2:
+                communicator.wait_all(sends[number - 2])  # this round takes the buffers of that one
+            receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
+            _carry_out(now.copies)
+            sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
+            if number >= 1:
+                self._finish(number - 1, receives[number - 1])
+        if self._rounds:
+            self._finish(len(self._rounds) - 1, receives[-1])
+        for requests in sends[-2:]:
+            communicator.wait_all(requests)
+        moved.device_to_host += self._moves.device_to_host
+        moved.host_to_device += self._moves.host_to_device
+        moved.network += self._moves.network
+
+    def _finish(self, number: int, receives: Sequence[Request]) -> None:
+        self._communicator.wait_all(receives)
+        for mean, operands, out in self._rounds[number].means:
+            mean(operands, out)
+        _carry_out(self._rounds[number].last_copies)
+
+
+def reduce_scatter(program: Program, places: Places, divisor: int, communicator: Communicator) -> Exchange:
+    """After this exchange the owned slices of the gradients of `places.kept` are means over the workers.
+
+    Gradients leave the device for the host, and travel to their owners, who add them up in the order of the tree and
+    divide the sum by `divisor`.
+    """
+    rank = communicator.topology.rank
+    others = [worker for worker in places.workers if worker != rank]
+    steps = additions(len(places.workers))
+    means = {group.dtype: TreeMean(steps, divisor, getattr(torch, group.dtype)) for group in program.groups}
+    cuts = _cuts(program, places.slices)
+    outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
+    incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts])
+    moves, rounds = BytesMoved(), []
+    for number, (group, slices) in enumerate(cuts):
+        now = _Round()
+        operands = dict(zip(others, incoming.parts(number), strict=True))
+        now.receives.extend(_messages(operands))
+        moves.network += sum(part.nbytes for part in operands.values())
+        if places.device is not None:
+            gradient = places.device.region(group, "gradient")
+            staged = dict(enumerate(outgoing.parts(number)))
+            now.copies.extend((staged[owner], gradient[a:b]) for owner, (a, b) in enumerate(slices) if a < b)
+            moves.device_to_host += sum(part.nbytes for part in staged.values())
+            operands[rank] = staged.pop(rank)
+            now.sends.extend(_messages(staged))
+        mean = kept = places.kept.region(group, "gradient")[slice(*slices[rank])]
+        if places.kept is places.device:
+            mean = operands[rank]  # the host adds; then the mean goes to the device
+            now.last_copies.append((kept, mean))
+            moves.host_to_device += kept.nbytes
+        in_order = [operands[worker] for worker in places.workers]
+        now.means.extend(
+            (means[group.dtype], [operand[a:b] for operand in in_order], mean[a:b])
+            for a, b in pieces(0, mean.numel(), CHUNK_ELEMENTS)
+        )
+        rounds.append(now)
+    return Exchange(rounds, moves, communicator, _REDUCE_TAG)
+
+
+def all_gather(program: Program, places: Places, communicator: Communicator) -> Exchange:
+    """After this exchange the parameters of every replica's device are those of their owners, slice by slice."""
+    rank = communicator.topology.rank
+    others = [worker for worker in places.workers if worker != rank]
+    cuts = _cuts(program, places.slices)
+    buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
+    moves, rounds = BytesMoved(), []
+    for number, (group, slices) in enumerate(cuts):
+        now = _Round()
+        arriving = dict(enumerate(buffers.parts(number)))
+        own, staged = places.kept.region(group, "parameter")[slice(*slices[rank])], arriving.pop(rank)
+        on_device = {rank} if places.kept is places.device else set()
+        if on_device:
+            now.copies.append((staged, own))
+            moves.device_to_host += own.nbytes
+            own = staged
+        now.sends.extend(_messages(dict.fromkeys(others, own)))
+        if places.device is not None:
+            parameter = places.device.region(group, "parameter")
+            now.receives.extend(_messages(arriving))
+            moves.network += sum(part.nbytes for part in arriving.values())
+            now.last_copies.extend(
+                (parameter[slice(*slices[owner])], part)
+                for owner, part in ({**arriving, rank: own}).items()
+                if part.numel() and owner not in on_device
+            )
+            moves.host_to_device += sum(part.nbytes for _, part in now.last_copies)
+        rounds.append(now)
+    return Exchange(rounds, moves, communicator, _GATHER_TAG)
+
+
+def _cuts(program: Program, slices: Mapping[str, Sequence[Slice]]) -> list[tuple[ParameterGroup, list[Slice]]]:
+    """What travels in each round: of one group, a piece of the slice of each rank; an empty one where it has ended."""
+    return [(group, cut) for group in program.groups for cut in _rounds(slices[group.name])]
+
+
+def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:
+    owners = sum(start < stop for start, stop in slices)
+    limit = max(ROUND_ELEMENTS // max(owners, 1) // CUT_ELEMENTS, 1) * CUT_ELEMENTS
+    longest = max(stop - start for start, stop in slices)
+    for done, _ in pieces(0, longest, limit):
+        yield [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
+
+
+def _lengths(slices: Sequence[Slice]) -> list[int]:
+    return [stop - start for start, stop in slices]
+
+
+def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
+    """By rank: the parts that hold anything, as messages."""
+    return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
+
+
+def _carry_out(copies: Sequence[_Copy]) -> None:
+    for to, source in copies:
+        to.copy_(source)
+
+
+class _Buffers:
+    """Memory of the host for the rounds, which take two halves of it by turns.
+
+    rounds: for each, the group, and how many elements each of its parts has
+    """
+
+    def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]]) -> None:
+        self._rounds = rounds
+        largest = max((sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds), default=0)
+        self._halves = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]
+
+    def parts(self, number: int) -> list[Tensor]:
+        """The parts of round `number`."""
+        group, lengths = self._rounds[number]
+        dtype: torch.dtype = getattr(torch, group.dtype)
+        flat = self._halves[number % 2][: sum(lengths) * DTYPE_BYTES[group.dtype]].view(dtype)
+        return [flat[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]

@@ -1,0 +1,54 @@
+"""Sync through the host in which each slice of a group has one owner, who adds it up and updates it."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from sambasim.collectives.slices import Slice
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.sync.collect import collect
+from sambasim.runtime.sync.exchange import Places, all_gather, reduce_scatter
+from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
+from sambasim.runtime.sync.phased import PhasedSync
+
+
+class OwnersSync(PhasedSync):
+    """Gradients travel to their owners, and parameters from them. `places` says where they are and who owns what."""
+
+    def __init__(
+        self,
+        program: Program,
+        arguments: Arguments,
+        optimizers: Optimizers,
+        places: Places,
+        communicator: Communicator,
+    ) -> None:
+        super().__init__(program, arguments, optimizers, places.kept)
+        self._places = places
+        self._communicator = communicator
+        self._rank = communicator.topology.rank
+        self._reduce_scatter = reduce_scatter(program, places, self.divisor, communicator)
+        self._all_gather = all_gather(program, places, communicator)
+
+    def owned(self, group: ParameterGroup) -> Slice:
+        return self._places.slices[group.name][self._rank]
+
+    def reduce(self) -> None:
+        self._reduce_scatter(self.bytes_moved)
+
+    def gather(self) -> None:
+        self._all_gather(self.bytes_moved)
+
+    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
+        return gather_norms(self.program, self._places.slices, self._communicator, sums)
+
+    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
+        counts = [int(rank in self._places.workers) for rank in range(self._communicator.topology.world_size)]
+        return all_gather_floats(self._communicator, losses, counts)
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        own = {self._rank: self.memory.region(group, state)}
+        return collect(self._communicator, own, self._places.slices[group.name], member)

@@ -1,0 +1,100 @@
+"""Sync directly between devices for programs of few parameters, where waiting costs more than arithmetic.
+
+Each replica adds up all slices itself, and updates parameters of its own: the bits are those of owners, because every
+replica computes the same. So a step has one meeting instead of two, when all gradients are there. That all have read
+them is asked for only when the next step is about to overwrite them, and by then it is long so.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.slices import pieces
+from sambasim.collectives.tree import additions
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
+from sambasim.runtime.optimizers import Optimizers, SliceUpdate
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.sync.device_memories import Devices
+from sambasim.runtime.sync.flags import Counter, NodeFlags
+from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed
+from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+
+
+class SmallDeviceSync(GradientSync):
+    """Every replica reads its peers' device memory, and owns everything. For one node."""
+
+    def __init__(
+        self,
+        program: Program,
+        arguments: Arguments,
+        optimizers: Optimizers,
+        devices: Devices,
+        communicator: Communicator,
+    ) -> None:
+        super().__init__(program, arguments, optimizers)
+        self._memory = devices.by_rank[communicator.topology.rank]
+        self._first = communicator.topology.rank == 0
+        self._normed = is_normed(program)
+        self._flags = NodeFlags(communicator)
+        self._steps = 0
+        self._means: list[Tensor] = []
+        self._reductions: list[Callable[[], None]] = []
+        self._updates: list[SliceUpdate] = []
+        for group in program.groups:
+            gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
+            mean = torch.empty_like(gradients[0])
+            self._means.append(mean)
+            self._reductions += self._reductions_of(gradients, mean)
+            self._updates.append(optimizers.slice(group, 0, group.numel))
+        self._peer_bytes = (len(devices.by_rank) - 1) * sum(mean.nbytes for mean in self._means)
+
+    @property
+    def title(self) -> str:
+        return "device (peers' device memory)"
+
+    def begin_step(self) -> None:
+        self._flags.wait(
+            Counter.UPDATED, self._steps
+        )  # a peer may still read the gradients that come to be overwritten
+
+    def section_done(self, count: int) -> None:
+        """Nothing: so few gradients are added up at once."""
+
+    def finish_step(self, losses: Sequence[float]) -> StepSync:
+        began_s = time.perf_counter()
+        place = self._steps % 2  # a rank may be one step ahead of who reads
+        self._flags.put(place, losses[0])
+        self._flags.meet(Counter.PROGRESS, self._steps + 1)
+        everybody = self._flags.numbers(place)
+        for reduce in self._reductions:
+            reduce()
+        self._steps += 1
+        self._flags.publish(Counter.UPDATED, self._steps)
+        exposed_s = time.perf_counter() - began_s
+        norm = self._clip() if self._normed else None
+        for update, mean in zip(self._updates, self._means, strict=True):
+            update(mean)
+        self.bytes_moved.peer += self._peer_bytes
+        return StepSync(everybody, norm, exposed_s)
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        own = self._memory.region(group, state)[member.start : member.start + member.numel]
+        return own if self._first else None
+
+    def _reductions_of(self, gradients: Sequence[Tensor], mean: Tensor) -> list[Callable[[], None]]:
+        add = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
+
+        def reduction(start: int, stop: int) -> Callable[[], None]:
+            operands, out = [gradient[start:stop] for gradient in gradients], mean[start:stop]
+            return lambda: add(operands, out)
+
+        return [reduction(start, stop) for start, stop in pieces(0, mean.numel(), CHUNK_ELEMENTS)]
+
+    def _clip(self) -> float:
+        norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))
+        clip(self._means, norm, self.optimizers.first("max_grad_norm"))
+        return norm

@@ -1,0 +1,54 @@
+"""`sambasim bench collectives` where it is refused: flags, and one rank alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sambasim.cli import bench
+from sambasim.runtime.measure.paths import PATHS
+
+TIMEOUT_S = 60
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "sambasim", "bench", "collectives", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "remedy"),
+    [
+        (["--min-bytes", "1K"], "--min-bytes: '1K' is not a size", '--min-bytes "64 KiB"'),
+        (["--max-bytes", "0"], "--max-bytes: there is nothing to reduce in 0 bytes", "1 B or more"),
+        (["--min-bytes", "2KiB", "--max-bytes", "1KiB"], "--min-bytes is more than --max-bytes", "--min-bytes"),
+        (["--paths", "device,nccl"], "there is no path 'nccl'", "--paths device,gloo"),
+        (["--paths", ","], "no path was named", "--paths device,gloo"),
+        (["--plot", "sync.png"], "sync.png does not end in .svg", "--plot sync.svg"),
+        (["--plot", "/proc/sync.svg"], "the plot cannot be written to /proc/sync.svg", "another place"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_mpi_starts(arguments: list[str], what: str, remedy: str) -> None:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error[option]: ")
+    assert what in result.stderr
+    assert remedy in result.stderr.split("try:")[1]
+
+
+def test_one_rank_has_nothing_to_sync() -> None:
+    result = run("--max-bytes", "4KiB")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "error[launch]: one rank alone has nothing to sync" in result.stderr
+    assert "try:   mpirun -np 2 sambasim bench collectives --max-bytes 4KiB" in result.stderr
+
+
+def test_the_command_names_the_paths_that_there_are() -> None:
+    assert tuple(PATHS) == bench._PATHS
+
+
+def test_help_defines_what_the_table_shows() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "algorithm bandwidth × 2 (n - 1) / n" in result.stdout
+    assert "nccl-tests" in result.stdout

@@ -1,0 +1,76 @@
+"""`sambasim bench collectives` where one thing is wrong: the name of the fault comes first, then the command's own."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sambasim.cli.main import main
+from sambasim.runtime import shared_memory
+from sambasim.runtime.communicator import MpiCommunicator
+from sambasim.runtime.shared_memory import Demand
+from sambasim.runtime.sync.device import DeviceSync
+from sambasim.runtime.sync.gloo import GlooSync
+from sambasim.runtime.sync.host import HostSync
+from sambasim.units import KIB
+
+
+def mpi_multiplies_by_size() -> None:
+    """What an all-reduce tested with the same data on every rank would let pass."""
+
+    def multiply(self: MpiCommunicator, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
+        np.multiply(send, self.world_size, out=receive)
+
+    MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]
+
+
+def mpi_keeps_the_first_result() -> None:
+    whole, results = MpiCommunicator.all_reduce_sum_for_comparison, dict[int, NDArray[np.float32]]()
+
+    def keep(self: MpiCommunicator, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
+        whole(self, send, receive)
+        receive[:] = results.setdefault(receive.size, receive.copy())
+
+    MpiCommunicator.all_reduce_sum_for_comparison = keep  # type: ignore[method-assign]
+
+
+def gloo_does_nothing() -> None:
+    dist.all_reduce = lambda tensor, op=None, group=None, async_op=False: None
+
+
+def device_does_nothing() -> None:
+    DeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]
+
+
+def host_forgets_to_gather() -> None:
+    HostSync.gather = lambda self: None  # type: ignore[method-assign]
+
+
+def host_adds_one_replica_twice_by_gloo() -> None:
+    begin = GlooSync._begin
+
+    def begin_with_double(device: Tensor, host: Tensor) -> dist.Work:
+        if dist.get_rank() == 0:
+            device.mul_(2)
+        return begin(device, host)
+
+    GlooSync._begin = staticmethod(begin_with_double)  # type: ignore[method-assign]
+
+
+def little_shared_memory() -> None:
+    """Once MPI has started, 100 KiB for all windows of two ranks."""
+    check, free_bytes = shared_memory.check_demands, 2 * shared_memory.MPI_RESERVE_BYTES + 100 * KIB
+
+    def check_with_little(demands: Iterable[Demand]) -> None:
+        check([replace(demand, free_bytes=free_bytes) for demand in demands])
+
+    shared_memory.check_demands = check_with_little
+
+
+if __name__ == "__main__":
+    globals()[sys.argv.pop(1)]()
+    main()

@@ -1,0 +1,108 @@
+"""`sambasim bench collectives` under mpirun: what it measures at any number of ranks, and that wrong results end it."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from sambasim.records.collectives import CollectivesRecord
+from sambasim.units import KIB
+from tests.support.mpi import RANKS, Result, run_mpi
+
+COMMAND = [sys.executable, "-m", "sambasim", "bench", "collectives"]
+FAULT = str(Path(__file__).parent / "bodies" / "bench_fault.py")
+SMALL = ["--max-bytes", "16 KiB", "--runs", "2"]
+SEVERAL = [ranks for ranks in RANKS if ranks > 1]
+
+HOW = {
+    "device": ("mean", "bits"),
+    "host-mpi": ("mean", "bits"),
+    "host-gloo": ("mean", "rounding"),
+    "host-parameter-server": ("mean", "bits"),
+    "mpi": ("sum", "rounding"),
+    "gloo": ("sum", "rounding"),
+}
+"""For each path, what it leaves on every rank, and how that is compared."""
+
+
+def record_of(result: Result) -> CollectivesRecord:
+    (line,) = result.check().stdout.splitlines()
+    return CollectivesRecord.model_validate_json(line)
+
+
+def with_fault(name: str, *arguments: str) -> Result:
+    return run_mpi(2, [sys.executable, FAULT, name, "bench", "collectives", *SMALL, *arguments])
+
+
+@pytest.mark.parametrize("ranks", SEVERAL)
+def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
+    result = run_mpi(ranks, [*COMMAND, *SMALL, "--json"])
+    record = record_of(result)
+    assert result.stderr == ""
+    assert (record.world_size, record.node_of, record.left_out) == (ranks, (0,) * ranks, ())
+    assert [size.size_bytes for size in record.sizes] == [4 * KIB, 16 * KIB]
+    for size in record.sizes:
+        assert size.runs == 2
+        assert size.copy_bytes == size.size_bytes * (ranks + 1) // (2 * ranks * 4) * 4 * ranks
+        assert {path.path: (path.result, path.checked) for path in size.paths} == HOW
+        for path in size.paths:
+            assert 0 < path.least_s <= path.measured_s
+            assert path.algorithm_bytes_per_s == pytest.approx(size.size_bytes / path.measured_s)
+            assert path.bus_bytes_per_s == pytest.approx(path.algorithm_bytes_per_s * 2 * (ranks - 1) / ranks)
+            assert path.to_copy_bound == pytest.approx(path.measured_s / size.copy_bound_s)
+
+
+@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
+def test_several_nodes_are_measured_and_priced_apart() -> None:
+    env = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+    record = record_of(run_mpi(4, [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--schedules", "--json"], env=env))
+    assert len(set(record.node_of)) == 2
+    assert record.predictions is not None
+    assert record.predictions.within is not None
+    assert record.predictions.between is not None
+    assert [one.size_bytes for one in record.predictions.schedules] == [4 * KIB, 16 * KIB]
+
+
+@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
+class TestTwoRanks:
+    def test_people_get_a_table_with_its_definitions_and_a_plot(self, tmp_path: Path) -> None:
+        plot = tmp_path / "new" / "sync.svg"
+        arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--schedules", "--plot", str(plot)]
+        result = run_mpi(2, [*COMMAND, *arguments]).check()
+        assert "4.0 KiB: 2 runs of device and of a copy" in result.stderr
+        measured, predicted = result.stdout.split("predicted, not measured")
+        assert "2 ranks on 1 node, 1 thread a rank" in measured
+        assert "mean, equal bits" in measured
+        assert "bus bandwidth = algorithm bandwidth × 2 (n - 1) / n" in measured
+        assert "within a node: latency" in predicted
+        assert "device" in ElementTree.parse(plot).getroot().itertext()
+
+    @pytest.mark.parametrize(
+        ("fault", "path", "exit_code"),
+        [
+            ("mpi_multiplies_by_size", "mpi", 2),
+            ("mpi_keeps_the_first_result", "mpi", 2),
+            ("gloo_does_nothing", "gloo", 2),
+            ("device_does_nothing", "device", 70),
+            ("host_forgets_to_gather", "host-mpi", 70),
+            ("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
+        ],
+    )
+    def test_a_wrong_result_is_an_error(self, fault: str, path: str, exit_code: int) -> None:
+        result = with_fault(fault, "--paths", path)
+        assert result.returncode == exit_code
+        assert f"{path} gave a wrong result: " in result.stderr
+        assert result.stdout == ""
+
+    def test_what_shared_memory_cannot_hold_is_left_out_and_said(self) -> None:
+        record = record_of(with_fault("little_shared_memory", "--max-bytes", "64 KiB", "--json"))
+        assert [size.size_bytes for size in record.sizes] == [4 * KIB, 16 * KIB]
+        (left_out,) = record.left_out
+        assert left_out.size_bytes == 64 * KIB
+        assert left_out.reason.startswith("the replicas of this node need")
+
+    def test_without_shared_memory_for_the_smallest_size_there_is_an_error(self) -> None:
+        result = with_fault("little_shared_memory", "--min-bytes", "64 KiB", "--max-bytes", "64 KiB")
+        assert result.returncode == 2
+        assert result.stderr.startswith("error[machine] (every rank): the replicas of this node need")

@@ -1,0 +1,121 @@
+"""The engine that compiles: near the plain engine, equal to itself, and clear about what it lacks."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sambasim.compiler.compile import compile_model
+from sambasim.errors import MachineError
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.pef import map_weights, read
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler, use_cache_folder
+from sambasim.runtime.engine.inductor import Compiling, Inductor
+from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.replica import place_inputs, place_weights
+
+SEED = 3
+BATCH = 4
+
+
+class Net(nn.Module):
+    """Has a recurrent layer, which is not compiled, drops out twice, and draws in between what nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 5)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(self.recurrent(x.transpose(0, 1))[0].sum(0), 0.2, self.training)
+        torch.randn_like(x)
+        return self.last(functional.dropout(functional.gelu(x), 0.5, self.training))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache: Path) -> None:
+    try:
+        find_compiler()
+    except MachineError:
+        pytest.skip("there is no C++ compiler here")
+    torch.manual_seed(0)
+    model = Net()
+    inputs = {"x": torch.randn(BATCH, 7, 6), "target": torch.tensor([0, 2, 1, 1])}
+    options = CompileOptions(
+        model=ModelOptions(target="net:Net"),
+        loss=LossOptions(name="cross_entropy"),
+        optimizer=OptimizerOptions(name="sgd"),
+        training=TrainingOptions(batch_size=BATCH),
+        pef_name="net",
+        output_folder=tmp_path,
+    )
+    path = compile_model(model, inputs, options, by_keyword=False).path
+    program = read(path).program
+    assert program.training is not None
+    assert program.loss is not None
+    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    place_weights(program, memory, map_weights(path))
+    place_inputs(memory, inputs)
+    names = [member.gradient for group in program.groups for member in group.members]
+    told: list[Compiling] = []
+    plain = Executable(program.training, program, memory.tensor)
+    compiled = Executable(program.training, program, memory.tensor, Inductor(told.append))
+    assert [one.done for one in told] == list(range(told[0].parts + 1))
+    assert list(cache.iterdir())
+
+    def differentiate(executable: Executable, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
+        torch.manual_seed(SEED)
+        sections: list[int] = []
+        outputs = executable.run(tangent_of(program, 1.0), accumulate=accumulate, section_done=sections.append)
+        gradients = [memory.tensor(name).clone() for name in names]
+        return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections[-1]
+
+    loss, gradients, drawn, sections = differentiate(plain)
+    first = differentiate(compiled)
+    assert first[0] == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(first[1], gradients)
+    assert first[2].equal(drawn)
+    assert first[3] == sections
+    second = differentiate(compiled)
+    assert second[0] == first[0]
+    assert all(map(torch.equal, second[1], first[1]))
+    added = differentiate(compiled, accumulate=True)
+    assert all(torch.equal(both, 2 * one) for both, one in zip(added[1], first[1], strict=True))
+
+
+def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH") as caught:
+        find_compiler()
+    assert "apt install g++" in (caught.value.remedy or "")
+
+
+def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_cache_folder()
+    folder = Path(os.environ[CACHE_VARIABLE])
+    assert folder.parent == tmp_path / "sambasim" / "inductor"
+    assert folder.is_dir()
+
+
+def test_a_folder_that_the_user_names_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_cache_folder()
+    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "mine")
+    assert not list(tmp_path.iterdir())

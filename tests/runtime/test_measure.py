@@ -1,0 +1,107 @@
+"""What the measurement of sync paths stands on: operands that give a wrong result away, sizes, bandwidths."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
+from sambasim.runtime.measure.collectives import default_runs, sizes_between
+from sambasim.runtime.measure.flat_program import flat_program
+from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
+from sambasim.units import GIB, KIB, MIB
+
+NUMEL = 2 * PERIOD_ELEMENTS + 100
+
+
+def operands_of_all(run: int, world_size: int, numel: int = NUMEL) -> list[torch.Tensor]:
+    flats = [torch.empty(numel) for _ in range(world_size)]
+    for rank, flat in enumerate(flats):
+        fill(flat, draw(run, rank, world_size, numel).own)
+    return flats
+
+
+def test_every_rank_and_every_run_has_data_of_its_own() -> None:
+    blocks = [draw(run, rank, 3, NUMEL).own for run in range(3) for rank in range(3)]
+    assert len({tuple(block[:8].tolist()) for block in blocks}) == 9
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+def test_what_is_expected_is_what_the_operands_give(world_size: int) -> None:
+    flats = operands_of_all(1, world_size)
+    expected = draw(1, 0, world_size, NUMEL)
+    forth, back = flats[0].clone(), flats[-1].clone()
+    for index in range(1, world_size):
+        forth += flats[index]
+        back += flats[-1 - index]
+    for total in (forth, back):
+        assert expected.near_sum.first_difference(total, 0) is None
+        assert expected.near_mean.first_difference(total / world_size, 0) is None
+    pairs = [left + right for left, right in zip(flats[::2], flats[1::2], strict=False)] + flats[len(flats) // 2 * 2 :]
+    tree = pairs[0] + pairs[1] if len(pairs) > 1 else pairs[0]
+    tree = tree + pairs[2] if len(pairs) > 2 else tree
+    assert expected.mean.first_difference(tree / world_size, 0) is None
+
+
+def test_an_order_of_additions_other_than_the_tree_has_other_bits() -> None:
+    first, second, third, fourth = operands_of_all(0, 4)
+    in_turn = (first + second + third + fourth) / 4
+    expected = draw(0, 0, 4, NUMEL)
+    assert expected.mean.first_difference(in_turn, 0) is not None
+    assert expected.near_mean.first_difference(in_turn, 0) is None
+
+
+@pytest.mark.parametrize("name", ["mean", "near_mean", "near_sum"])
+@pytest.mark.parametrize("element", [0, PERIOD_ELEMENTS - 1, PERIOD_ELEMENTS, NUMEL - 1])
+@pytest.mark.parametrize("change", [1e-3, float("nan")])
+def test_one_wrong_element_is_found_wherever_it_is(name: str, element: int, change: float) -> None:
+    expected: Expected = getattr(draw(0, 0, 2, NUMEL), name)
+    result = torch.empty(NUMEL)
+    fill(result, expected.block)
+    start = 64
+    assert expected.first_difference(result[start:], start) is None
+    result[element] += change
+    assert expected.first_difference(result, 0) == element
+    assert expected.first_difference(result[start:], start) == (element if element >= start else None)
+
+
+def test_a_result_that_lies_a_slice_too_far_is_wrong() -> None:
+    expected = draw(0, 0, 2, NUMEL).near_sum
+    result = torch.empty(NUMEL)
+    fill(result, expected.block)
+    assert expected.first_difference(result[64:], 0) is not None
+
+
+@given(least=st.integers(1, MIB), more=st.integers(0, GIB))
+def test_sizes_go_from_the_least_to_the_most_in_whole_cuts(least: int, more: int) -> None:
+    sizes = sizes_between(least, least + more)
+    assert list(sizes) == sorted(set(sizes))
+    assert all(size % 256 == 0 for size in sizes)
+    assert 0 <= sizes[0] - least < 256
+    assert 0 <= sizes[-1] - (least + more) < 256
+    assert all(after <= 4 * before for before, after in pairwise(sizes))
+
+
+def test_the_default_sizes_are_round() -> None:
+    expected = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+    assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
+
+
+def test_longer_runs_are_fewer() -> None:
+    assert [default_runs(size) for size in (4 * KIB, 16 * MIB, 256 * MIB)] == [100, 32, 7]
+
+
+def test_the_bandwidths_of_nccl_tests() -> None:
+    assert algorithm_bandwidth(1000, 0.5) == 2000
+    assert bus_bandwidth(1000, 0.5, 2) == 2000
+    assert bus_bandwidth(1000, 0.5, 4) == 3000
+
+
+def test_a_flat_program_has_one_group_whose_means_are_gathered() -> None:
+    program = flat_program(100)
+    (group,) = program.groups
+    assert group.numel == 128
+    assert group.regions["parameter"] == group.regions["gradient"]
+    assert program.device_bytes >= 2 * group.numel * 4
