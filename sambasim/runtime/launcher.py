@@ -36,6 +36,11 @@ class Launcher:
         """The number of ranks it started, or what is certain of it: one more than this process's rank."""
         return self.world_size if self.world_size is not None else self.rank + 1
 
+    @property
+    def leaves_ranks_behind(self) -> bool:
+        """Whether ranks live on when it is killed."""
+        return self.name == _OPEN_MPI
+
 
 _OPEN_MPI = "mpirun of Open MPI"
 _SRUN = "srun"
@@ -45,6 +50,7 @@ _LAUNCHERS = (
     ("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK"),
 )
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -73,6 +79,11 @@ def launched_rank(environ: Mapping[str, str]) -> int:
     """The rank that the launcher gave this process, 0 without one. Of N lonely processes only rank 0 need complain."""
     launcher = find_launcher(environ)
     return 0 if launcher is None else launcher.rank
+
+
+def ranks_of_node(environ: Mapping[str, str]) -> int:
+    """How many ranks the launcher started on this node; 1 if it does not say, or there is none."""
+    return next((ranks for key in _LOCAL_SIZES if (ranks := _number(environ, key)) is not None), 1)
 
 
 def library_name(version: str) -> str:

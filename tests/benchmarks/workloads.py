@@ -16,7 +16,8 @@ SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, what it reads, and how it is trained. `steps` are those of one round."""
+    """A model that returns its loss first, what it reads, and how it is trained. `steps` are those of one round; with
+    `compiled`, it is also trained by inductor."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -25,6 +26,7 @@ class Workload:
     optimizer: Literal["sgd", "adamw"]
     learning_rate: float
     steps: int
+    compiled: bool = False
 
 
 class WideMLP(nn.Module):
@@ -81,7 +83,7 @@ def images() -> Dataset[tuple[Tensor, ...]]:
 
 
 WORKLOADS = (
-    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20),
+    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, compiled=True),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 400),
 )

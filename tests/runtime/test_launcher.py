@@ -183,3 +183,8 @@ def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
     assert ranks_of_node({}) == 1
     assert ranks_of_node({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
     assert ranks_of_node({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}) == 3
+
+
+def test_only_one_launcher_leaves_its_ranks_behind() -> None:
+    left = [launcher for environ, _ in ENVIRONMENTS if (launcher := find_launcher(environ)) is not None]
+    assert {launcher.name for launcher in left if launcher.leaves_ranks_behind} == {"mpirun of Open MPI"}

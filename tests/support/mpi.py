@@ -4,11 +4,14 @@ One body runs at several numbers of ranks, on data that depends on the rank, so 
 `SAMBASIM_TEST_RANKS` chooses the numbers: `make test-mpi-3` sets it to 3.
 """
 
+import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,14 +24,29 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = tuple(int(ranks) for ranks in os.environ.get("SAMBASIM_TEST_RANKS", "1,2,3,4").split(","))
 
 _SHARED_MEMORY = Path("/dev/shm")
-_JOB_KEY = "SAMBASIM_TEST_JOB"
+JOB_KEY = "SAMBASIM_TEST_JOB"
+"""Every process of a job has this in its environment."""
+
 _GOODBYE_S = 5.0
-_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
+"""What a job that has ended gets until its last process and its last segment must be gone."""
+_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PRTE_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
+_FOR_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""Without these it refuses root, and more ranks than cores; and ranks that wait take the cores from those that compute.
+Other MPIs do not look at them."""
+
+_RULE = "-" * 74
+_NOTICE = re.compile(rf"^{_RULE}\n.*?^{_RULE}\n\0?", re.DOTALL | re.MULTILINE)
+"""What mpirun of Open MPI says on stderr of a job that has failed. No rank can keep it from that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a job left: its exit code, what it printed, and how long it took from start to end."""
+    """What a job left: its exit code, what its ranks printed, and how long it took from start to end."""
 
     returncode: int
     stdout: str
@@ -51,6 +69,18 @@ def mpirun() -> str:
     return found
 
 
+@functools.cache
+def library() -> str:
+    """Name and version of the MPI that jobs of these tests run on, such as `MPICH 5.0.2`; asked in another process."""
+    body = "from sambasim.runtime.communicator import linked_library; print(linked_library())"
+    return run_job([sys.executable, "-c", body]).check().stdout.strip()
+
+
+def is_open_mpi() -> bool:
+    """Whether the jobs of these tests run on Open MPI."""
+    return library().startswith("Open MPI")
+
+
 def run_mpi(
     np: int,
     argv: Sequence[str],
@@ -58,12 +88,50 @@ def run_mpi(
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    hosts: int = 1,
 ) -> Result:
     """Run `mpirun -np NP ARGV`; `env` is laid over this process's environment, with one thread a rank unless it says.
 
+    With several `hosts`, this machine plays each of them: mpirun reaches them as it would by ssh, and they bear other
+    names. NP must be a multiple of their number. It takes the privilege to give a process another host name.
+
     Fails the test if the job does not end within `timeout` seconds, or leaves a process or shared memory behind.
     """
-    return run_job([mpirun(), "-np", str(np), *argv], timeout=timeout, env=env, cwd=cwd)
+    played = _playing(hosts, np // hosts) if hosts > 1 else []
+    return run_job([mpirun(), *played, "-np", str(np), *argv], timeout=timeout, env=env, cwd=cwd)
+
+
+@functools.cache
+def can_play_hosts() -> bool:
+    """Whether this process may give others a host name and a /dev/shm of their own."""
+    return shutil.which("unshare") is not None and (
+        subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _playing(hosts: int, ranks: int) -> list[str]:
+    """Flags of mpirun for `ranks` ranks on each of the hosts that this machine plays."""
+    agent = str(ROOT / "tests" / "support" / "play_host")
+    names = [f"played-{index}" for index in range(hosts)]
+    if is_open_mpi():
+        # As a list of --host they would be one: they have the same addresses.
+        listed = [
+            "--prtemca",
+            "prte_default_hostfile",
+            str(_hostfile(names, ranks)),
+            "--prtemca",
+            "plm_ssh_agent",
+            agent,
+        ]
+        return [*listed, "--map-by", f"ppr:{ranks}:node:oversubscribe"]
+    return ["-hosts", ",".join(names), "-ppn", str(ranks), "-launcher-exec", agent]
+
+
+def _hostfile(names: Sequence[str], slots: int) -> Path:
+    text = "".join(f"{name} slots={slots}\n" for name in names)
+    path = Path(tempfile.gettempdir(), f"sambasim-test-hosts-{len(names)}-{slots}")
+    path.write_text(text)
+    return path
 
 
 def run_job(
@@ -78,11 +146,12 @@ def run_job(
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ = {
         **inherited,
+        **_FOR_OPEN_MPI,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         **(env or {}),
-        _JOB_KEY: job,
+        JOB_KEY: job,
     }
     names_before = _segment_names()
     start = time.monotonic()
@@ -103,7 +172,7 @@ def run_job(
         pytest.fail(f"the job did not end within {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
     elapsed_s = time.monotonic() - start
     _check_nothing_left(job, names_before)
-    return Result(process.returncode, stdout, stderr, elapsed_s)
+    return Result(process.returncode, stdout, _NOTICE.sub("", stderr), elapsed_s)
 
 
 def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:
@@ -121,8 +190,7 @@ def _check_nothing_left(job: str, names_before: frozenset[str]) -> None:
         _kill_process(pid)
     if left:
         pytest.fail(f"the job left processes behind: {left}")
-    # Other jobs of this machine come and go meanwhile; theirs are mapped by a process, a forgotten one is by none.
-    forgotten = {name for name in _segment_names() - names_before if not _is_mapped(name)}
+    forgotten = _await_unlinking(names_before)
     if forgotten:
         pytest.fail(f"the job left shared memory behind: {sorted(forgotten)}")
 
@@ -135,8 +203,21 @@ def _await_end(job: str) -> list[int]:
     return left
 
 
+def _await_unlinking(names_before: frozenset[str]) -> set[str]:
+    """The new segments that are still there after a grace period, and that no process has mapped.
+
+    Other jobs of this machine come and go meanwhile. A segment of theirs is mapped, but for moments.
+    """
+    until = time.monotonic() + _GOODBYE_S
+    while forgotten := {name for name in _segment_names() - names_before if not _is_mapped(name)}:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    return forgotten
+
+
 def _processes_of(job: str) -> list[int]:
-    mark = f"{_JOB_KEY}={job}".encode()
+    mark = f"{JOB_KEY}={job}".encode()
     return [pid for pid in _process_ids() if mark in _read(Path(f"/proc/{pid}/environ")).split(b"\0")]
 
 

@@ -19,7 +19,7 @@ def find_compiler() -> str:
     if found is not None:
         return found
     raise MachineError(
-        f"--engine inductor needs a C++ compiler, and there is no {name!r} on the PATH",
+        f"--engine inductor needs a C++ compiler, and there is no {name} on the PATH",
         remedy="install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++",
     )
 

@@ -1,7 +1,8 @@
 """Train the workloads by the runtime and by DistributedDataParallel, in turn, on all ranks; print seconds per step.
 
-Both read the same data set through a DataLoader and a DistributedSampler, one thread a rank. DDP runs on gloo, with
-torch.optim's defaults. A line of JSON for each workload, from rank 0: the median seconds of a step, over all rounds.
+Both deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and runs
+on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. A line of JSON for each
+workload, from rank 0: the median seconds of a step, over all rounds.
 
     steps.py FOLDER ROUNDS WORKLOAD...      FOLDER holds NAME/NAME.pef
 """
@@ -24,6 +25,7 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
+from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.ranks import Communicator
@@ -58,9 +60,12 @@ def main(folder: Path, rounds: int, workloads: list[Workload]) -> None:
     for workload in workloads:
         pef = folder / workload.name / f"{workload.name}.pef"
         candidates: dict[str, Callable[[], list[float]]] = {
-            "sambasim": partial(_ours, pef, workload, communicator),
+            "sambasim": partial(_ours, pef, workload, communicator, "plain"),
             "DDP": partial(_ddp, workload, communicator),
         }
+        if workload.compiled:
+            candidates["sambasim, inductor"] = partial(_ours, pef, workload, communicator, "inductor")
+            candidates["DDP, compiled and fused"] = partial(_ddp, workload, communicator, compiled=True)
         seconds: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds):
             for name, train in candidates.items():
@@ -71,26 +76,28 @@ def main(folder: Path, rounds: int, workloads: list[Workload]) -> None:
     communicator.close()
 
 
-def _ours(pef: Path, workload: Workload, communicator: Communicator) -> list[float]:
+def _ours(pef: Path, workload: Workload, communicator: Communicator, engine: EngineName) -> list[float]:
     clock = Clock()
     training = {"steps": workload.steps + WARM_UP_STEPS, "evaluate": False}
-    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, overrides={"training": training})
+    overrides: dict[str, object] = {"training": training}
+    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, engine=engine, overrides=overrides)
     TrainingJob(pef, options, communicator, clock).run()
     return clock.steps_s
 
 
-def _ddp(workload: Workload, communicator: Communicator) -> list[float]:
+def _ddp(workload: Workload, communicator: Communicator, *, compiled: bool = False) -> list[float]:
     torch_process_group.bring_up(communicator)
     clock = Clock()
-    _train(workload, clock, communicator)
+    _train(workload, clock, communicator, compiled)
     torch_process_group.take_down()
     return clock.steps_s
 
 
-def _train(workload: Workload, clock: Clock, communicator: Communicator) -> None:
+def _train(workload: Workload, clock: Clock, communicator: Communicator, compiled: bool) -> None:
     torch.manual_seed(0)
-    model = DistributedDataParallel(workload.model())
-    optimizer = _optimizer(workload, model)
+    parallel = DistributedDataParallel(workload.model())
+    optimizer = _optimizer(workload, parallel, fused=compiled)
+    model = torch.compile(parallel) if compiled else parallel
     batches = _batches(workload, communicator)
     for _ in range(workload.steps + WARM_UP_STEPS):
         optimizer.zero_grad()
@@ -100,9 +107,9 @@ def _train(workload: Workload, clock: Clock, communicator: Communicator) -> None
         clock.tick()
 
 
-def _optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(workload: Workload, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
     if workload.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate)
+        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=fused or None)
     return torch.optim.SGD(model.parameters(), lr=workload.learning_rate)
 
 

@@ -1,0 +1,109 @@
+"""Shared memory that cannot be had is refused before training, with the number needed and the number there."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from sambasim.units import MIB
+from tests.faults.fault import assert_told, check_form, message_of
+from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
+from tests.support.mpi import ROOT, Result, can_play_hosts, mpirun, run_job, run_mpi
+
+_RUN = ["run", "--pef", "net", "--reduce-on-rdu", "--metrics", "m.jsonl"]
+_SAMBASIM = [sys.executable, "-m", "sambasim"]
+_LIMITED = [sys.executable, str(ROOT / "tests" / "mpi" / "bodies" / "limited.py")]
+_FIGURE = r"(\d+\.\d) (B|KiB|MiB|GiB)"
+_BYTES = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
+
+privileged = pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to mount a /dev/shm of one's own")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a PEF that wants some 100 MiB a replica: 8 million parameters."""
+    folder = tmp_path_factory.mktemp("large")
+    init = "self.linear = nn.Linear(8, 1024 * 1024)\nself.out = nn.Linear(1024, 3)"
+    forward = "return self.out(self.linear(x).view(4, 1024, 1024).mean(1))"
+    (folder / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
+    run_job([*_SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], cwd=folder).check()
+    return folder
+
+
+def _with_shared_memory(size_bytes: int, command: Sequence[str]) -> list[str]:
+    """The command, with a /dev/shm of its own that is so large."""
+    mount = f'mount -t tmpfs -o size={size_bytes} tmpfs /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
+
+
+def _figures(text: str) -> list[float]:
+    return [float(number) * _BYTES[unit] for number, unit in re.findall(_FIGURE, text)]
+
+
+def _check(result: Result, told: tuple[str, ...]) -> list[float]:
+    """The figures in the first line of what was told."""
+    message = message_of(result.stderr)
+    assert_told(message, told)
+    check_form(message, result.stdout + result.stderr)
+    assert result.returncode == 2, message
+    return _figures(message.splitlines()[0])
+
+
+@privileged
+def test_a_small_shared_memory_is_refused_before_training(folder: Path) -> None:
+    job = [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]
+    result = run_job(_with_shared_memory(64 * MIB, job), cwd=folder)
+    told = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ", "--shm-size")
+    needed, there = _check(result, told)
+    assert needed > 150 * MIB
+    assert 0 < there <= 64 * MIB
+    assert not (folder / "m.jsonl").exists()
+    roomy = run_job(_with_shared_memory(int(needed * 1.5), [*job, "--steps", "1"]), cwd=folder)
+    roomy.check()
+    (folder / "m.jsonl").unlink()
+
+
+@privileged
+@pytest.mark.parametrize("size_bytes", [MIB, 16 * MIB])
+def test_too_little_for_mpi_itself_is_refused_before_it_starts(folder: Path, size_bytes: int) -> None:
+    """Without this, MPICH dies of a signal that says nothing, at some sizes."""
+    result = run_job(_with_shared_memory(size_bytes, [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]), cwd=folder)
+    told = ("error[machine]", "MPI needs about 22.0 MiB of shared memory to start 2 ranks", "/dev/shm has ")
+    needed, there = _check(result, told)
+    assert needed > there
+    assert there <= size_bytes
+
+
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "space 0": ("rank 0 cannot map: Cannot allocate memory: its address space has ", "left (ulimit -v)"),
+    "space 1": ("rank 1 cannot map: Cannot allocate memory: its address space has ", "left (ulimit -v)"),
+    "files 0": ("rank 0 cannot map: File too large: a file may have 1.0 MiB (ulimit -f)",),
+    "mpi": ("MPI makes no shared window of 512.0 MiB for the replicas of this node: ", "/dev/shm has "),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_window_that_cannot_be_had_is_refused_on_every_rank(limit: str) -> None:
+    """MPIs do not agree on what comes of it: an error, a wait without an end, or a signal at the first touch."""
+    result = run_mpi(2, [*_LIMITED, *limit.split()]).check()
+    messages = result.stdout.strip().split("\n\n")
+    assert len(messages) == 2, result.stdout
+    for message in messages:
+        assert_told(message, LIMITS[limit])
+        needed, there = _figures(message.splitlines()[0])
+        assert needed == 512 * MIB
+        assert limit == "mpi" or there < needed
+    assert len(set(messages)) == 1
+
+
+@privileged
+def test_pages_that_nobody_touches_need_not_be_there() -> None:
+    """Except on Open MPI, which makes no window larger than what is free."""
+    result = run_job(_with_shared_memory(64 * MIB, [mpirun(), "-np", "2", *_LIMITED, "untouched"])).check()
+    if "refused" in result.stdout:
+        assert "Open MPI" in result.stdout
+    else:
+        assert "written and read" in result.stdout

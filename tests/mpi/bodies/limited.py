@@ -1,0 +1,73 @@
+"""Asks for a window of 256 MiB a rank where it cannot be had, for the reason that the first argument names."""
+
+import resource
+import sys
+from pathlib import Path
+
+from sambasim.errors import MachineError
+from sambasim.runtime.communicator import Communicator, connect
+from sambasim.units import MIB
+
+_SIZE_BYTES = 256 * MIB
+
+
+def limit_space(communicator: Communicator) -> None:
+    """Rank `argv[2]` may take 200 MiB more of address space."""
+    if communicator.rank == int(sys.argv[2]):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 200 * MIB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def limit_files(communicator: Communicator) -> None:
+    """Rank `argv[2]` may write files of 1 MiB."""
+    if communicator.rank == int(sys.argv[2]):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+
+
+def refuse_by_mpi(communicator: Communicator) -> None:
+    """MPI itself refuses, as one does that cannot share memory."""
+    from mpi4py import MPI
+
+    class Refusing(MPI.Win):
+        @classmethod
+        def Allocate_shared(cls, *arguments: object, **named: object) -> "Refusing":
+            raise MPI.Exception(MPI.ERR_NO_MEM)
+
+    MPI.Win = Refusing  # type: ignore[misc]
+
+
+def say(communicator: Communicator, words: str) -> None:
+    told = communicator.gather_object(words)
+    if told is not None:
+        print("\n\n".join(told))
+
+
+def untouched(communicator: Communicator) -> None:
+    """A window that is larger than /dev/shm, of which 1 MiB a rank is touched."""
+    try:
+        window = communicator.allocate_shared(_SIZE_BYTES, touched_bytes=MIB)
+    except MachineError as error:
+        return say(communicator, f"{communicator.library} refused: {error}")
+    window.local[-MIB:] = communicator.rank + 1
+    window.sync()
+    communicator.node_barrier()
+    window.sync()
+    peer = (communicator.local_rank + 1) % communicator.local_size
+    right = bool((window.of(peer)[-MIB:] == peer + 1).all()) and not window.of(peer)[:MIB].any()
+    return say(communicator, "written and read" if right else "wrong")
+
+
+def main() -> None:
+    communicator = connect(sys.argv)
+    if sys.argv[1] == "untouched":
+        return untouched(communicator)
+    {"space": limit_space, "files": limit_files, "mpi": refuse_by_mpi}[sys.argv[1]](communicator)
+    try:
+        communicator.allocate_shared(_SIZE_BYTES)
+    except MachineError as error:
+        return say(communicator, str(error))
+    return say(communicator, "allocated")
+
+
+main()

@@ -1,0 +1,65 @@
+"""The MPI that is there: that it is the one that was chosen, and that the quick start is exact on it.
+
+`make test-mpis` runs the MPI tests on three MPIs, and `make test` runs this file on the two that it does not use
+itself.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sambasim.records.metrics import SummaryRecord
+from tests.support.mpi import can_play_hosts, library, mpirun, run_job, run_mpi
+
+_CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
+_SAMBASIM = [sys.executable, "-m", "sambasim"]
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quickstart")
+    command = [*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--pef-name", "digits"]
+    run_job([*command, "--output-folder", str(folder)]).check()
+    return folder / "digits" / "digits.pef"
+
+
+def _summary(pef: Path, *flags: str, np: int = 1, hosts: int = 1) -> SummaryRecord:
+    command = [*_SAMBASIM, "run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json", *flags]
+    result = (run_mpi(np, command, hosts=hosts) if np > 1 else run_job(command)).check()
+    return SummaryRecord.model_validate_json(result.stdout.strip().splitlines()[-1])
+
+
+def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
+    body = (
+        "from sambasim.runtime.communicator import connect\n"
+        "c = connect(['body'])\n"
+        "told = c.gather_object(c.library)\n"
+        "print('\\n'.join(told) if told else '', end='')\n"
+    )
+    assert run_mpi(2, [sys.executable, "-c", body]).check().stdout.split("\n") == [library()] * 2
+    if _CHOSEN is not None:
+        assert library().replace(" ", "").lower() == _CHOSEN.replace("-", "")
+    banner = subprocess.run([mpirun(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"(?:Version:|\(Open MPI\))\s+(\S+)", banner)
+    assert version is not None, banner
+    assert version[1] == library().split()[-1]
+
+
+def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> None:
+    device, host = _summary(pef, "--reduce-on-rdu", np=2), _summary(pef, np=2)
+    emulated = _summary(pef, "--emulate-replicas", "2")
+    assert (device.sync, host.sync, emulated.sync) == ("device", "host", "emulated")
+    assert device.mpi == host.mpi == library()
+    assert device.weights_sha256 == host.weights_sha256 == emulated.weights_sha256
+    assert device.state_sha256 == host.state_sha256 == emulated.state_sha256
+
+
+@pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
+def test_the_quick_start_ends_with_the_same_weights_over_two_hosts(pef: Path) -> None:
+    device = _summary(pef, "--reduce-on-rdu", np=4, hosts=2)
+    assert device.bytes.network > 0
+    assert device.weights_sha256 == _summary(pef, "--emulate-replicas", "4").weights_sha256
