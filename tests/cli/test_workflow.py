@@ -54,7 +54,8 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"]
     summary = SummaryRecord.model_validate(lines[-1])
     assert (summary.world_size, summary.steps, summary.sync) == (4, 22, "device")
-    assert summary.bytes.peer > 0
+    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
+    assert summary.bytes.peer == summary.steps * (4 - 1) * group_bytes, "each owner reads its slice of three peers"
     assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
 
 
@@ -62,7 +63,8 @@ def test_host_sync_counts_its_copies(folder: Path) -> None:
     result = run_mpi(2, [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json"], cwd=folder)
     summary = _summary(result)
     group_bytes = 4 * (28928 + 512)  # the quick start's two groups
-    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes + 2 * group_bytes
+    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
+    assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
     assert summary.bytes.peer == 0
     assert len(result.stdout.splitlines()) == 1
 

@@ -19,6 +19,7 @@ _END_S = 15.0
 _MPIRUN = f"""
 import os
 import signal
+import time
 
 
 def mpirun():
@@ -48,18 +49,23 @@ class Ending:
 
     name: str
     deed: str
-    exit_codes: frozenset[int] | None
+    exit_codes: frozenset[int]
     told: str | None = None
 
 
+_FAILURE = frozenset(range(-64, 256)) - {0}
+_WHATEVER = _FAILURE | {0}
+"""MPICH 3.4.3's mpirun, asked to end, now and then says that all went well."""
+
 ENDINGS = (
     Ending("an exception", 'raise OSError("the disk is full")', frozenset({2}), "error[data] (rank 1 on "),
-    Ending("a rank leaves", "os._exit(7)", None),
-    Ending("a rank is killed", "os.kill(os.getpid(), signal.SIGKILL)", None),
-    Ending("a rank is terminated", "os.kill(os.getpid(), signal.SIGTERM)", None),
-    Ending("mpirun is interrupted", "os.kill(mpirun(), signal.SIGINT)", None),
-    Ending("mpirun is terminated", "os.kill(mpirun(), signal.SIGTERM)", None),
-    Ending("mpirun is killed", "os.kill(mpirun(), signal.SIGKILL)", frozenset({-signal.SIGKILL})),
+    Ending("a rank leaves", "os._exit(7)", _FAILURE),
+    Ending("a rank is killed", "os.kill(os.getpid(), signal.SIGKILL)", _FAILURE),
+    Ending("a rank is terminated", "os.kill(os.getpid(), signal.SIGTERM)", _FAILURE),
+    Ending("mpirun is interrupted", "os.kill(mpirun(), signal.SIGINT)", _WHATEVER),
+    Ending("mpirun is terminated", "os.kill(mpirun(), signal.SIGTERM)", _WHATEVER),
+    # In a long stretch without MPI no rank notices by itself.
+    Ending("mpirun is killed", "os.kill(mpirun(), signal.SIGKILL); time.sleep(60)", frozenset({-signal.SIGKILL})),
 )
 
 
@@ -79,9 +85,7 @@ def test_nothing_is_left_of_a_run(ending: Ending, sync: str, folder: Path) -> No
     result = run_mpi(2, [*_RUN, "--epochs", "100000", *([sync] if sync != "host" else [])], cwd=folder, timeout=90)
     assert (folder / "struck").exists(), result.stderr
     assert time.time() - (folder / "struck").stat().st_mtime < _END_S
-    assert result.returncode != 0
-    if ending.exit_codes is not None:
-        assert result.returncode in ending.exit_codes
+    assert result.returncode in ending.exit_codes
     if ending.told is not None:
         assert result.stderr.count("error[") == 1
         assert ending.told in result.stderr
