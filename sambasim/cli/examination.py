@@ -20,7 +20,7 @@ from sambasim.units import MIB, format_bytes
 TESTED_TORCH = ("2.13.0",)
 """The releases of torch whose export machinery and kernels the test suite has run on."""
 
-LEAST_SHARED_MEMORY_BYTES = 16 * MIB
+LEAST_SHARED_MEMORY_BYTES = 2 * shared_memory.MPI_RESERVE_BYTES + shared_memory.MPI_START_BYTES
 """What MPI and the smallest model need at two replicas; less stops a run."""
 
 COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB

@@ -27,6 +27,9 @@ PATIENCE_S = 1.0
 DEADLINE_S = 5
 """The operating system ends a failing rank after this time, whatever it is doing then."""
 
+LEAVING_S = 30
+"""The same, once all ranks leave together: nobody is left to wait for them, and MPI takes its time on a busy machine."""
+
 _POLL_S = 0.005
 
 _FORWARDING_S = 0.3
@@ -93,6 +96,7 @@ def _leave(
         sys.stderr.flush()
     code = notices[teller(notices)].exit_code
     if all_leave:
+        signal.alarm(LEAVING_S)
         raise SystemExit(code) from None
     if not tells:
         time.sleep(2 * PATIENCE_S)  # the teller aborts the job, this rank included; if it died instead, this one does

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import TensorType
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.measure.flat_program import flat_program
 from sambasim.runtime.sync.readiness import Readiness, readiness, section_count
 
@@ -23,7 +23,8 @@ def _program(nodes: list[Node], cuts: list[int], outputs: list[Output]) -> Progr
     values = {name: SQUARE for node in nodes for name in node.results if name}
     graph = Graph("training", ("w", "x"), (*nodes, optimizer), tuple(outputs), values, tuple(sections))
     group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64),), 0, 1, {})
-    return replace(flat_program(64), training=graph, groups=(group,))
+    symbols = {name: Symbol(name, SymbolKind.PARAMETER, SQUARE) for name in ("w", "x")}
+    return replace(flat_program(64), training=graph, groups=(group,), symbols=symbols)
 
 
 def _mm(result: str, a: str, b: str) -> Node:
@@ -56,6 +57,12 @@ def test_a_view_of_a_parameter_counts_as_the_parameter() -> None:
 def test_what_is_computed_from_a_parameter_is_no_view_of_it() -> None:
     nodes = [_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "y", "y")]
     assert readiness(_program(nodes, [1, 2, 3], [GRADIENT]))["group_0"].update == 2
+
+
+def test_a_product_that_a_compiler_may_leave_out_counts_as_its_operand() -> None:
+    same = Node("same", "aten.mul.Tensor", (Ref("w"), Ref("x")), results=("same",))
+    nodes = [same, _mm("grad", "x", "same"), _mm("z", "x", "same")]
+    assert readiness(_program(nodes, [1, 2, 3], [GRADIENT]))["group_0"].update == 3
 
 
 def test_an_output_that_is_a_view_of_a_parameter_is_read_after_the_pass() -> None:

@@ -17,11 +17,30 @@ def kind_of(node: Node) -> OperatorKind | None:
     return None if operator is None else operator.kind
 
 
+_ADDITION_AND_PRODUCT = (
+    "aten.add.Tensor",
+    "aten.sub.Tensor",
+    "aten.mul.Tensor",
+    "aten.div.Tensor",
+    "aten.positive.default",
+)
+
+
+def may_alias(node: Node) -> bool:
+    """Whether a result of `node` may lie in memory that the node was given."""
+    return kind_of(node) in MAY_ALIAS
+
+
+def may_be_left_out(node: Node) -> bool:
+    """Whether a compiler may find that `node` changes nothing, as a product with ones does, and hand on its operand."""
+    return node.operator in _ADDITION_AND_PRODUCT
+
+
 def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
     """`value`, and all that may share its memory. `nodes` are in order, and include all that read it."""
     found = {value}
     for node in nodes:
-        if kind_of(node) in MAY_ALIAS and not found.isdisjoint(node_references(node)):
+        if may_alias(node) and not found.isdisjoint(node_references(node)):
             found.update(_named(node))
     return found
 

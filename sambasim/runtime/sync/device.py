@@ -186,11 +186,14 @@ class DeviceSync(GradientSync):
         return norm
 
     def _meet(self, losses: Sequence[float]) -> Sequence[float]:
-        """All replicas have updated their slices; on one node, the losses come the same way."""
+        """Until all replicas have updated their slices. The losses come the same way: on one node by the flags."""
+        self._steps += 1
+        if self._topology.node_count > 1:
+            self._flags.publish(Counter.UPDATED, self._steps)
+            everybody = all_gather_floats(self._communicator, losses, [1] * self._topology.world_size)
+            self._flags.wait(Counter.UPDATED, self._steps)  # nobody is waited for: all have been in the exchange
+            return everybody
         place = self._steps % 2  # a rank may be one step ahead of who reads
         self._flags.put(place, losses[0])
-        self._flags.meet(Counter.UPDATED, self._steps + 1)
-        self._steps += 1
-        if self._topology.node_count == 1:
-            return self._flags.numbers(place)
-        return all_gather_floats(self._communicator, losses, [1] * self._topology.world_size)
+        self._flags.meet(Counter.UPDATED, self._steps)
+        return self._flags.numbers(place)

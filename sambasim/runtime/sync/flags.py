@@ -40,8 +40,9 @@ class NodeFlags:
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
         self._own = self._words[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
-        crowded = size > len(os.sched_getaffinity(0))
-        self._spins = _CROWDED_SPINS if crowded else _PATIENT_SPINS
+        self._spins = _CROWDED_SPINS if size > _cores_of_node(communicator) else _PATIENT_SPINS
+        # Messages to other nodes make progress only inside calls of MPI.
+        self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:
         """Everything that this rank wrote before is there for whoever sees `value`."""
@@ -63,9 +64,9 @@ class NodeFlags:
         for words in self._peers:
             spins = self._spins
             while words[at] < value:
+                self._poke()
                 if spins > 0:
                     spins -= 1
-                    os.sched_yield()
                 else:
                     time.sleep(_SLEEP_S)
         self._window.sync()
@@ -82,3 +83,9 @@ class NodeFlags:
     def numbers(self, place: int) -> Sequence[float]:
         """What every rank of the node left at `place`, by local rank."""
         return [floats[_NUMBERS_AT + place] for floats in self._floats]
+
+
+def _cores_of_node(communicator: Communicator) -> int:
+    """Collective. How many cores the ranks of this node may use together: a launcher may bind each to its own."""
+    everybody = communicator.all_gather_object(os.sched_getaffinity(0))
+    return len(set().union(*(everybody[rank] for rank in communicator.topology.local_ranks)))

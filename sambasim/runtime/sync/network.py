@@ -117,6 +117,9 @@ class Network:
 
     def exchange(self, region: str) -> None:
         """Collective. In `region` of every group, the owners' slices come to each node, into the memory of one rank."""
+        if region == "gradient":
+            self._communicator.wait_all(self._sends)  # what comes would overwrite what goes
+            self._sends = []
         requests = self._sends
         self._sends = []
         for group in self._program.groups:

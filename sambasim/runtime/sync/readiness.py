@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Graph, SectionKind, node_references
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-
-_MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
-"""Operators that may hand out the memory they were given: a copy that has nothing to change does, and so does dropout
-that drops nothing."""
+from sambasim.ir.types import TensorType
+from sambasim.runtime.engine.aliases import may_alias, may_be_left_out
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -33,7 +29,7 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     training = program.training
     if training is None:
         return {group.name: Readiness(1, 1) for group in program.groups}
-    made, read = _made_and_read(training)
+    made, read = _made_and_read(training, {name: symbol.type for name, symbol in program.symbols.items()})
     end = len(_differentiating(training)) + 1
     result = {}
     for group in program.groups:
@@ -56,21 +52,26 @@ def _differentiating(graph: Graph) -> list[tuple[int, int]]:
     return [(section.start, section.stop) for section in graph.sections if section.kind in kinds]
 
 
-def _made_and_read(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
+def _made_and_read(graph: Graph, symbols: Mapping[str, TensorType]) -> tuple[dict[str, int], dict[str, int]]:
     """After how many sections each value is made, and each input was read for the last time."""
-    inputs = set(graph.inputs)
-    aliases: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in inputs}
+    types = {**symbols, **graph.values}
+    aliases: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}
     made: dict[str, int] = {}
     read: dict[str, int] = {}
     for position, (start, stop) in enumerate(_differentiating(graph), start=1):
         for node in graph.nodes[start:stop]:
-            of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in node_references(node)))
+            operands = tuple(node_references(node))
+            of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
             read.update(dict.fromkeys(of_inputs, position))
-            may_alias = OPERATORS[node.operator].kind in _MAY_ALIAS
             for result in node.results:
-                if result is not None:
-                    made[result] = position
-                    aliases[result] = of_inputs if may_alias else _NOTHING
+                if result is None:
+                    continue
+                made[result] = position
+                if may_be_left_out(node):
+                    alike = [name for name in operands if types[name] == types[result]]
+                    aliases[result] = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in alike))
+                else:
+                    aliases[result] = of_inputs if may_alias(node) else _NOTHING
     end = len(_differentiating(graph)) + 1
     for output in graph.outputs:  # what is handed out is read after the pass
         read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), end))
