@@ -28,7 +28,7 @@ DEADLINE_S = 5
 """The operating system ends a failing rank after this time, whatever it is doing then."""
 
 LEAVING_S = 30
-"""The same, once all ranks leave together: nobody is left to wait for them, and MPI takes its time on a busy machine."""
+"""The same, once all ranks leave together: nobody waits for them then, and MPI is slow on a busy machine."""
 
 _POLL_S = 0.005
 
