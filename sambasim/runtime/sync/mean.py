@@ -46,7 +46,7 @@ def _scale(divisor: int) -> Callable[[Tensor], object] | None:
     if divisor == 1:
         return None
     if divisor & (divisor - 1) == 0:
-        reciprocal = 1 / divisor  # exact, so that the product has the bits of the quotient, in half the time
+        reciprocal = 1 / divisor  # exact, so that the product has the bits of the quotient, in less time
         return lambda total: total.mul_(reciprocal)
     return lambda total: total.div_(divisor)  # x * (1/3) is not x / 3
 
