@@ -5,6 +5,7 @@ whole group. What does not change from step to step (views, lists, which kernel)
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -53,15 +54,22 @@ class Scalars:
             )
 
 
-def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars) -> SliceUpdate:
+def divides_exactly(dtype: str) -> bool:
+    """Whether an update that divides its gradient has the bits of a division before it: the kernels would not round the
+    quotient to a narrow type."""
+    return dtype in ("float32", "float64")
+
+
+def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, divisor: int = 1) -> SliceUpdate:
     """What updates `parameter` and `states`, which are flat and of one length, by the values of `scalars` at that time.
 
-    The arithmetic is that of torch.optim.SGD, Adam and AdamW with `fused=True`.
+    It divides the gradient by `divisor`, in place. The arithmetic is that of torch.optim.SGD, Adam and AdamW with
+    `fused=True`.
     """
     if parameter.numel() == 0:
         return lambda gradient: None
     parameters, keywords = [parameter], scalars.keywords
-    kernel = _KERNELS[scalars.kind]
+    kernel = partial(_KERNELS[scalars.kind], grad_scale=None if divisor == 1 else torch.tensor(float(divisor)))
     if scalars.kind == "sgd":
         momenta = [states["momentum"]] if "momentum" in states else []
 
@@ -92,14 +100,18 @@ class Optimizers:
         for scalars in self._scalars:
             scalars.begin(step, rate)
 
-    def slice(self, group: ParameterGroup, start: int, stop: int) -> SliceUpdate:
-        """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step."""
+    def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
+        """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step.
+
+        It divides the gradient by `divisor`, in place.
+        """
         memory = self._memory
         states = self._program.optimizers[group.optimizer].states
         return slice_update(
             memory.region(group, "parameter")[start:stop],
             {state: memory.region(group, state)[start:stop] for state in states},
             self._scalars[group.optimizer],
+            divisor,
         )
 
     def first(self, name: str) -> float:

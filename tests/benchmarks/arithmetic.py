@@ -1,115 +1,69 @@
 """Forward and backward of one replica, gradients in their groups, against the same module in eager PyTorch.
 
-Both run in this process, in turn, at one thread. Eager's old gradients are dropped before each pass, as
-`zero_grad(set_to_none=True)` does.
+The ways take turns, round after round, each in a process of its own: the runtime tells the C library to keep freed
+memory, and in the same process eager PyTorch would be given that too.
 """
 
+import json
+import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from examples.char_gpt import ALPHABET, CharGPT
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.pef import map_weights, read
-from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.engine.allocation import keep_freed_memory
-from sambasim.runtime.engine.inductor import Inductor
-from sambasim.runtime.executor import Executable, tangent_of
-from sambasim.runtime.replica import place_inputs, place_weights
-from tests.benchmarks.measure import Action, Figure, compare
+from tests.benchmarks.measure import Figure
+from tests.benchmarks.subjects import SUBJECTS, Subject
+from tests.support.mpi import ROOT
 
-LAYERS, HEADS, WIDTH, LENGTH, BATCH = 6, 6, 384, 128, 2
-FEATURES, CLASSES = 784, 10
-MANY = 2000
-
-Inputs = Mapping[str, Tensor]
-
-
-def _compile(model: nn.Module, inputs: Inputs, loss: str | None, folder: Path) -> Path:
-    options = CompileOptions(
-        model=ModelOptions(target="net:Net"),
-        loss=LossOptions(name=loss) if loss else None,
-        optimizer=OptimizerOptions(name="adamw"),
-        training=TrainingOptions(batch_size=next(iter(inputs.values())).shape[0]),
-        pef_name="net",
-        output_folder=folder,
-        data_parallel=True,
-    )
-    return compile_model(model, inputs, options, by_keyword=False).path
-
-
-def _pass(path: Path, inputs: Inputs, engine: Inductor | None = None) -> Callable[[], object]:
-    """Forward and backward of what is in the PEF."""
-    program = read(path).program
-    if program.training is None:
-        raise ValueError("a PEF without a training step")
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
-    place_weights(program, memory, map_weights(path))
-    place_inputs(memory, inputs)
-    executable = Executable(program.training, program, memory.tensor, engine)
-    tangent = tangent_of(program, 1.0)
-    return lambda: executable.run(tangent)
-
-
-def _eager(model: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], object]:
-    def differentiate() -> None:
-        model.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss_of())
-
-    return differentiate
-
-
-def _repeated(action: Callable[[], object], times: int) -> Action:
-    """The processor's seconds for `times` calls: what other processes do counts less."""
-
-    def timed() -> float:
-        began_s = time.process_time()
-        for _ in range(times):
-            action()
-        return time.process_time() - began_s
-
-    return timed
+ROUNDS, RUNS = 9, 6
+_TIMEOUT_S = 600
+_PEER = "eager PyTorch"
 
 
 def figures() -> Iterator[Figure]:
     """A GPT of 10.7 million parameters by both engines, and a logistic regression at batch 1, many times over."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        yield from _gpt(Path(folder) / "gpt")
-        yield _logistic_regression(Path(folder) / "logistic_regression")
+        gpt, regression = SUBJECTS["gpt"], SUBJECTS["logistic_regression"]
+        goals = {"plain engine": "ratio at most 1.01", "inductor": "ratio at most 0.92"}
+        yield from _measured(Path(folder), gpt, "forward and backward of a GPT", goals)
+        title = f"{regression.passes} times forward and backward of a logistic regression at batch 1"
+        yield from _measured(Path(folder), regression, title, {"plain engine": "ratio below 0.3"})
 
 
-def _gpt(folder: Path) -> Iterator[Figure]:
-    model = CharGPT(LAYERS, HEADS, WIDTH, LENGTH)
-    windows = torch.randint(0, len(ALPHABET), (BATCH, LENGTH + 1))
-    inputs = {"tokens": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}
-    path = _compile(model, inputs, None, folder)
-    peer = ("eager PyTorch", _repeated(_eager(model, lambda: model(*inputs.values())[0]), 1))
-    plain = ("plain engine", _repeated(_pass(path, inputs), 1))
-    yield compare("forward and backward of a GPT", plain, peer, "ratio at most 1.01", runs=25)
-    compiled = ("inductor", _repeated(_pass(path, inputs, Inductor()), 1))
-    yield compare("forward and backward of a GPT", compiled, peer, "ratio at most 0.92", runs=25)
+def _measured(folder: Path, subject: Subject, title: str, goals: dict[str, str]) -> Iterator[Figure]:
+    _compile(subject, folder / subject.name)
+    seconds: dict[str, list[float]] = {way: [] for way in (*goals, _PEER)}
+    for _ in range(ROUNDS):
+        for way, values in seconds.items():
+            values += _passes_s(folder, subject, way)
+    medians = {way: statistics.median(values) for way, values in seconds.items()}
+    for way, goal in goals.items():
+        yield Figure(title, way, _PEER, goal, medians)
 
 
-def _logistic_regression(folder: Path) -> Figure:
-    model = nn.Linear(FEATURES, CLASSES)
-    inputs = {"input": torch.randn(1, FEATURES), "target": torch.tensor([3])}
-    path = _compile(model, inputs, "cross_entropy", folder)
-    x, target = inputs.values()
-    peer = _eager(model, lambda: functional.cross_entropy(model(x), target))
-    return compare(
-        f"{MANY} times forward and backward of a logistic regression at batch 1",
-        ("plain engine", _repeated(_pass(path, inputs), MANY)),
-        ("eager PyTorch", _repeated(peer, MANY)),
-        "ratio below 0.3",
-        runs=7,
+def _compile(subject: Subject, folder: Path) -> None:
+    inputs = subject.inputs()
+    options = CompileOptions(
+        model=ModelOptions(target="net:Net"),
+        loss=LossOptions(name=subject.loss) if subject.loss else None,
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=next(iter(inputs.values())).shape[0]),
+        pef_name=subject.name,
+        output_folder=folder.parent,
+        data_parallel=True,
     )
+    compile_model(subject.model(), inputs, options, by_keyword=False)
+
+
+def _passes_s(folder: Path, subject: Subject, way: str) -> Sequence[float]:
+    """Seconds of each run of one round."""
+    body = [sys.executable, "-m", "tests.benchmarks.bodies.passes", str(folder), subject.name, way, str(RUNS)]
+    result = subprocess.run(body, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if result.returncode:
+        raise RuntimeError(result.stderr)
+    times_s: list[float] = json.loads(result.stdout)
+    return times_s

@@ -1,7 +1,8 @@
 """What the step benchmarks train: a GPT that computes, an MLP that communicates, and a step that is all overhead."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 import torch
@@ -14,10 +15,18 @@ from examples.char_gpt import ALPHABET, CharGPT
 SAMPLES = 4096
 
 
+class Way(StrEnum):
+    """A way to train a workload."""
+
+    PLAIN = "sambasim"
+    INDUCTOR = "sambasim, inductor"
+    DDP = "DDP"
+    DDP_COMPILED = "DDP, compiled and fused"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, what it reads, and how it is trained. `steps` are those of one round; with
-    `compiled`, it is also trained by inductor."""
+    """A model that returns its loss first, what it reads, and how it is trained: in `ways`, with `steps` in a round."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -26,7 +35,7 @@ class Workload:
     optimizer: Literal["sgd", "adamw"]
     learning_rate: float
     steps: int
-    compiled: bool = False
+    ways: Sequence[Way] = (Way.PLAIN, Way.DDP)
 
 
 class WideMLP(nn.Module):
@@ -83,7 +92,7 @@ def images() -> Dataset[tuple[Tensor, ...]]:
 
 
 WORKLOADS = (
-    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, compiled=True),
+    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 400),
 )

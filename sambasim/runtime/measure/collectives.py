@@ -1,7 +1,9 @@
 """Measure the ways of an all-reduce, size by size: all in turn in one run, at the same time on all ranks.
 
-Before each run of a path its operands are written anew, and a barrier lets all ranks begin together; after it, every
-rank compares the whole result. The copy bound takes its turn like a path.
+In its turn a path runs several times in a row, as the peers' own benchmarks do it, so that it is measured with its own
+bytes and code in the caches, not those of another path. Before each run its operands are written anew, and a barrier
+lets all ranks begin together; after the first and the last of a turn, every rank compares the whole result. The copy
+bound takes its turn like a path.
 """
 
 import statistics
@@ -20,7 +22,7 @@ from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
 from sambasim.runtime.measure.flat_program import ELEMENT_BYTES, GRANULE_BYTES, flat_program
-from sambasim.runtime.measure.operands import Expected, draw
+from sambasim.runtime.measure.operands import Expected, Operands, draw
 from sambasim.runtime.measure.paths import (
     PATHS,
     THROUGH_GLOO,
@@ -35,7 +37,7 @@ from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.runtime.threads import default_threads
 from sambasim.units import MIB, format_bytes
 
-_WARM_UP_RUNS = 2
+_TURNS = 4
 _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB
 _FACTOR_BETWEEN_SIZES = 4
@@ -154,21 +156,30 @@ def _times_s(
     """Collective. By name, for each run the time that the slowest rank took."""
     topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    for run in range(_WARM_UP_RUNS + runs):
-        operands = draw(run, topology.rank, topology.world_size, numel)
-        first = run % len(candidates)  # nobody always follows the same one, whose bytes are still in the caches
+    for turn in range(min(_TURNS, runs)):
+        runs_in_turn = runs // _TURNS + (turn < runs % _TURNS)
+        operands = draw(turn, topology.rank, topology.world_size, numel)
+        first = turn % len(candidates)  # nobody always follows the same one, whose bytes are still in the caches
         for candidate in (*candidates[first:], *candidates[:first]):
-            candidate.refill(operands.own)
-            communicator.barrier()
-            began_s = time.perf_counter()
-            candidate.run()
-            elapsed_s = time.perf_counter() - began_s
-            if run >= _WARM_UP_RUNS:
-                own[candidate.name].append(elapsed_s)
-            _check(candidate, candidate.expected(operands), topology.rank, run)
-            communicator.barrier()  # what is written next may still be read by others
+            own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn)
     everybody = communicator.all_gather_object(own)
     return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in everybody), strict=True)] for name in own}
+
+
+def _turn_s(communicator: Communicator, candidate: Measured, operands: Operands, runs: int) -> Sequence[float]:
+    """Collective. What this rank took for each of `runs` runs in a row, after one that does not count."""
+    times_s = []
+    expected = candidate.expected(operands)
+    for run in range(1 + runs):
+        candidate.refill(operands.own)
+        communicator.barrier()
+        began_s = time.perf_counter()
+        candidate.run()
+        times_s.append(time.perf_counter() - began_s)
+        if run in (0, runs):
+            _check(candidate, expected, communicator.topology.rank, run)
+        communicator.barrier()  # what is written next may still be read by others
+    return times_s[1:]
 
 
 def _check(candidate: Measured, expected: Expected, rank: int, run: int) -> None:

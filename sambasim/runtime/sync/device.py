@@ -27,7 +27,7 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.gradient_norm import coefficient, total_norm
-from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.optimizers import Optimizers, divides_exactly
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.collect import collect
 from sambasim.runtime.sync.device_memories import Devices
@@ -129,13 +129,17 @@ class DeviceSync(GradientSync):
         return collect(self._communicator, readable, self._slices[group.name], member)
 
     def _work_of(self, group: ParameterGroup) -> GroupWork:
+        # With clipping, the norm is that of the means, so they are divided before.
+        update_divides = not self._normed and divides_exactly(group.dtype)
+        divisor = self.divisor if update_divides else 1
         return GroupWork(
             self._slices[group.name][self._rank],
             self._rank,
             {rank: memory.region(group, "gradient") for rank, memory in self._memories.items()},
             self._network.operands(group),
             self._means[group.dtype],
-            lambda start, stop: self.optimizers.slice(group, start, stop),
+            lambda start, stop: self.optimizers.slice(group, start, stop, divisor),
+            update_divides,
         )
 
     def _additions(self) -> list[Addition]:

@@ -29,6 +29,7 @@ class GroupWork:
     received: by rank, operands of this slice alone, which come from other nodes
     own: this rank; where means are kept, they go over its own gradient
     update_of: what updates a piece of the group, by where it starts and stops
+    update_divides: whether it divides; then it is given sums, where a mean is not kept
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class GroupWork:
         received: Mapping[int, Tensor],
         mean: TreeMean,
         update_of: Callable[[int, int], SliceUpdate],
+        update_divides: bool,
     ) -> None:
         self._mean = mean
+        self._add_up = mean.total if update_divides else mean
         start, stop = owned
         ranks = sorted({*gradients, *received})
         self._pieces = [
@@ -75,9 +78,9 @@ class GroupWork:
 
     def reduce_and_update(self) -> float:
         """Both in one pass over memory; the mean is not kept. Returns the seconds in the optimizer."""
-        mean, clock, updating_s = self._mean, time.perf_counter, 0.0
+        add_up, clock, updating_s = self._add_up, time.perf_counter, 0.0
         for piece in self._pieces:
-            mean(piece.operands, piece.scratch)
+            add_up(piece.operands, piece.scratch)
             began_s = clock()
             piece.update(piece.scratch)
             updating_s += clock() - began_s

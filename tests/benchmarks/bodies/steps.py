@@ -1,18 +1,16 @@
-"""Train the workloads by the runtime and by DistributedDataParallel, in turn, on all ranks; print seconds per step.
+"""Train one workload in one way, on all ranks; print the seconds of each step.
 
-Both deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and runs
-on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. A line of JSON for each
-workload, from rank 0: the median seconds of a step, over all rounds.
+All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
+runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. A line of JSON, from
+rank 0: a list.
 
-    steps.py FOLDER ROUNDS WORKLOAD...      FOLDER holds NAME/NAME.pef
+    steps.py FOLDER WORKLOAD WAY      FOLDER holds WORKLOAD/WORKLOAD.pef
 """
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -29,7 +27,7 @@ from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.ranks import Communicator
-from tests.benchmarks.workloads import WORKLOADS, Workload
+from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
 WARM_UP_STEPS = 5
 
@@ -54,46 +52,31 @@ class Clock(SilentListener):
         return [after - before for before, after in pairs][WARM_UP_STEPS:]
 
 
-def main(folder: Path, rounds: int, workloads: list[Workload]) -> None:
+def main(folder: Path, workload: Workload, way: Way) -> None:
     torch.set_num_threads(1)
     communicator = connect(sys.argv)
-    for workload in workloads:
-        pef = folder / workload.name / f"{workload.name}.pef"
-        candidates: dict[str, Callable[[], list[float]]] = {
-            "sambasim": partial(_ours, pef, workload, communicator, "plain"),
-            "DDP": partial(_ddp, workload, communicator),
-        }
-        if workload.compiled:
-            candidates["sambasim, inductor"] = partial(_ours, pef, workload, communicator, "inductor")
-            candidates["DDP, compiled and fused"] = partial(_ddp, workload, communicator, compiled=True)
-        seconds: dict[str, list[float]] = {name: [] for name in candidates}
-        for _ in range(rounds):
-            for name, train in candidates.items():
-                seconds[name] += train()
-        if communicator.rank == 0:
-            medians = {name: statistics.median(values) for name, values in seconds.items()}
-            print(json.dumps({"workload": workload.name, "medians_s": medians}), flush=True)
+    clock = Clock()
+    match way:
+        case Way.PLAIN | Way.INDUCTOR:
+            engine: EngineName = "plain" if way is Way.PLAIN else "inductor"
+            _ours(folder / workload.name / f"{workload.name}.pef", workload, communicator, engine, clock)
+        case Way.DDP | Way.DDP_COMPILED:
+            torch_process_group.bring_up(communicator)
+            _ddp(workload, communicator, way is Way.DDP_COMPILED, clock)
+            torch_process_group.take_down()
+    if communicator.rank == 0:
+        print(json.dumps(clock.steps_s), flush=True)
     communicator.close()
 
 
-def _ours(pef: Path, workload: Workload, communicator: Communicator, engine: EngineName) -> list[float]:
-    clock = Clock()
+def _ours(pef: Path, workload: Workload, communicator: Communicator, engine: EngineName, clock: Clock) -> None:
     training = {"steps": workload.steps + WARM_UP_STEPS, "evaluate": False}
     overrides: dict[str, object] = {"training": training}
     options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=True, engine=engine, overrides=overrides)
     TrainingJob(pef, options, communicator, clock).run()
-    return clock.steps_s
 
 
-def _ddp(workload: Workload, communicator: Communicator, *, compiled: bool = False) -> list[float]:
-    torch_process_group.bring_up(communicator)
-    clock = Clock()
-    _train(workload, clock, communicator, compiled)
-    torch_process_group.take_down()
-    return clock.steps_s
-
-
-def _train(workload: Workload, clock: Clock, communicator: Communicator, compiled: bool) -> None:
+def _ddp(workload: Workload, communicator: Communicator, compiled: bool, clock: Clock) -> None:
     torch.manual_seed(0)
     parallel = DistributedDataParallel(workload.model())
     optimizer = _optimizer(workload, parallel, fused=compiled)
@@ -124,5 +107,5 @@ def _batches(workload: Workload, communicator: Communicator) -> Iterator[tuple[T
 
 
 if __name__ == "__main__":
-    chosen = [workload for workload in WORKLOADS if workload.name in sys.argv[3:]]
-    main(Path(sys.argv[1]), int(sys.argv[2]), chosen)
+    chosen = next(workload for workload in WORKLOADS if workload.name == sys.argv[2])
+    main(Path(sys.argv[1]), chosen, Way(sys.argv[3]))
