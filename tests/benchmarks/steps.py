@@ -66,6 +66,8 @@ def _measured(folder: Path, workload: Workload) -> Iterator[Figure]:
     medians = {str(way): statistics.median(values) for way, values in seconds.items()}
     title = f"step of {workload.name}, np {REPLICAS}"
     yield Figure(title, Way.PLAIN, Way.DDP, f"ratio at most {GOALS[workload.name]:.3f}", medians)
+    if Way.ALONE in workload.ways:
+        yield Figure(title, Way.ALONE, Way.DDP, "none: what is left if sync and optimizer cost nothing", medians)
     if Way.INDUCTOR in workload.ways:
         yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
 

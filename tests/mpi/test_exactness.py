@@ -47,7 +47,10 @@ EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 
 
-@pytest.mark.parametrize(("np", "nodes"), [(2, TWO_NODES), (3, EACH_ALONE), (4, TWO_NODES), (4, EACH_ALONE)])
+SEVERAL_NODES = [(2, TWO_NODES), (2, EACH_ALONE), (3, EACH_ALONE), (4, TWO_NODES), (4, EACH_ALONE)]
+
+
+@pytest.mark.parametrize(("np", "nodes"), SEVERAL_NODES)
 def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     """MPICH makes nodes of one machine: two, or each rank on its own."""
     chosen = [one.path for one in compiled if one.optimizer == "adamw"]

@@ -1,8 +1,8 @@
 """Train one workload in one way, on all ranks; print the seconds of each step.
 
 All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
-runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. A line of JSON, from
-rank 0: a list.
+runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. Forward and backward
+alone sync nothing and update nothing. A line of JSON, from rank 0: a list.
 
     steps.py FOLDER WORKLOAD WAY      FOLDER holds WORKLOAD/WORKLOAD.pef
 """
@@ -23,6 +23,7 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
+from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener
@@ -64,6 +65,9 @@ def main(folder: Path, workload: Workload, way: Way) -> None:
             torch_process_group.bring_up(communicator)
             _ddp(workload, communicator, way is Way.DDP_COMPILED, clock)
             torch_process_group.take_down()
+        case Way.ALONE:
+            keep_freed_memory()  # as a run does
+            _alone(workload, communicator, clock)
     if communicator.rank == 0:
         print(json.dumps(clock.steps_s), flush=True)
     communicator.close()
@@ -87,6 +91,17 @@ def _ddp(workload: Workload, communicator: Communicator, compiled: bool, clock: 
         loss, *_ = model(*next(batches))
         loss.backward()
         optimizer.step()
+        clock.tick()
+
+
+def _alone(workload: Workload, communicator: Communicator, clock: Clock) -> None:
+    torch.manual_seed(0)
+    model = workload.model()
+    batches = _batches(workload, communicator)
+    for _ in range(workload.steps + WARM_UP_STEPS):
+        model.zero_grad()
+        loss, *_ = model(*next(batches))
+        loss.backward()
         clock.tick()
 
 
