@@ -77,6 +77,12 @@ class LaunchError(UserError):
     code = "launch"
 
 
+class DataParallelError(UserError):
+    """An app's replicas would train apart, from different weights, or on the same samples."""
+
+    code = "data-parallel"
+
+
 class MachineError(UserError):
     """This machine lacks something: disk, shared memory, a compiler, a device."""
 

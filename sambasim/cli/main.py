@@ -12,6 +12,8 @@ from sambasim.cli.failure import exit_code_of, explain
 _COMMANDS: Mapping[str, str] = {
     "compile": "sambasim.cli.compile:compile_command",
     "run": "sambasim.cli.run:run_command",
+    "app": "sambasim.cli.app:app_command",
+    "env": "sambasim.cli.env:env_command",
     "inspect": "sambasim.cli.inspect:inspect_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",

@@ -97,11 +97,13 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph
     return CapturedGraph(graph, feeds, yields, constants)
 
 
-def starts_a_backward(captured: CapturedGraph) -> bool:
-    """Whether the training step's loss is one floating-point number that depends on a parameter."""
+def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
+    """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
     differentiable = any(feed.kind == "tangent" for feed in captured.feeds.values())
     value = next(node for node, yielded in captured.yields if yielded == Yield("output", "0")).meta["val"]
-    return differentiable and isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    return differentiable and (any_shape or value.numel() == 1)
 
 
 def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:

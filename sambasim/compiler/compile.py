@@ -24,7 +24,7 @@ from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import AddDataParallel
-from sambasim.compiler.passes.optimizer import AttachOptimizer
+from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
 from sambasim.compiler.passes.partition import Partition
 from sambasim.compiler.passes.placement import Place
 from sambasim.compiler.step import (
@@ -86,22 +86,33 @@ def compile_model(
     options: CompileOptions,
     *,
     by_keyword: bool,
+    updates: Sequence[Update] | None = None,
+    any_loss: bool = False,
+    metadata: Mapping[str, str] | None = None,
     hear: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
 
-    `by_keyword` says that the model is called with its inputs by name. `hear` is told each phase as it begins.
+    `by_keyword` says that the model is called with its inputs by name; `updates` are the optimizers, if it is not the
+    one of `options`; with `any_loss`, a model's first output may be of any shape; `metadata` is kept in the PEF beside
+    our own. `hear` is told each phase as it begins.
     A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
     evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
     Raises ModelError and CaptureError for what the model does wrong.
     """
     watch = Stopwatch(hear)
-    built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
-    return assemble(built, model, options, watch)
+    built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
+    return assemble(built, model, options, watch, updates, metadata or {})
 
 
 def capture_model(
-    model: nn.Module, inputs: Mapping[str, Tensor], options: CompileOptions, *, by_keyword: bool, watch: Stopwatch
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    options: CompileOptions,
+    *,
+    by_keyword: bool,
+    watch: Stopwatch,
+    any_loss: bool = False,
 ) -> Built:
     """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation."""
     modes = [(module, module.training) for module in model.modules()]
@@ -109,7 +120,7 @@ def capture_model(
     try:
         check_tensors(model, training=not options.inference)
         with rare_collections():
-            captures = _capture(model, inputs, options, by_keyword, watch)
+            captures = _capture(model, inputs, options, by_keyword, any_loss, watch)
             watch.begin("translate to the graph")
             batch_size = next(iter(inputs.values())).shape[0]
             return build(options.name, model, inputs, captures, batch_size)
@@ -119,20 +130,29 @@ def capture_model(
             module.training = was_training
 
 
-def assemble(built: Built, model: nn.Module, options: CompileOptions, watch: Stopwatch) -> Compiled:
+def assemble(
+    built: Built,
+    model: nn.Module,
+    options: CompileOptions,
+    watch: Stopwatch,
+    updates: Sequence[Update] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Compiled:
     """What was captured, through the passes that `options` ask for, and into the PEF."""
-    program = run_pipeline(built.program, pipeline(options), watch.begin)
+    program = run_pipeline(built.program, pipeline(options, updates), watch.begin)
     watch.begin("write the PEF")
-    written = write(options.pef_path, _document(program, model, options), built.weights)
+    written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
     watch.end()
     return Compiled(options.pef_path, program, written.digest, tuple(_notices(program, model)), watch.phases_s)
 
 
-def pipeline(options: CompileOptions) -> Sequence[Pass]:
-    """The passes that `options` ask for, in order."""
+def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
+    """The passes that `options` ask for, in order. The optimizers are `updates`, or else the one of `options`."""
     passes: list[Pass] = [Partition(options.opt_level)]
-    if options.optimizer is not None and not options.inference:
-        passes.append(AttachOptimizer(options.optimizer.name, options.optimizer.hyperparameters()))
+    if updates is None and options.optimizer is not None:
+        updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
+    if updates and not options.inference:
+        passes.append(AttachOptimizers(tuple(updates)))
     if options.data_parallel:
         passes.append(AddDataParallel(options.world_size))
     passes.append(Place(load_device(options.arch)))
@@ -140,7 +160,12 @@ def pipeline(options: CompileOptions) -> Sequence[Pass]:
 
 
 def _capture(
-    model: nn.Module, inputs: Mapping[str, Tensor], options: CompileOptions, by_keyword: bool, watch: Stopwatch
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    options: CompileOptions,
+    by_keyword: bool,
+    any_loss: bool,
+    watch: Stopwatch,
 ) -> Captures:
     names, tensors = tuple(inputs), tuple(inputs.values())
     loss: LossOptions | None = None if options.inference else options.loss
@@ -148,7 +173,7 @@ def _capture(
     if not options.inference:
         watch.begin("capture the training step")
         mean = training_loss(loss.name, loss.args) if loss else None
-        step = TrainingStep(model, names, mean, by_keyword)
+        step = TrainingStep(model, names, mean, by_keyword, any_loss)
         if not model.training:
             model.train()
         training = _capture_training(step, tensors, loss.name if loss else None)
@@ -174,8 +199,8 @@ def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: 
         captured = capture_training(step, tensors)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
-    if not starts_a_backward(captured):
-        check_loss(run_eagerly(step, tensors)[0], loss_name)
+    if not starts_a_backward(captured, any_shape=step.any_loss):
+        check_loss(run_eagerly(step, tensors)[0], loss_name, any_shape=step.any_loss)
     if not looked:
         refuse_lost_effects(step, tensors, fake=False)
     return captured
@@ -193,14 +218,15 @@ def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor]) -> Capt
     return captured
 
 
-def _document(program: Program, model: nn.Module, options: CompileOptions) -> PefDocument:
+def _document(program: Program, model: nn.Module, options: CompileOptions, metadata: Mapping[str, str]) -> PefDocument:
+    ours = {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
     how = options.model_dump(mode="json", include=set(BuildOptions.model_fields) - {"output_folder"})
     return PefDocument(
         program=program,
         data_source=options.data_source(),
         compile_options={"model": options.model.model_dump(mode="json"), **how},
         training_defaults=options.training_defaults(),
-        metadata={"sambasim": __version__, "torch": torch.__version__, "model": repr(model), **_exemptions(model)},
+        metadata={**metadata, **ours, **_exemptions(model)},
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.step import check_loss, is_library_file, run_eagerly, user_line
+from sambasim.compiler.step import TrainingStep, check_loss, is_library_file, run_eagerly, user_line
 from sambasim.compiler.watch import BRANCH, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
 from sambasim.errors import CaptureError, UserError
 
@@ -43,10 +43,10 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
     watch = Watch(step, copies)
     outputs = run_eagerly(step, copies, watch)
     if step.training:
-        check_loss(outputs[0], loss)
+        check_loss(outputs[0], loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
         with suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
             wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            torch.autograd.grad(outputs[0], wanted, allow_unused=True)
+            torch.autograd.grad(outputs[0].sum(), wanted, allow_unused=True)
     return _told_together(watch.findings, step.training) if watch.findings else error
 
 

@@ -36,7 +36,14 @@ class _Step(nn.Module):
 
 
 class TrainingStep(_Step):
-    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates."""
+    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates. With `any_loss`, the loss may be of any
+    shape, one for each sample, say."""
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool, any_loss: bool = False
+    ) -> None:
+        super().__init__(model, names, loss, by_keyword)
+        self.any_loss = any_loss
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.loss is None:
@@ -105,10 +112,11 @@ def forward_line(model: nn.Module) -> str | None:
         return None
 
 
-def check_loss(value: Tensor, named: str | None) -> None:
-    """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward."""
+def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
+    """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward. It must be
+    one number, unless `any_shape`."""
     described = f"the loss {named}" if named else "the model's first output"
-    if value.numel() != 1:
+    if value.numel() != 1 and not any_shape:
         raise ModelError(
             f"{described} has shape {tuple(value.shape)}, but a loss is one number",
             remedy="return the loss first, or name one: --set loss.name=cross_entropy",

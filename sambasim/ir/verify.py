@@ -14,7 +14,7 @@ memory; a PEF is always at that last stage.
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  REDUCE and GATHER sections, gradient groups and a reduce buffer: all of them with data parallelism, none without
-    11  a training step has a loss of one element, a tangent, and one optimizer node for each group; it gives out every
+    11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
         gradient
     12  every type and every size is within what a machine can address
     13  composite operators stand alone in sections of their kind, and name the groups; other graphs are all FWD
@@ -283,9 +283,10 @@ def _verify_training(program: Program) -> None:
         _require(not program.groups, 11, "a program without a training step has parameter groups")
         return
     loss = program.symbols.get(program.loss or "")
-    _require(loss is not None and loss.type.numel == 1, 11, f"the loss {program.loss} is not one element")
     tangents = [n for n in program.training.inputs if program.symbols[n].kind is SymbolKind.TANGENT]
     _require(len(tangents) == 1, 11, f"the training step has {len(tangents)} tangents")
+    begins = program.symbols[tangents[0]].type
+    _require(loss is not None and loss.type == begins, 11, f"the tangent, {begins}, is not of the type of the loss")
     given_out = [output.symbol for output in program.training.outputs]
     _require(len(given_out) == len(set(given_out)), 11, "two outputs of the training step are kept in one symbol")
     _require(program.loss in given_out, 11, f"the training step does not give out {program.loss}")

@@ -6,6 +6,13 @@ from contextlib import contextmanager
 import torch
 
 
+def make_repeatable(threads: int) -> None:
+    """From now on, for good: `threads` intra-op threads and deterministic kernels."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+
+
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
     """`threads` intra-op threads and deterministic kernels; torch's own settings are back afterwards.
@@ -16,9 +23,7 @@ def repeatable(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    make_repeatable(threads)
     try:
         yield
     finally:

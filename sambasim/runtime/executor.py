@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sambasim.errors import SambasimError
+from sambasim.errors import InternalError, SambasimError
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -26,6 +26,11 @@ from sambasim.runtime.operator_failure import operator_error
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
+
+
+def _unheard(count: int) -> None:
+    """Nobody waits for sections."""
+
 
 _DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
 
@@ -63,6 +68,7 @@ class Executable:
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._watch: Watch | None = None
+        self._forward_parts = 0
         self._adding: list[Part] = []
         self._writing: list[Part] = []
         self._lower(engine, [o for o in gradients if o.value in computed])
@@ -73,7 +79,7 @@ class Executable:
         tangent: Tensor | None = None,
         *,
         accumulate: bool = False,
-        section_done: Callable[[int], None] = lambda count: None,
+        section_done: Callable[[int], None] = _unheard,
     ) -> dict[str, Tensor]:
         """All sections in order, the backward starting from `tangent`; returns the outputs by symbol.
 
@@ -83,14 +89,45 @@ class Executable:
         operator returns a list of another length than its node states.
         """
         self._live = self._registers.initial.copy()
+        self._begin_from(tangent)
+        self._run_parts(self._adding if accumulate else self._writing, accumulate, section_done)
+        outputs = self._outputs()
+        self._keep_buffers()
+        self._end_pass(accumulate)
+        return outputs
+
+    def forward(self) -> dict[str, Tensor]:
+        """The forward sections alone; returns the outputs by symbol. Raises what `run` does.
+
+        Buffers are changed at the end of it. Activations are kept until `backward`, or until the next pass begins.
+        """
+        self._live = self._registers.initial.copy()
+        self._run_parts(self._writing[: self._forward_parts], False, _unheard)
+        outputs = self._outputs()
+        self._keep_buffers()
+        return outputs
+
+    def backward(self, tangent: Tensor | None, *, accumulate: bool) -> None:
+        """The backward sections, from `tangent`, of the pass whose `forward` was last. Raises what `run` does."""
+        if not self._live:
+            raise InternalError("a backward without a forward before it")
+        self._begin_from(tangent)
+        self._run_parts((self._adding if accumulate else self._writing)[self._forward_parts :], accumulate, _unheard)
+        self._end_pass(accumulate)
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether the activations of a forward are there."""
+        return bool(self._live)
+
+    def _begin_from(self, tangent: Tensor | None) -> None:
         if self._tangent is not None:
             self._live[self._tangent] = tangent
-        for part in self._adding if accumulate else self._writing:
+
+    def _run_parts(self, parts: Sequence[Part], accumulate: bool, section_done: Callable[[int], None]) -> None:
+        for part in parts:
             self._run_part(part, accumulate)
             section_done(part.sections)
-        if self._watch is not None and not accumulate:
-            self._writing, self._watch = self._direct(self._watch), None
-        return self._finish(accumulate)
 
     def _run_part(self, part: Part, accumulate: bool) -> None:
         registers = self._live
@@ -115,15 +152,19 @@ class Executable:
         tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
         return operator_error(instruction.node, error, inputs, tensors)
 
-    def _finish(self, accumulate: bool) -> dict[str, Tensor]:
-        """End the pass: keep the changed buffers, and hand out the outputs by symbol."""
-        for output, destination in self._late:
-            _store(self._value(output), destination, accumulate)
-        outputs = {output.symbol: self._detached(output) for output in self._handed_out}
+    def _outputs(self) -> dict[str, Tensor]:
+        return {output.symbol: self._detached(output) for output in self._handed_out}
+
+    def _keep_buffers(self) -> None:
         for output, destination in self._buffers:
             destination.copy_(self._value(output))
+
+    def _end_pass(self, accumulate: bool) -> None:
+        for output, destination in self._late:
+            _store(self._value(output), destination, accumulate)
         self._live = []
-        return outputs
+        if self._watch is not None and not accumulate:
+            self._writing, self._watch = self._direct(self._watch), None
 
     def _lower(self, engine: "Inductor | None", gradients: Sequence[Output]) -> None:
         """Make the instructions of passes that add to gradients, and of the first pass that writes them."""
@@ -133,6 +174,7 @@ class Executable:
         sections = [section for section in self._graph.sections if section.kind in _DIFFERENTIATING]
         nodes = [node for section in sections for node in self._graph.section_nodes(section)]
         sizes = [(section.kind, section.stop - section.start) for section in sections]
+        forward_sections = sum(section.kind is SectionKind.FWD for section in sections)
         # Gradients are stored at once, so the graph's end needs only what it hands out and the changed buffers.
         keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
         lowered = lower(nodes, self._registers, stores, keep)
@@ -140,6 +182,7 @@ class Executable:
             self._adding = by_part(lowered, [(1, size) for _, size in sizes])
         else:
             self._adding = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
+        self._forward_parts = sum(part.sections <= forward_sections for part in self._adding)
         flat = [one for part in self._adding for one in part.instructions]
         part_of = [part.sections for part in self._adding for _ in part.instructions]
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}

@@ -32,13 +32,13 @@ class Scalars:
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self.kind = kind
-        self._hyperparameters = hyperparameters
+        self.hyperparameters = hyperparameters
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
-        given = self._hyperparameters
+        given = self.hyperparameters
         self.number.fill_(step)
         self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
         if self.kind == "sgd":
@@ -93,7 +93,7 @@ class Optimizers:
         self._program = program
         self._memory = memory
         self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
-        self._hyperparameters = [of_optimizer(arguments, one.name) for one in program.optimizers]
+        self._hyperparameters: list[Hyperparameters] = [of_optimizer(arguments, one.name) for one in program.optimizers]
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rates."""
@@ -113,6 +113,11 @@ class Optimizers:
             self._scalars[group.optimizer],
             divisor,
         )
+
+    def change(self, index: int, hyperparameters: Hyperparameters) -> None:
+        """Optimizer number `index` takes these hyperparameters, by name, from the next step on; others stay."""
+        self._hyperparameters[index] = {**self._hyperparameters[index], **hyperparameters}
+        self._scalars[index].hyperparameters = self._hyperparameters[index]
 
     def first(self, name: str) -> float:
         """A hyperparameter of the first optimizer."""

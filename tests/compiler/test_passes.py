@@ -14,7 +14,7 @@ from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import REDUCE_BUFFER, AddDataParallel
-from sambasim.compiler.passes.optimizer import AttachOptimizer
+from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
 from sambasim.compiler.passes.partition import OPERATORS_PER_SECTION, Partition
 from sambasim.compiler.passes.placement import Place
 from sambasim.errors import MachineError
@@ -62,7 +62,7 @@ def built() -> Built:
 
 def _assembled(built: Built, *, clipped: bool = False, world_size: int = 0) -> Program:
     hyperparameters = {**SGD, "max_grad_norm": 1.0} if clipped else SGD
-    passes: list[Pass] = [Partition("o3"), AttachOptimizer("sgd", hyperparameters)]
+    passes: list[Pass] = [Partition("o3"), AttachOptimizers((Update("sgd", hyperparameters),))]
     parallel: list[Pass] = [AddDataParallel(world_size)] if world_size else []
     return run_pipeline(built.program, [*passes, *parallel, Place(load_device("sn30"))], lambda title: None)
 
@@ -110,7 +110,7 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments(built: Bui
 
 
 def test_plain_sgd_keeps_no_momentum(built: Built) -> None:
-    passes = [AttachOptimizer("sgd", {**SGD, "momentum": 0.0})]
+    passes = [AttachOptimizers((Update("sgd", {**SGD, "momentum": 0.0}),))]
     program = run_pipeline(built.program, passes, lambda title: None)
     assert program.optimizers[0].states == ()
     assert not [s for s in program.symbols.values() if s.kind is SymbolKind.OPTIMIZER_STATE]
@@ -118,7 +118,7 @@ def test_plain_sgd_keeps_no_momentum(built: Built) -> None:
 
 def test_a_device_that_is_too_small_is_named_with_both_figures(built: Built) -> None:
     tiny = load_device("sn10").model_copy(update={"ddr_capacity_bytes": 1024})
-    program = run_pipeline(built.program, [AttachOptimizer("sgd", SGD)], lambda title: None)
+    program = run_pipeline(built.program, [AttachOptimizers((Update("sgd", SGD),))], lambda title: None)
     with pytest.raises(MachineError, match=r"one replica needs 106\.0 KiB of device memory, but a SN10 has 1\.0 KiB"):
         Place(tiny)(program)
 

@@ -1,16 +1,18 @@
-"""Attach the optimizer: parameter groups, its state, its hyperparameters as runtime arguments, GRADNORM and OPT
+"""Attach the optimizers: parameter groups, their state, their hyperparameters as runtime arguments, GRADNORM and OPT
 sections.
 
-The parameters whose gradients one backward section completes form one group (one for each dtype): they lie side by
-side, one kernel updates them, and with data parallelism one exchange reduces them as soon as that section is done.
+The parameters whose gradients one backward section completes form one group (one for each dtype and optimizer): they
+lie side by side, one kernel updates them, and with data parallelism one exchange reduces them as soon as that section
+is done.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import ClassVar
 
 from sambasim.compiler.names import parameter_of, prefix_of
+from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, align
@@ -21,94 +23,144 @@ STATES = {"sgd": ("momentum",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("ex
 
 
 @dataclass(frozen=True, slots=True)
-class AttachOptimizer:
-    """`kind` and its `hyperparameters`; `max_grad_norm` among them adds a GRADNORM section."""
+class Update:
+    """An optimizer: its `kind`, its `hyperparameters`, and the `parameters` that it updates, by their paths in the
+    model; None stands for all that have a gradient. `max_grad_norm` among the hyperparameters bounds the norm of
+    all."""
+
+    kind: str
+    hyperparameters: Mapping[str, float | bool]
+    parameters: frozenset[str] | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the state tensors of each parameter."""
+        # Plain SGD has no state; its momentum buffer would be a third copy of the model that nobody reads.
+        return () if self.kind == "sgd" and not self.hyperparameters.get("momentum") else STATES[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOptimizers:
+    """`updates`, one after another; every parameter with a gradient must belong to one of them.
+
+    Raises OptionError if some of them clip and others do not, or by another norm.
+    """
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
-    kind: str
-    hyperparameters: Mapping[str, float | bool]
+    updates: tuple[Update, ...]
 
     def __call__(self, program: Program) -> Program:
         training = program.training
         if training is None:
             return program
-        # Plain SGD has no state; its momentum buffer would be a third copy of the model that nobody reads.
-        states = () if self.kind == "sgd" and not self.hyperparameters.get("momentum") else STATES[self.kind]
-        groups = _groups(training, program)
-        optimizer = Optimizer(_free_name(self.kind, states, groups, program), self.kind, states)
+        _check_clipping(self.updates)
+        groups = _groups(training, program, self.updates)
+        optimizers: list[Optimizer] = []
+        for index, update in enumerate(self.updates):
+            updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
+            taken = {optimizer.name for optimizer in optimizers}
+            optimizers.append(Optimizer(_free_name(update, updated, program, taken), update.kind, update.states))
         symbols = dict(program.symbols)
         for group in groups:
+            optimizer = optimizers[group.optimizer]
             for member in group.members:
-                for state in states:
+                for state in optimizer.states:
                     name = state_name(member.parameter, optimizer.name, state)
                     symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, symbols[member.parameter].type)
         return replace(
             program,
             symbols=symbols,
-            optimizers=(optimizer,),
+            optimizers=tuple(optimizers),
             groups=groups,
             training=self._extend(training, groups, prefix_of(program.loss or "")),
-            runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizer)),
+            runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
 
-    def _arguments(self, optimizer: Optimizer) -> tuple[RuntimeArgument, ...]:
-        return tuple(
+    def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
+        return [
             RuntimeArgument(f"{optimizer.name}__{name}", value, f"{name} of {optimizer.kind}")
-            for name, value in sorted(self.hyperparameters.items())
-        )
+            for optimizer, update in zip(optimizers, self.updates, strict=True)
+            for name, value in sorted(update.hyperparameters.items())
+        ]
 
     def _extend(self, training: Graph, groups: tuple[ParameterGroup, ...], prefix: str) -> Graph:
         nodes, sections = list(training.nodes), list(training.sections)
-        if "max_grad_norm" in self.hyperparameters:
+        if any("max_grad_norm" in update.hyperparameters for update in self.updates):
             names = tuple(group.name for group in groups)
             sections.append(_section(sections, SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes, 1))
             nodes.append(Node(f"{prefix}__gradnorm", "sambasim.grad_norm", (names,)))
         for group in groups:
+            kind = self.updates[group.optimizer].kind
             sections.append(_section(sections, SectionKind.OPT, f"{prefix}__opt_{group.name}", nodes, 1))
-            nodes.append(Node(f"{prefix}__{self.kind}_{group.name}", f"sambasim.{self.kind}", (group.name,)))
+            nodes.append(Node(f"{prefix}__{kind}_{group.name}", f"sambasim.{kind}", (group.name,)))
         return replace(training, nodes=tuple(nodes), sections=tuple(sections))
 
 
-def _free_name(kind: str, states: tuple[str, ...], groups: tuple[ParameterGroup, ...], program: Program) -> str:
-    """`sgd0`, or the next number with which no state has the name of a symbol that the model has."""
-    parameters = [member.parameter for group in groups for member in group.members]
+def _check_clipping(updates: Sequence[Update]) -> None:
+    bounds = {update.hyperparameters.get("max_grad_norm") for update in updates}
+    if len(bounds) > 1:
+        told = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
+        raise OptionError(
+            f"the optimizers have different max_grad_norm: {told}; the norm is that of all gradients together",
+            remedy="give all of them the same max_grad_norm, or none of them",
+        )
+
+
+def _free_name(update: Update, parameters: Sequence[str], program: Program, taken: Collection[str]) -> str:
+    """`sgd0`, or the next number that no other optimizer has, and with which no state has the name of a symbol that the
+    model has."""
 
     def free(name: str) -> bool:
-        return not any(state_name(p, name, state) in program.symbols for p in parameters for state in states)
+        states = (state_name(parameter, name, state) for parameter in parameters for state in update.states)
+        return name not in taken and not any(state in program.symbols for state in states)
 
-    return next(name for number in count() if free(name := f"{kind}{number}"))
+    return next(name for number in count() if free(name := f"{update.kind}{number}"))
 
 
 def _section(sections: list[Section], kind: SectionKind, name: str, nodes: list[Node], count: int) -> Section:
     return Section(len(sections), kind, name, len(nodes), len(nodes) + count)
 
 
-def _groups(training: Graph, program: Program) -> tuple[ParameterGroup, ...]:
-    """One group for each backward section and dtype, in the order in which the backward completes them."""
+def _groups(training: Graph, program: Program, updates: Sequence[Update]) -> tuple[ParameterGroup, ...]:
+    """One group for each backward section, dtype and optimizer, in the order in which the backward completes them."""
     section_of = {
         result: section.index
         for section in training.sections
         for node in training.section_nodes(section)
         for result in node.results
     }
-    completed: dict[tuple[int, str], list[str]] = {}
+    completed: dict[tuple[int, str, int], list[str]] = {}
     for output in training.outputs:
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
             section = section_of.get(output.value, training.sections[0].index)
-            completed.setdefault((section, symbol.type.dtype), []).append(symbol.name)
+            key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates))
+            completed.setdefault(key, []).append(symbol.name)
     return tuple(
-        _group(f"group_{number}", gradients, section, dtype, program)
-        for number, ((section, dtype), gradients) in enumerate(sorted(completed.items()))
+        _group(f"group_{number}", gradients, section, dtype, optimizer, program)
+        for number, ((section, dtype, optimizer), gradients) in enumerate(sorted(completed.items()))
     )
 
 
-def _group(name: str, gradients: list[str], section: int, dtype: str, program: Program) -> ParameterGroup:
+def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
+    paths = program.symbols[parameter_of(gradient)].torch_names
+    for index, update in enumerate(updates):
+        if update.parameters is None or not update.parameters.isdisjoint(paths):
+            return index
+    raise OptionError(
+        f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it",
+        remedy="give it to an optimizer, or set requires_grad_(False)",
+    )
+
+
+def _group(
+    name: str, gradients: list[str], section: int, dtype: str, optimizer: int, program: Program
+) -> ParameterGroup:
     members, start = [], 0
     for gradient in gradients:
         numel = program.symbols[gradient].type.numel
         members.append(Member(parameter_of(gradient), gradient, start, numel))
         start = align(start + numel, ALIGNMENT_ELEMENTS)
-    return ParameterGroup(name, dtype, start, tuple(members), 0, section, {})
+    return ParameterGroup(name, dtype, start, tuple(members), optimizer, section, {})

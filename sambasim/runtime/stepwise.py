@@ -1,0 +1,244 @@
+"""One rank's replica, driven from outside: the caller hands in each batch, and says which sections are run on it.
+
+    FWD                 forward; activations are kept for a backward
+    BCKWD               backward of the last forward; gradients are added to those that no OPT has used yet
+    OPT                 REDUCE and GRADNORM before it, GATHER behind it: what the program has of them
+    all three at once   a whole step, in which sync goes on beside the backward
+
+How replicas sync is said with each OPT. Until the first of them, device memory is this process's own; then it moves to
+where that sync wants it.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError, OptionError
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import state_name
+from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.capacity import available_bytes, check_memory
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
+from sambasim.runtime.executor import Executable
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.replica import place_inputs
+from sambasim.runtime.shared_memory import Demand
+from sambasim.runtime.sync.device import DeviceSync
+from sambasim.runtime.sync.device_memories import Devices, allocate_devices
+from sambasim.runtime.sync.host import HostSync
+from sambasim.runtime.sync.interface import BytesMoved, GradientSync, slices_of
+from sambasim.runtime.sync.single import SingleSync
+from sambasim.runtime.sync.small_device import SmallDeviceSync
+
+STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
+"""What makes a whole step."""
+
+
+class Mode(StrEnum):
+    """How a replica syncs its gradients with the others."""
+
+    ALONE = "alone"
+    HOST = "host"
+    DEVICE = "device"
+
+
+class StepwiseReplica:
+    """The replica of this rank. Collective where a mode other than ALONE is used.
+
+    A program without a training step has its evaluation graph run instead, by FWD.
+    """
+
+    def __init__(self, program: Program, communicator: Communicator) -> None:
+        self._program = program
+        self._communicator = communicator
+        topology = communicator.topology
+        demand = Demand(topology.node_index, topology.host_name, program.device_bytes, available_bytes())
+        check_memory([demand])
+        self._memory = DeviceMemory(program, private_storage(program.device_bytes))
+        self._devices: Devices | None = None
+        self._mode: Mode | None = None
+        self._changed: dict[int, Mapping[str, float | bool]] = {}
+        self._executable = self._bound()
+        self._sync: GradientSync | None = None
+        self._unused_backwards = 0
+        self._loss = 0.0
+        self._members = {
+            state_name(member.parameter, optimizer.name, state): (group, member, state)
+            for group in program.groups
+            for optimizer in (program.optimizers[group.optimizer],)
+            for member in group.members
+            for state in optimizer.states
+        }
+        self.steps = 0
+        """OPTs that were run: what Adam corrects its averages by."""
+
+    @property
+    def mode(self) -> Mode | None:
+        """How gradients are synced; None until the first OPT."""
+        return self._mode
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """What sync moved so far."""
+        return BytesMoved() if self._sync is None else self._sync.bytes_moved
+
+    def run(
+        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tensor | None, mode: Mode
+    ) -> Mapping[str, Tensor]:
+        """Run the sections of `kinds`: returns the outputs by symbol, none without FWD.
+
+        inputs: by symbol, for FWD
+        tangent: what a backward starts from, of the type of the loss
+        mode: how an OPT syncs; the same on all ranks
+
+        Raises OptionError for a BCKWD without a forward, or an OPT without a backward before it.
+        """
+        place_inputs(self._memory, inputs)
+        if STEP.issubset(kinds) and not self._unused_backwards:
+            return self._whole_step(tangent, mode)
+        outputs: Mapping[str, Tensor] = {}
+        if SectionKind.FWD in kinds:
+            outputs = self._executable.forward()
+            self._note_loss(outputs)
+        if SectionKind.BCKWD in kinds:
+            self._backward(tangent)
+        if SectionKind.OPT in kinds:
+            self._optimize(mode)
+        return outputs
+
+    def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
+        """Optimizer number `optimizer` takes these hyperparameters from the next OPT on."""
+        self._changed[optimizer] = {**self._changed.get(optimizer, {}), **hyperparameters}
+        if self._sync is not None:
+            self._sync.optimizers.change(optimizer, hyperparameters)
+
+    def write(self, symbol: str, value: Tensor) -> None:
+        """`symbol` becomes `value`; of a state that is kept in slices, this rank keeps its own."""
+        place = self._memory.tensor(symbol)
+        if symbol in self._members and self._sliced:
+            group, member, _ = self._members[symbol]
+            start, stop = self._own_slice(group)
+            low, high = max(start, member.start) - member.start, min(stop, member.start + member.numel) - member.start
+            if low < high:
+                place.flatten()[low:high].copy_(value.flatten()[low:high])
+        else:
+            place.copy_(value)
+
+    def read(self, symbol: str) -> Tensor:
+        """A copy of `symbol`, whole. Raises OptionError for a state of which another node has a part."""
+        if symbol not in self._members or not self._sliced or self._devices is None:
+            return self._memory.tensor(symbol).clone()
+        group, member, state = self._members[symbol]
+        if self._communicator.topology.node_count > 1:
+            raise OptionError(
+                f"{symbol} lies in slices on {self._communicator.topology.node_count} nodes",
+                remedy="sync through the host where optimizer state is to be saved: leave out --reduce-on-rdu",
+            )
+        whole = torch.empty_like(self._memory.tensor(symbol))
+        flat = whole.view(-1)
+        for rank, (start, stop) in enumerate(slices_of(self._program, self._communicator.world_size)[group.name]):
+            low, high = max(start, member.start), min(stop, member.start + member.numel)
+            if low < high:
+                region = self._devices.by_rank[rank].region(group, state)
+                flat[low - member.start : high - member.start].copy_(region[low:high])
+        return whole
+
+    @property
+    def _sliced(self) -> bool:
+        """Whether each rank has only its own slices of the optimizer's state."""
+        return self._devices is not None and self._devices.shares_parameters
+
+    def _own_slice(self, group: ParameterGroup) -> tuple[int, int]:
+        return slices_of(self._program, self._communicator.world_size)[group.name][self._communicator.rank]
+
+    def _bound(self) -> Executable:
+        graph = self._program.training or self._program.evaluation
+        return Executable(graph, self._program, self._memory.tensor)
+
+    def _whole_step(self, tangent: Tensor | None, mode: Mode) -> Mapping[str, Tensor]:
+        sync = self._begin_step(mode)
+        outputs = self._executable.run(tangent, section_done=sync.section_done)
+        self._note_loss(outputs)
+        sync.finish_step([self._loss])
+        return outputs
+
+    def _backward(self, tangent: Tensor | None) -> None:
+        if not self._executable.awaits_backward:
+            raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
+        if self._unused_backwards == 0 and self._sync is not None:
+            self._sync.begin_step()  # peers have read the gradients that are overwritten now
+        self._executable.backward(tangent, accumulate=self._unused_backwards > 0)
+        self._unused_backwards += 1
+
+    def _optimize(self, mode: Mode) -> None:
+        if not self._unused_backwards:
+            raise OptionError("there are no gradients that an optimizer could use", remedy="run section BCKWD first")
+        sync = self._begin_step(mode, begun=self._sync is not None)
+        sync.finish_step([self._loss])
+        self._unused_backwards = 0
+
+    def _begin_step(self, mode: Mode, *, begun: bool = False) -> GradientSync:
+        sync = self._enter(mode)
+        self.steps += 1
+        sync.optimizers.begin(self.steps, 1.0)
+        if not begun:
+            sync.begin_step()
+        return sync
+
+    def _note_loss(self, outputs: Mapping[str, Tensor]) -> None:
+        if self._program.loss is not None:
+            self._loss = float(outputs[self._program.loss].mean())
+
+    def _enter(self, mode: Mode) -> GradientSync:
+        """The sync of `mode`; at the first use device memory moves to where it belongs."""
+        if self._sync is not None:
+            if mode is not self._mode:
+                raise OptionError(
+                    f"gradients were synced in the mode {self._mode}, and now are to be in the mode {mode}",
+                    remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
+                )
+            return self._sync
+        if self._program.training is None:
+            raise InternalError("an optimizer step of a program without one")
+        self._mode = mode
+        world_size = 1 if mode is Mode.ALONE else self._communicator.world_size
+        defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
+        arguments: Arguments = {**defaults, "dp_scale_factor": world_size, "dp_replica": self._communicator.rank}
+        if mode is Mode.DEVICE:
+            self._move(allocate_devices(self._program, self._communicator))
+        optimizers = Optimizers(self._program, self._memory, arguments)
+        for index, hyperparameters in self._changed.items():
+            optimizers.change(index, hyperparameters)
+        self._sync = self._made(mode, arguments, optimizers)
+        return self._sync
+
+    def _made(self, mode: Mode, arguments: Arguments, optimizers: Optimizers) -> GradientSync:
+        if mode is Mode.ALONE:
+            return SingleSync(self._program, arguments, optimizers, self._memory)
+        if mode is Mode.HOST:
+            return HostSync(self._program, arguments, optimizers, self._memory, self._communicator)
+        if self._devices is None:
+            raise InternalError("sync between devices without their memories")
+        one = DeviceSync if self._devices.shares_parameters else SmallDeviceSync
+        return one(self._program, arguments, optimizers, self._devices, self._communicator)
+
+    def _move(self, devices: Devices) -> None:
+        """Device memory becomes `devices`, with the values that it has. What a node has once is written by its first
+        rank."""
+        before = self._memory
+        self._devices, self._memory = devices, devices.by_rank[self._communicator.rank]
+        for symbol in self._program.symbols.values():
+            if symbol.offset is None or symbol.kind is SymbolKind.REDUCE_BUFFER:
+                continue
+            if symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                if self.steps or bool(before.tensor(symbol.name).any()):
+                    self.write(symbol.name, before.tensor(symbol.name))
+            elif symbol.kind not in SHARED_KINDS or self._memory.has_own_parameters:
+                self._memory.tensor(symbol.name).copy_(before.tensor(symbol.name))
+        self._executable = self._bound()
+        self._communicator.node_barrier()

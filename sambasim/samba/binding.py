@@ -1,0 +1,74 @@
+"""A batch to the inputs of a PEF: by name, and by position where tensors have no name."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from sambasim.errors import DataError
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.samba.request import Inputs, flat, name_of
+from sambasim.samba.tensor import to_torch
+
+
+def bind(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Plain tensors by input symbol, in the order in which `inputs` gives them.
+
+    Raises DataError, with both sides, for a tensor that fits no input, and for an input that no tensor is given for.
+    """
+    wanted = {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
+    tensors = flat(inputs)
+    keys: list[str | None] = [*inputs] if isinstance(inputs, Mapping) else [name_of(tensor) for tensor in tensors]
+    _check_names(keys, wanted, model)
+    free = (name for name in wanted if name not in keys)
+    bound: dict[str, Tensor] = {}
+    for key, tensor in zip(keys, tensors, strict=True):
+        name = key if key in wanted else next(free, None)
+        if name is None:
+            raise DataError(
+                f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
+                remedy="give one tensor for each input",
+            )
+        bound[name] = _fitting(name, wanted[name], to_torch(tensor), program.batch_size)
+    missing = [name for name in wanted if name not in bound]
+    if missing:
+        raise DataError(
+            f"no tensor is given for the input {', '.join(missing)} of the PEF",
+            remedy="give one tensor for each input, with its name= or in its place",
+        )
+    return bound
+
+
+def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
+    unknown = [key for key in keys if key is not None and key not in wanted]
+    if unknown:
+        raise DataError(
+            f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs "
+            f"{', '.join(wanted)}",
+            remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}",
+        )
+    twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
+    if twice is not None:
+        raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
+
+
+def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tensor:
+    """`tensor`, if it can be the input `name`."""
+    shape, given = symbol.type.shape, tuple(tensor.shape)
+    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
+        raise DataError(
+            f"{name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data set",
+            remedy="give drop_last=True to the DataLoader",
+        )
+    if shape != given:
+        raise DataError(
+            f"{name} has the shape {given}, and the PEF was compiled for {shape}",
+            remedy="compile again with this shape (-b is the batch size), or change what the DataLoader gives",
+        )
+    floating = symbol.type.dtype.startswith(("float", "bfloat"))
+    if floating is not tensor.is_floating_point():
+        raise DataError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}",
+            remedy=f"give {name} as {symbol.type.dtype}",
+        )
+    return tensor

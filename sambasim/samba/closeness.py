@@ -1,0 +1,38 @@
+"""Are two results close enough? What an app's test asks of the device's result and the host's."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sambasim.samba.tensor import to_torch
+
+
+def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0) -> None:
+    """Passes if every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
+
+    Both are tensors, arrays or numbers, compared in float64; equal infinities are close, and NaN is close to nothing.
+    Raises AssertionError, which says how many elements differ and by how much at most, or that the shapes differ.
+    """
+    found, expected = _float64(samba), _float64(gold)
+    if found.shape != expected.shape:
+        raise AssertionError(f"{label}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was expected")
+    difference = (found - expected).abs()
+    apart = ~((found == expected) | (difference <= threshold + rtol * expected.abs()))
+    if not apart.any():
+        return
+    # A NaN counts as infinitely far away, so that the worst element is one that is named.
+    distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
+    worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
+    place = f" at {[int(index) for index in worst]}" if worst else ""
+    raise AssertionError(
+        f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "
+        f"{threshold:g}{f' + {rtol:g} of the expected value' if rtol else ''}; the worst{place} is "
+        f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected"
+    )
+
+
+def _float64(value: Any) -> Tensor:
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    return to_torch(tensor).detach().to(torch.float64)

@@ -1,0 +1,113 @@
+"""What the command line of this process said, and the communicator that connects it to the other ranks of its job.
+
+There is one context a process, because there is one command line and one MPI. `utils.argparser` fills it, and the
+session reads it.
+"""
+
+import atexit
+import io
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from sambasim.errors import LaunchError
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.torch_process_group import bring_up, take_down
+from sambasim.samba.door import ending
+
+
+@dataclass(slots=True)
+class Context:
+    """`command` is compile, run, …; `arguments` the whole of what `parse_app_args` returned. Both are None before it
+    was called, and `communicator` is None until somebody needed one."""
+
+    command: str | None = None
+    arguments: Namespace | None = None
+    communicator: Communicator | None = None
+
+
+_OF_THIS_PROCESS = Context()
+
+
+def current() -> Context:
+    """The context of this process."""
+    return _OF_THIS_PROCESS
+
+
+def communicator() -> Communicator:
+    """The communicator of this process. The first call is collective, and starts MPI; later calls return the same.
+
+    Raises LaunchError or MachineError as `sambasim.runtime.communicator.connect` does.
+    """
+    context = current()
+    if context.communicator is None:
+        context.communicator = connect(typed_command())
+        if context.communicator.world_size > 1:
+            ending.install()  # an app that was started by plain `python` has nobody else around it
+            _print_whole_lines()
+    return context.communicator
+
+
+def _print_whole_lines() -> None:
+    """What the ranks print is mixed by mpirun as it comes: a line must be one write, whatever PYTHONUNBUFFERED says."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
+    """What was typed to start this process, without mpirun: `["python", "app.py", "run", …]`. Remedies repeat it.
+
+    original: the whole argument vector of the process, interpreter and its flags included
+    """
+    interpreter, *rest = original
+    if rest and Path(rest[0]).name == "sambasim":  # the installed command, which the shell starts by its interpreter
+        return ["sambasim", *rest[1:]]
+    return [interpreter, *rest]
+
+
+def enter(arguments: Namespace, *, connected: bool) -> None:
+    """Make `arguments` those of this process; collective if `connected` is true.
+
+    arguments: with a `command`, and with a `world_size` where `connected` is true: the least number of replicas that
+        was asked for on the way in, the number that mpirun started on the way out
+    connected: whether the ranks of the job must find each other, and `torch.distributed` be up, before this returns
+
+    Raises LaunchError if fewer ranks were started than were asked for, or if the app has started `torch.distributed`
+    itself with another number of ranks than the job has; and what `communicator` raises.
+    """
+    context = current()
+    context.command, context.arguments = arguments.command, arguments
+    if not connected:
+        return
+    world = communicator()
+    _check_replicas(world.world_size, arguments.world_size)
+    if not dist.is_initialized():
+        bring_up(world)
+        atexit.register(take_down)
+    _check_process_group(world)
+    arguments.world_size = world.world_size
+
+
+def _check_replicas(started: int, wanted: int) -> None:
+    if started < wanted:
+        replicas = "1 was started" if started == 1 else f"{started} were started"
+        raise LaunchError(
+            f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}",
+            remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws",
+        )
+
+
+def _check_process_group(world: Communicator) -> None:
+    """`init_process_group` is not the app's to call: the library does it, as soon as it has read --data-parallel."""
+    if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
+        raise LaunchError(
+            f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, "
+            f"and MPI says rank {world.rank} of {world.world_size}: the app has started torch.distributed by itself",
+            remedy="leave init_process_group out of the app: parse_app_args calls it when --data-parallel is given",
+        )

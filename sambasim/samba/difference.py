@@ -1,0 +1,58 @@
+"""Where two programs begin to differ: the one in a PEF, and the one that the app's model makes now."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import zip_longest
+
+from sambasim.ir.graph import Graph, Node
+from sambasim.ir.printer import format_node
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol
+
+
+def first_difference(compiled: Program, traced: Program) -> str | None:
+    """What differs first, with the source line of the model; None if the two run alike.
+
+    Weights, names of programs and line numbers may differ.
+    """
+    return _symbols(compiled.symbols, traced.symbols) or _graphs(compiled, traced) or _optimizers(compiled, traced)
+
+
+def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+    for name in [*compiled, *(name for name in traced if name not in compiled)]:
+        before, now = compiled.get(name), traced.get(name)
+        if before is None and now is not None:
+            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
+        if before is not None and now is None:
+            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
+        if before and now and (before.kind, before.type) != (now.kind, now.type):
+            return f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
+    return None
+
+
+def _graphs(compiled: Program, traced: Program) -> str | None:
+    before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
+    for one, other in zip_longest(before.nodes, now.nodes):
+        if _bare(one) != _bare(other):
+            return f"the PEF has {_told(before, one)}, and the model {_told(now, other)}"
+    sections = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, now)]
+    return None if sections[0] == sections[1] else "the sections are cut at other places"
+
+
+def _optimizers(compiled: Program, traced: Program) -> str | None:
+    for before, now in zip_longest(compiled.groups, traced.groups):
+        if before is None or now is None or before.members != now.members or before.optimizer != now.optimizer:
+            return "the optimizers update other groups of parameters"
+    return None
+
+
+def _bare(node: Node | None) -> Node | None:
+    return None if node is None else replace(node, source=None)
+
+
+def _told(graph: Graph, node: Node | None) -> str:
+    if node is None:
+        return "nothing more"
+    where = f" from {node.source}" if node.source else ""
+    bare = format_node(graph, replace(node, source=None))
+    return f"`{bare}`{where}"

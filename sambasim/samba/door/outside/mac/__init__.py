@@ -1,0 +1,1 @@
+"""`sambaflow.mac`: the compiler's side of SambaFlow, of which apps import `metadata`."""

@@ -1,0 +1,97 @@
+"""A PEF that a session has loaded: its program, the app's model and optimizers, and the replica that runs it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.errors import WeightsError
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.verify import state_name
+from sambasim.pef import PefDocument
+from sambasim.runtime.stepwise import StepwiseReplica
+from sambasim.samba.request import Optimizer
+
+_TORCH_STATES = {"momentum": "momentum_buffer"}
+"""Names of states in a PEF that torch.optim calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`model` and `optimizers` are the app's, on the host; `replica` has weights of its own, on the device."""
+
+    document: PefDocument
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    replica: StepwiseReplica
+
+    @property
+    def program(self) -> Program:
+        """What the PEF holds."""
+        return self.document.program
+
+    def to_device(self) -> None:
+        """The weights and buffers of the host, and the state of its optimizers, to the device.
+
+        Raises WeightsError for a tensor of the model that has another shape than in the PEF.
+        """
+        tensors = self._host_tensors()
+        for symbol, path in self._kept():
+            if tuple(tensors[path].shape) != symbol.type.shape:
+                raise WeightsError(
+                    f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}",
+                    remedy="load a checkpoint of the model that was compiled",
+                )
+            self.replica.write(symbol.name, tensors[path].detach())
+        for name, parameter, state, optimizer in self._states():
+            value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
+            if isinstance(value, Tensor):
+                self.replica.write(name, value)
+        self.replica.steps = max(self._steps_of_host(), default=self.replica.steps)
+
+    def to_host(self) -> None:
+        """The weights and buffers of the device, and the state of its optimizers, to the host."""
+        tensors = self._host_tensors()
+        with torch.no_grad():
+            for symbol, path in self._kept():
+                tensors[path].copy_(self.replica.read(symbol.name))
+        if not self.replica.steps:
+            return
+        for name, parameter, state, optimizer in self._states():
+            entry = optimizer.state[parameter]
+            entry[_TORCH_STATES.get(state, state)] = self.replica.read(name)
+            if state != "momentum":
+                entry["step"] = torch.tensor(float(self.replica.steps))
+
+    def _steps_of_host(self) -> list[int]:
+        """What the optimizers of the host count for each parameter. SGD counts none: with momentum it has had a first
+        step, and that is all that matters to it."""
+        entries = [entry for one in self.optimizers for entry in one.state.values() if entry]
+        return [int(entry.get("step", 1)) for entry in entries]
+
+    def _host_tensors(self) -> Mapping[str, Tensor]:
+        return {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
+
+    def _kept(self) -> list[tuple[Symbol, str]]:
+        """The parameters and buffers that a state_dict of the model has, each with a path."""
+        kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+        return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
+
+    def _states(self) -> list[tuple[str, nn.Parameter, str, Optimizer]]:
+        """Of every state on the device: its symbol, its parameter on the host, its name, and the optimizer there."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        owner = {id(p): one for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        symbols = self.program.symbols
+        states = []
+        for group in self.program.groups:
+            optimizer = self.program.optimizers[group.optimizer]
+            for member in group.members:
+                parameter = parameters[symbols[member.parameter].torch_names[0]]
+                if id(parameter) in owner:
+                    states += [
+                        (state_name(member.parameter, optimizer.name, state), parameter, state, owner[id(parameter)])
+                        for state in optimizer.states
+                    ]
+        return states

@@ -1,0 +1,39 @@
+"""SambaFlow's names on a PyTorch model: `model.name` and `parameter.sn_name`."""
+
+from typing import TypeVar
+
+from torch import nn
+
+from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
+from sambasim.errors import ModelError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
+    """Names `model` and its parameters, in place, and returns it.
+
+    `model.name` is the lower-cased name of its class (`"logreg"`), behind `parent_module_prefix` and `__` if that is
+    given; a parameter's `sn_name` is the symbol that a PEF has for it (`"logreg__lin_layer__weight"`). A parameter that
+    has several paths is named by the first. Raises ModelError if it is no model, or has a tensor or module `name`.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"this must be an nn.Module, and it is of type {type(model).__name__}",
+            remedy="samba.from_torch_tensor(tensor, name=…) for a tensor",
+        )
+    own = type(model).__name__.lower()
+    prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
+    try:
+        model.name = prefix  # type: ignore[assignment]
+    except (AttributeError, TypeError) as error:
+        raise ModelError(
+            f"the model {type(model).__name__} has something called name, where SambaFlow keeps its own name",
+            remedy="give that parameter, buffer, module or property another name",
+        ) from error
+    names = UniqueNames()
+    names.take(loss_name(prefix), GRADIENT_SUFFIX)  # no parameter gets the name of the loss
+    for path, parameter in model.named_parameters():
+        symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
+        parameter.sn_name = symbol  # type: ignore[attr-defined]
+    return model

@@ -1,0 +1,175 @@
+"""SGD, Adam and AdamW: torch's optimizers, which also clip, and which tell what a PEF has to know of them.
+
+On the device the optimizer is part of the graph, and a session reads `options()`. On the host each is torch's own:
+`step`, `zero_grad`, `state_dict` and `load_state_dict` do what they do there, and a checkpoint may be of either.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from sambasim.errors import OptionError
+from sambasim.options import OPTIMIZER_DEFAULTS, OptimizerOptions, build
+from sambasim.samba.absent import no_such_name
+
+Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+_NOT_IN_A_PEF: Mapping[str, str] = {
+    "amsgrad": "leave it out",
+    "maximize": "leave it out, and let the model return the negated loss",
+    "capturable": "leave it out: it is for graphs of another device",
+    "differentiable": "leave it out",
+}
+"""What torch's optimizers can do and those of a PEF cannot, and what to do instead."""
+
+
+class _OnDevice(torch.optim.Optimizer):
+    """What the three classes below have in common; each has one of torch's optimizers behind this one."""
+
+    kind: ClassVar[Literal["sgd", "adam", "adamw"]]
+    _clips: bool = False
+
+    def options(self) -> tuple[OptimizerOptions, ...]:
+        """What a PEF has to know, one for each of `param_groups`.
+
+        Raises OptionError for an option that a PEF's optimizer does not have, for a value out of range, and if the
+        groups differ in `max_grad_norm`, which bounds the norm of all gradients together.
+        """
+        bounds = list(dict.fromkeys(group["max_grad_norm"] for group in self.param_groups))
+        if len(bounds) > 1:
+            raise OptionError(
+                f"the parameter groups of {type(self).__name__} differ in max_grad_norm, "
+                f"{' and '.join(map(str, bounds))}, which bounds the norm of all gradients together",
+                remedy="give max_grad_norm to the optimizer and to no group",
+            )
+        return tuple(self._options_of(group, index) for index, group in enumerate(self.param_groups))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bound_gradients(self.defaults["max_grad_norm"])
+
+    def _bound_gradients(self, max_grad_norm: float | None) -> None:
+        """Gives `max_grad_norm` to the groups that have none, as those of a checkpoint of torch's optimizer, and has
+        gradients clipped before each step on the host."""
+        self.defaults["max_grad_norm"] = max_grad_norm
+        for group in self.param_groups:
+            group.setdefault("max_grad_norm", max_grad_norm)
+        if not self._clips:
+            self.register_step_pre_hook(_clip_first)
+            self._clips = True
+
+    def _options_of(self, group: Mapping[str, Any], index: int) -> OptimizerOptions:
+        where = f"samba.optim.{type(self).__name__}, parameter group {index}"
+        for option, remedy in _NOT_IN_A_PEF.items():
+            if group.get(option):
+                raise OptionError(f"the optimizer of a PEF does not have {option}", where=where, remedy=remedy)
+        if self.kind == "adam" and group.get("decoupled_weight_decay"):
+            what = "Adam with decoupled_weight_decay is AdamW"
+            raise OptionError(what, where=where, remedy="samba.optim.AdamW")
+        numbers = {field: _number(group[field]) for field in (*OPTIMIZER_DEFAULTS[self.kind], "max_grad_norm")}
+        return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
+
+
+class SGD(_OnDevice, torch.optim.SGD):
+    """torch.optim.SGD; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+
+    kind = "sgd"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        max_grad_norm: float | None = None,
+        **torch_options: Any,
+    ) -> None:
+        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **torch_options)
+        self._bound_gradients(max_grad_norm)
+        self.options()
+
+
+class Adam(_OnDevice, torch.optim.Adam):
+    """torch.optim.Adam; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+
+    kind = "adam"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        max_grad_norm: float | None = None,
+        **torch_options: Any,
+    ) -> None:
+        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
+        self._bound_gradients(max_grad_norm)
+        self.options()
+
+
+class AdamW(_OnDevice, torch.optim.AdamW):
+    """torch.optim.AdamW; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+
+    kind = "adamw"
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        max_grad_norm: float | None = None,
+        **torch_options: Any,
+    ) -> None:
+        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
+        self._bound_gradients(max_grad_norm)
+        self.options()
+
+
+def _clip_first(
+    optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before a step on the host: clips the gradients, or, where a closure is yet to compute them, has it clip them."""
+    bound = optimizer.param_groups[0]["max_grad_norm"]
+    if bound is None:
+        return None
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    itself, *given = arguments
+    closure: Callable[[], Any] | None = keywords.get("closure", given[0] if given else None)
+    if closure is None:
+        clip_grad_norm_(parameters, bound)
+        return None
+
+    def compute_and_clip() -> Any:
+        loss = closure()
+        clip_grad_norm_(parameters, bound)
+        return loss
+
+    return (itself,), {"closure": compute_and_clip}
+
+
+def _number(value: Any) -> Any:
+    """What a group holds, without tensors: torch also takes a learning rate or a beta as a tensor of one element."""
+    if isinstance(value, tuple | list):
+        return tuple(_number(part) for part in value)
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def __getattr__(name: str) -> object:
+    raise no_such_name("sambasim.samba.optim", name, ("SGD", "Adam", "AdamW"))

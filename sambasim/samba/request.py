@@ -1,0 +1,186 @@
+"""What an app asks the compiler for, in the compiler's words: inputs by name, optimizers, options."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from sambasim.compiler.passes.optimizer import Update
+from sambasim.compiler.step import forward_parameters
+from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.options.compile import BuildOptions, CompileOptions
+from sambasim.options.load import build
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.samba.optim import SGD, Adam, AdamW
+from sambasim.samba.tensor import SambaTensor, to_torch
+
+Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+Optimizer: TypeAlias = SGD | Adam | AdamW
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A model with one batch of its inputs, plain tensors by name, and how it is compiled."""
+
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    by_keyword: bool
+    updates: tuple[Update, ...]
+    options: CompileOptions
+
+
+def request(
+    model: nn.Module,
+    inputs: Inputs,
+    optimizers: Sequence[Optimizer],
+    given: Mapping[str, object],
+    *,
+    inference: bool,
+) -> Request:
+    """What `model` and the rest come to. `given` are fields of BuildOptions, None where they are not given.
+
+    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
+    ModelError for a trained parameter that no optimizer has.
+    """
+    named, by_keyword = name_inputs(model, inputs)
+    updates = () if inference else tuple(_updates(model, optimizers))
+    first = optimizers[0].options()[0] if updates else None
+    parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    parts |= {
+        "inference": inference,
+        "optimizer": first,
+        "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
+    }
+    return Request(model, named, by_keyword, updates, build(CompileOptions, parts))
+
+
+def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
+    """`inputs` as plain tensors by name, and whether the model takes them by name. A tensor without a name has that of
+    the argument of `forward` at its place."""
+    if isinstance(inputs, Mapping):
+        return {name: to_torch(tensor) for name, tensor in inputs.items()}, True
+    sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    arguments = forward_parameters(model)
+    if len(sequence) > len(arguments) and not _takes_any(model):
+        raise ModelError(
+            f"{len(sequence)} inputs are given, but {type(model).__name__}.forward takes {len(arguments)}: "
+            f"{', '.join(arguments)}",
+            remedy="give as many inputs as forward takes, in its order",
+        )
+    names = [
+        name_of(tensor) or (arguments[i] if i < len(arguments) else f"input_{i}") for i, tensor in enumerate(sequence)
+    ]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
+    return dict(zip(names, map(to_torch, sequence), strict=True)), False
+
+
+def name_of(tensor: Tensor) -> str | None:
+    """The name that the app gave to `tensor`."""
+    return tensor.sn_name if isinstance(tensor, SambaTensor) else None
+
+
+def flat(inputs: Inputs) -> list[Tensor]:
+    """The tensors of `inputs`, in order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    return list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+
+
+def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    """One optimizer, several or none, as a list. Raises OptionError for one that is not of `samba.optim`."""
+    listed = [] if optimizers is None else [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    for one in listed:
+        if not isinstance(one, Optimizer):
+            raise OptionError(
+                f"{type(one).__module__}.{type(one).__name__} cannot be put into a graph",
+                remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW",
+            )
+    return listed
+
+
+def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
+    """The fields of BuildOptions that an app's arguments give; `name` is what the app calls its PEF."""
+    level = "o0" if config.get("o0") else "o1" if config.get("o1") else None
+    given = {
+        "pef_name": config.get("pef_name") or name,
+        "output_folder": config.get("output_folder"),
+        "data_parallel": config.get("data_parallel"),
+        "world_size": config.get("world_size"),
+        "opt_level": level,
+        "arch": config.get("arch"),
+    }
+    folder = given["output_folder"]
+    return {**given, "output_folder": None if folder is None else Path(str(folder))}
+
+
+def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
+    """The fields of BuildOptions with which a PEF says that it was compiled."""
+    names = set(BuildOptions.model_fields) - {"output_folder", "inference"}
+    return {name: value for name, value in compile_options.items() if name in names}
+
+
+def _takes_any(model: nn.Module) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
+    """The first extent of all inputs."""
+    if not named:
+        raise DataError("the model is given no inputs", remedy="pass inputs= a list of SambaTensors")
+    for name, tensor in zip(named, flat(inputs), strict=True):
+        axis = tensor.batch_dim if isinstance(tensor, SambaTensor) else None
+        if axis not in (None, 0):
+            raise DataError(
+                f"the batch of {name} is along axis {axis}, but a replica's batch must come first",
+                remedy=f"transpose {name} in the model, and give it with batch_dim=0",
+            )
+        if tensor.ndim == 0:
+            raise DataError(
+                f"{name} is a single number, without a batch", remedy=f"give {name} one value for each sample"
+            )
+    sizes = {name: tensor.shape[0] for name, tensor in named.items()}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise DataError(
+            f"inputs have batches of different sizes: {told}", remedy="give all inputs the same first extent"
+        )
+    return next(iter(sizes.values()))
+
+
+def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Update]:
+    """An update for each parameter group of each optimizer."""
+    if not optimizers:
+        raise OptionError(
+            "training needs an optimizer, and none is given",
+            remedy="pass samba.optim.SGD(model.parameters(), …) as the third argument, or compile with --inference",
+        )
+    paths = {id(parameter): path for path, parameter in model.named_parameters()}
+    updated: set[str] = set()
+    for optimizer in optimizers:
+        for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
+            names = frozenset(paths[id(p)] for p in group["params"] if id(p) in paths and p.requires_grad)
+            strangers = sum(id(p) not in paths for p in group["params"])
+            if strangers:
+                raise ModelError(
+                    f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have",
+                    remedy="make the optimizer after the model is complete, from model.parameters()",
+                )
+            updated |= names
+            if names:
+                yield _update(options, names)
+    missing = [path for path, p in model.named_parameters() if p.requires_grad and path not in updated]
+    if missing:
+        raise ModelError(
+            f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}",
+            remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)",
+        )
+
+
+def _update(options: OptimizerOptions, names: frozenset[str]) -> Update:
+    return Update(options.name, options.hyperparameters(), names)

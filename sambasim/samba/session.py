@@ -1,0 +1,299 @@
+"""The session: compile a model, load its PEF, run its sections, and move weights between host and device.
+
+There is one for each process, `samba.session`. Host and device have weights of their own: those of the host are the
+model's, and change only by `to_cpu`; those of the device change by `run`, and by `to_device`.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.compile import compile_model
+from sambasim.errors import DataError, OptionError
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.stepwise import STEP
+from sambasim.samba import context
+from sambasim.samba.binding import bind
+from sambasim.samba.checks import Checks
+from sambasim.samba.machine import Machine
+from sambasim.samba.profiler import Profiler
+from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, flat, request
+from sambasim.samba.tensor import SambaTensor
+
+_WITH_OPTIMIZER = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
+"""Kinds that are part of an optimizer step, and run where OPT does."""
+
+
+class Session:
+    """What apps call `samba.session`."""
+
+    def __init__(self) -> None:
+        self.profiler = Profiler()
+        self._machine: Machine | None = None
+        self._checks: Checks | None = None
+        self._traced: Sequence[SambaTensor] = ()
+        self._inputs: Mapping[str, SambaTensor] = {}
+        self._outputs: Mapping[str, SambaTensor] = {}
+
+    def compile(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        name: str | None = None,
+        app_dir: str | Path | None = None,
+        config_dict: Mapping[str, object] | None = None,
+        pef_metadata: Mapping[str, object] | None = None,
+        squeeze_bs_dim: bool = False,
+        init_output_grads: bool = True,
+        inference: bool | None = None,
+        io_host_memory: bool = False,
+        metadata: Mapping[str, object] | None = None,
+    ) -> str:
+        """Compile `model` for the batch `inputs`, and write the PEF. Returns its absolute path.
+
+        config_dict: what the command line said, `vars(args)`: --pef-name, --output-folder, --data-parallel and the rest
+        pef_metadata, metadata: kept in the PEF as text
+
+        `app_dir` is where the app lies; a PEF goes into the working directory's `out` unless --output-folder says
+        otherwise. What has no meaning here is taken and changes nothing: squeeze_bs_dim, io_host_memory.
+        Raises ModelError and CaptureError for what the model does wrong, OptionError for options that do not fit.
+        """
+        config = dict(config_dict or {})
+        forward_only = bool(config.get("inference")) if inference is None else inference
+        fields = build_fields(config, name or type(model).__name__.lower())
+        asked = request(model, inputs, as_sequence(optimizers), fields, inference=forward_only)
+        kept = {str(key): str(value) for key, value in {**(pef_metadata or {}), **(metadata or {})}.items()}
+        compiled = compile_model(
+            model,
+            asked.inputs,
+            asked.options,
+            by_keyword=asked.by_keyword,
+            updates=asked.updates or None,
+            any_loss=True,
+            metadata=kept,
+        )
+        path = str(compiled.path.absolute())
+        print(f"PEF file {path} created\nCompilation succeeded", flush=True)
+        return path
+
+    def load(self, machine: Machine, traced: Sequence[SambaTensor]) -> None:
+        """`machine` is run from now on; `traced` are its outputs, which `run` fills in. For `utils.trace_graph`."""
+        self._machine, self._traced = machine, tuple(traced)
+        self._checks = Checks(machine, context.communicator())
+        self._inputs, self._outputs = {}, {str(tensor.sn_name): tensor for tensor in traced}
+
+    def run(
+        self,
+        input_tensors: Inputs | None = None,
+        output_tensors: Tensor | Sequence[Tensor] | None = None,
+        hyperparam_dict: Mapping[str, float] | None = None,
+        data_parallel: bool = False,
+        reduce_on_rdu: bool = False,
+        section_types: Sequence[str] | None = None,
+        graph_name: str | None = None,
+    ) -> SambaTensor | tuple[SambaTensor, ...]:
+        """Run sections on a batch: by default all, which is a whole training step, or the forward of an inference PEF.
+
+        input_tensors: the batch, bound by name, and by position where tensors have none; not needed without FWD
+        output_tensors: which outputs are wanted: one tensor, or several; None for all
+        hyperparam_dict: lr, momentum, weight_decay … of all optimizers, from this step on
+        data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
+        section_types: FWD, BCKWD, GRADNORM, REDUCE, OPT, GATHER in any case of letters
+        graph_name: of the one graph that a PEF holds
+
+        Returns the outputs that were asked for: one tensor for one, else a tuple.
+        Raises OptionError and DataError for what does not fit the PEF, and what the checks of data parallelism find.
+        """
+        machine, checks = self._loaded()
+        kinds = self._kinds(machine, section_types)
+        batch = {} if input_tensors is None else bind(machine.program, machine.model, input_tensors)
+        if SectionKind.FWD in kinds and not batch:
+            raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
+        if input_tensors is not None:
+            named = zip(batch, flat(input_tensors), strict=True)
+            self._inputs = {name: SambaTensor(tensor, name=name) for name, tensor in named}
+        self._change(machine, hyperparam_dict or {})
+        mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+        checks.before(kinds, batch, mode)
+        found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
+        return self._answer(found, output_tensors)
+
+    def program(self, model: nn.Module) -> Program:
+        """What the loaded PEF holds. Raises OptionError if none is loaded for `model`."""
+        return self._loaded(model)[0].program
+
+    def to_cpu(self, model: nn.Module | None = None) -> None:
+        """The weights, buffers and optimizer state of the device to the host."""
+        self._loaded(model)[0].to_host()
+
+    def to_device(self, model: nn.Module | None = None) -> None:
+        """The weights and buffers of the host, and the state of its optimizers, to the device."""
+        self._loaded(model)[0].to_device()
+
+    to_rdu = to_device
+
+    def get_tensors_by_name(self, names: Sequence[str]) -> list[SambaTensor]:
+        """Tensors by the names of their symbols: copies of what is on the device, or the last inputs and outputs.
+
+        Raises OptionError for a name that the PEF does not have.
+        """
+        machine, _ = self._loaded()
+        return [self._tensor(machine, name) for name in names]
+
+    @property
+    def tensor_dict(self) -> Mapping[str, SambaTensor]:
+        """The inputs and outputs of the last run, by name."""
+        return {**self._inputs, **self._outputs}
+
+    @property
+    def buffer_dict(self) -> Mapping[str, SambaTensor]:
+        """Copies of the buffers on the device, by the names of their symbols."""
+        machine, _ = self._loaded()
+        symbols = machine.program.symbols.values()
+        names = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.BUFFER]
+        return dict(zip(names, self.get_tensors_by_name(names), strict=True))
+
+    @property
+    def optim_dict(self) -> Mapping[str, Optimizer]:
+        """The app's optimizers, by the names that the PEF has for them."""
+        machine, _ = self._loaded()
+        return dict(zip((one.name for one in machine.program.optimizers), machine.optimizers, strict=False))
+
+    def _loaded(self, model: nn.Module | None = None) -> tuple[Machine, Checks]:
+        if self._machine is None or self._checks is None:
+            raise OptionError(
+                "no PEF is loaded", remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+            )
+        if model is not None and model is not self._machine.model:
+            raise OptionError(
+                f"this {type(model).__name__} is not the model that was traced",
+                remedy="give the model that trace_graph was called with",
+            )
+        return self._machine, self._checks
+
+    def _kinds(self, machine: Machine, section_types: Sequence[str] | None) -> Collection[SectionKind]:
+        graph = machine.program.training
+        if section_types is None:
+            return STEP if graph is not None else frozenset({SectionKind.FWD})
+        kinds = set()
+        for word in section_types:
+            try:
+                kinds.add(SectionKind(str(word).upper()))
+            except ValueError as error:
+                known = ", ".join(SectionKind)
+                raise OptionError(f"section_types has {word!r}", remedy=f"section types are {known}") from error
+        if graph is None and kinds != {SectionKind.FWD}:
+            raise OptionError(
+                f"this PEF was compiled with --inference, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
+                remedy="run section FWD, or compile without --inference",
+            )
+        clips = graph is not None and any(section.kind is SectionKind.GRADNORM for section in graph.sections)
+        if SectionKind.OPT in kinds and clips and SectionKind.GRADNORM not in kinds:
+            raise OptionError(
+                "this PEF clips its gradients, and GRADNORM is not among section_types",
+                remedy='section_types=["FWD", "BCKWD", "GRADNORM", "OPT"]',
+            )
+        if kinds & _WITH_OPTIMIZER and SectionKind.OPT not in kinds:
+            raise OptionError(
+                f"{', '.join(sorted(kinds & _WITH_OPTIMIZER))} is part of an optimizer step, and OPT is not given",
+                remedy="add OPT to section_types",
+            )
+        return frozenset(kinds - _WITH_OPTIMIZER)
+
+    def _change(self, machine: Machine, hyperparameters: Mapping[str, float]) -> None:
+        if not hyperparameters:
+            return
+        names = {argument.name for argument in machine.program.runtime_arguments}
+        for index, optimizer in enumerate(machine.program.optimizers):
+            taken = {k: float(v) for k, v in hyperparameters.items() if f"{optimizer.name}__{k}" in names}
+            if taken.get("momentum") and not optimizer.states:
+                raise OptionError(
+                    "momentum cannot be turned on: the PEF was compiled without it",
+                    remedy="compile with momentum above 0",
+                )
+            if taken:
+                machine.replica.change(index, taken)
+        known = {name.partition("__")[2] for name in names if "__" in name}
+        unknown = sorted(set(hyperparameters) - known)
+        if unknown:
+            raise OptionError(
+                f"hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
+                remedy=f"they take {', '.join(sorted(known))}",
+            )
+
+    def _tangent(self, machine: Machine, kinds: Collection[SectionKind]) -> Tensor | None:
+        """What the backward starts from: `sn_grad` of the loss, or the gradient of its mean."""
+        program = machine.program
+        if SectionKind.BCKWD not in kinds or program.loss is None:
+            return None
+        type_ = program.symbols[program.loss].type
+        dtype = getattr(torch, type_.dtype)
+        given = self._outputs[program.loss].sn_grad
+        if given is None:
+            return torch.full(type_.shape, 1 / type_.numel, dtype=dtype)
+        if given.ndim and tuple(given.shape) != type_.shape:
+            raise DataError(
+                f"sn_grad of {program.loss} has the shape {tuple(given.shape)}, and the output {type_.shape}",
+                remedy="set one number, or one for each element of the output",
+            )
+        return given.to(dtype).expand(type_.shape).contiguous()
+
+    def _answer(
+        self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
+    ) -> SambaTensor | tuple[SambaTensor, ...]:
+        for name, value in found.items():
+            before = self._outputs[name]
+            tensor = SambaTensor(value, name=name, batch_dim=before.batch_dim)
+            tensor.sn_grad = before.sn_grad
+            self._outputs = {**self._outputs, name: tensor}
+        names = self._names_of(wanted)
+        answers = tuple(self._outputs[name] for name in names)
+        return answers[0] if isinstance(wanted, Tensor) else answers
+
+    def _names_of(self, wanted: Tensor | Sequence[Tensor] | None) -> list[str]:
+        if wanted is None:
+            return list(self._outputs)
+        names = [t.sn_name if isinstance(t, SambaTensor) else None for t in flat(wanted)]
+        for name in names:
+            if name not in self._outputs:
+                raise OptionError(
+                    f"output_tensors has {name or 'a tensor without a name'}, which is no output of the PEF",
+                    remedy=f"give model.output_tensors, or some of them: {', '.join(self._outputs)}",
+                )
+        return [str(name) for name in names]
+
+    def _tensor(self, machine: Machine, name: str) -> SambaTensor:
+        if name in self._outputs:
+            return self._outputs[name]
+        if name in self._inputs:
+            return self._inputs[name]
+        symbol = machine.program.symbols.get(name)
+        if symbol is None or symbol.offset is None:
+            raise OptionError(
+                f"the PEF has no tensor {name}", remedy=f"sambasim inspect {machine.program.name} lists them"
+            )
+        return SambaTensor(machine.replica.read(name), name=name)
+
+
+def outputs_of(program: Program) -> Iterator[SambaTensor]:
+    """A tensor without data for each output of what a session runs."""
+    graph = program.training or program.evaluation
+    for output in graph.outputs:
+        symbol = program.symbols[output.symbol]
+        if symbol.kind is SymbolKind.OUTPUT:
+            batched = bool(symbol.type.shape) and symbol.type.shape[0] == program.batch_size
+            yield SambaTensor(
+                shape=symbol.type.shape,
+                dtype=getattr(torch, symbol.type.dtype),
+                name=symbol.name,
+                batch_dim=0 if batched else None,
+            )
+
+
+session = Session()
+"""The session of this process."""

@@ -1,0 +1,246 @@
+"""SambaTensor: a torch tensor that knows its name and which of its dimensions counts samples.
+
+It is a `torch.Tensor` in every respect: arithmetic, `mean()`, `backward()`, printing with a format and saving work, and
+what is computed from a SambaTensor is one. Two kinds of results are told apart:
+
+    the same tensor in another form   `x.float()`, `x.clone()`, `x.detach()` …   keeps name, batch_dim and the rest
+    a new value                       `x + 1`, `x.mean()`, `x[:4]` …             has none of them
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C import TensorBase
+
+from sambasim.errors import DataError
+
+Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
+
+_DESCRIPTION = ("sn_name", "batch_dim", "named_dims", "sized_dims", "region_name", "host_memory", "mem_type")
+
+
+class SambaTensor(Tensor):
+    """A tensor with a name and a batch dimension, which shares memory with the tensor that it is made from.
+
+    sn_name       what inputs of a session are bound by; `name` is the same attribute
+    batch_dim     the dimension that counts samples, or None
+    named_dims    a word for each dimension, or None
+    sized_dims, region_name, host_memory, mem_type
+                  what an app says about the place of the tensor. They are kept for the app to read; here every tensor
+                  that an app holds lies in the memory of its process.
+    """
+
+    sn_name: str | None = None
+    batch_dim: int | None = None
+    named_dims: tuple[str, ...] | None = None
+    sized_dims: object = None
+    region_name: str | None = None
+    host_memory: bool = True
+    mem_type: object = None
+    _sn_grad: Tensor | None = None
+    _version_when_made: int | None = None
+
+    def __new__(
+        cls,
+        torch_tensor: Tensor | None = None,
+        shape: Sequence[int] | None = None,
+        dtype: Dtype | None = None,
+        name: str | None = None,
+        batch_dim: int | None = None,
+        named_dims: Iterable[str] | None = None,
+        sized_dims: object = None,
+        materializer: Callable[[], Tensor] | None = None,
+        is_complex: bool | None = None,
+        region_name: str | None = None,
+    ) -> "SambaTensor":
+        """From a tensor, from a `materializer` that returns one and is called at once, or from a shape alone.
+
+        A tensor made from a shape alone holds zeros, and `has_data` is False until something is written to it. With
+        another `dtype` than the given tensor's, memory is not shared. Raises DataError for what cannot be a tensor, a
+        shape that is not the tensor's, a dimension that it does not have, and complex numbers.
+        """
+        given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
+        if given is None and shape is None:
+            raise DataError(
+                "a SambaTensor is made from a tensor or from a shape, and neither was given",
+                remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))",
+            )
+        if given is None:
+            with torch.inference_mode(False):  # tensors made in inference mode do not count what is written to them
+                plain = torch.zeros(tuple(shape or ()), dtype=dtype)
+        else:
+            plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
+            _check_shape(plain, shape)
+        if is_complex or plain.is_complex():
+            raise DataError(
+                f"a SambaTensor holds real numbers, and {_called(name)} is complex",
+                remedy="torch.view_as_real(tensor), whose last dimension holds the two parts",
+            )
+        tensor = plain.as_subclass(cls)
+        if isinstance(given, SambaTensor):
+            tensor._describe_like(given)
+        if given is None:
+            tensor._version_when_made = tensor._version
+        tensor._describe(name, batch_dim, named_dims)
+        if sized_dims is not None:
+            tensor.sized_dims = sized_dims
+        if region_name is not None:
+            tensor.region_name = region_name
+        return tensor
+
+    def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:
+        if batch_dim is not None and not -self.ndim <= batch_dim < self.ndim:
+            raise DataError(
+                f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(self.shape)}",
+                remedy="batch_dim is the dimension that counts samples, mostly 0; leave it out where none does",
+            )
+        if name is not None:
+            self.sn_name = name
+        if batch_dim is not None:
+            self.batch_dim = batch_dim
+        if named_dims is not None:
+            self.named_dims = tuple(named_dims)
+
+    def _describe_like(self, other: "SambaTensor") -> None:
+        for attribute in _DESCRIPTION:
+            if attribute in vars(other):
+                setattr(self, attribute, getattr(other, attribute))
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
+            result._describe_like(args[0])
+        return result
+
+    @property
+    def name(self) -> str | None:
+        """The same as `sn_name`."""
+        return self.sn_name
+
+    @name.setter
+    def name(self, name: str | None) -> None:
+        self.sn_name = name
+
+    @property
+    def has_data(self) -> bool:
+        """False for a tensor that was made from a shape alone and not written to since."""
+        return self._version_when_made is None or self._version != self._version_when_made
+
+    @property
+    def sn_data(self) -> Tensor:
+        """The numbers as a plain tensor, outside autograd, in the same memory. Setting it copies numbers in, and raises
+        DataError if their shape is another."""
+        return self.torch().detach()
+
+    @sn_data.setter
+    def sn_data(self, data: Tensor) -> None:
+        plain = to_torch(data)
+        if plain.shape != self.shape:
+            raise DataError(
+                f"{_called(self.sn_name)} has the shape {tuple(self.shape)}, and the data the shape "
+                f"{tuple(plain.shape)}",
+                remedy="give data of the tensor's own shape",
+            )
+        self.torch().detach().copy_(plain)
+
+    @property
+    def sn_grad(self) -> Tensor | None:
+        """The gradient at this tensor as a plain tensor. On an output of a session it is what the next backward starts
+        from; a number, too, may be set."""
+        return self._sn_grad
+
+    @sn_grad.setter
+    def sn_grad(self, gradient: Tensor | float | None) -> None:
+        if isinstance(gradient, int | float):
+            gradient = torch.tensor(gradient, dtype=self.dtype)
+        self._sn_grad = None if gradient is None else to_torch(gradient).detach()
+
+    def rdu(self) -> "SambaTensor":
+        """This tensor: what an app holds is in the memory of its process, and a session sends it where it is needed."""
+        return self
+
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        """The numbers as an array in the same memory, also where autograd follows the tensor."""
+        return to_torch(self).detach().numpy(force=force)
+
+    def new_empty(self, *arguments: Any, **options: Any) -> Any:
+        """As torch's; `copy.deepcopy` insists that it gives a SambaTensor."""
+        return super().new_empty(*arguments, **options).as_subclass(SambaTensor)
+
+    def torch(self) -> Tensor:
+        """This tensor as a plain one, in the same memory and the same autograd graph."""
+        return to_torch(self)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.torch(), format_spec)
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch has a keyword there, for tensors of its own
+        name = "" if self.sn_name is None else f"name={self.sn_name!r}, "
+        described = f"{name}shape={tuple(self.shape)}, dtype={self.dtype}, batch_dim={self.batch_dim}"
+        return f"SambaTensor({self.sn_data!r}, {described})"
+
+
+_OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        Tensor.to, Tensor.type, Tensor.type_as,
+        Tensor.bfloat16, Tensor.half, Tensor.float, Tensor.double,
+        Tensor.bool, Tensor.char, Tensor.byte, Tensor.short, Tensor.int, Tensor.long,
+        Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.pin_memory, vars(TensorBase)["data"].__get__,
+        torch.clone, torch.detach,
+    }
+)  # fmt: skip
+
+# A checkpoint that holds an output of a session reads back by torch.load, which refuses classes that it does not know.
+torch.serialization.add_safe_globals([SambaTensor])
+
+
+def from_torch_tensor(
+    tensor: Tensor,
+    name: str | None = None,
+    batch_dim: int | None = None,
+    named_dims: Iterable[str] | None = None,
+) -> SambaTensor:
+    """`tensor` as a SambaTensor that shares its memory. Raises DataError if it is no tensor, if it is complex, or if it
+    has no dimension `batch_dim`."""
+    return SambaTensor(tensor, name=name, batch_dim=batch_dim, named_dims=named_dims)
+
+
+def to_torch(tensor: Tensor) -> Tensor:
+    """A SambaTensor as a plain tensor, in the same memory and the same autograd graph; a plain one as it is.
+
+    Raises DataError for anything else.
+    """
+    if isinstance(tensor, SambaTensor):
+        return tensor.as_subclass(Tensor)
+    if isinstance(tensor, Tensor):
+        return tensor
+    raise DataError(
+        f"this must be a tensor, and it is of type {type(tensor).__name__}",
+        remedy=(
+            "samba.from_torch_model_(model) for a model"
+            if isinstance(tensor, torch.nn.Module)
+            else "torch.as_tensor(…) makes one of numbers, lists and arrays"
+        ),
+    )
+
+
+def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
+    if shape is not None and tuple(shape) != tuple(tensor.shape):
+        raise DataError(
+            f"the tensor has the shape {tuple(tensor.shape)}, and the shape {tuple(shape)} was given beside it",
+            remedy="leave out shape=, or reshape the tensor",
+        )
+
+
+def _called(name: str | None) -> str:
+    return "the tensor" if name is None else f"the tensor {name}"

@@ -1,0 +1,50 @@
+"""`common_app_driver`: what every app does alike, so that the app need not."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from sambasim.errors import OptionError
+from sambasim.samba.request import Inputs, Optimizer
+from sambasim.samba.session import session
+from sambasim.samba.trace import trace_graph
+from sambasim.samba.utils.measuring import measure_performance
+from sambasim.samba.utils.pef_utils import get_pefmeta
+
+
+def common_app_driver(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optim: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+    **others: object,
+) -> None:
+    """Do what `args.command` asks for, if that is compile or measure-performance. Other keywords of the vendor change
+    nothing. Raises OptionError for another command, which is for the app itself to do.
+    """
+    optimizers = None if args.inference else optim
+    if args.command == "compile":
+        config, metadata = vars(args), get_pefmeta(args, model)
+        session.compile(model, inputs, optimizers, name, app_dir, config_dict=config, pef_metadata=metadata)
+    elif args.command == "measure-performance":
+        trace_graph(model, inputs, optimizers, pef=args.pef, mapping=args.mapping)
+        measure_performance(
+            model,
+            inputs,
+            args.batch_size,
+            inference=args.inference,
+            n_iterations=args.num_iterations,
+            min_duration=args.min_duration,
+            json=args.json,
+            data_parallel=args.data_parallel,
+            reduce_on_rdu=args.reduce_on_rdu,
+        )
+    else:
+        raise OptionError(
+            f"common_app_driver does not do {args.command}",
+            remedy="do it in the app; common_app_driver is for compile and measure-performance",
+        )

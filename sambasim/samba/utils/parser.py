@@ -1,0 +1,214 @@
+"""One parser for one command of an app: the library's flags, then the app's, which win wherever the two meet."""
+
+import argparse
+import difflib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from sambasim.errors import OptionError
+from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
+from sambasim.samba.utils.flags import FLAGS
+
+AddArguments = Callable[[argparse.ArgumentParser], object]
+"""A function of the app that adds its own flags to the parser that it is given. What it returns is not looked at."""
+
+_WIDTH = 100
+_WORLD_SIZE_NAMES = next(flag.names for flag in FLAGS if flag.destination == "world_size")
+
+_EXAMPLES = {
+    COMPILE: ("compile --pef-name net -b 32", "compile --pef-name net -b 32 --data-parallel -ws 2"),
+    RUN: (
+        "run --pef out/net/net.pef -b 32",
+        "mpirun -np 2 run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
+    ),
+    TEST: ("test --pef out/net/net.pef -b 32",),
+    "measure-performance": ("measure-performance --pef out/net/net.pef -b 32 --json",),
+    "measure-sections": ("measure-sections --pef out/net/net.pef -b 32 --json",),
+}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's parser, as an app knows it; but what is typed wrong is an OptionError, with the remedy.
+
+    `flags` are the library's that are taken, without those whose value an app's own flag sets.
+    """
+
+    flags: tuple[Flag, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
+
+
+def program_name() -> str:
+    """How the app is called in help and messages: `python app.py`."""
+    return f"python {Path(sys.argv[0]).name}"
+
+
+def overview() -> str:
+    """The help of an app before a command is named."""
+    program = program_name()
+    commands = "\n".join(f"  {name:<20} {what}" for name, what in COMMANDS.items())
+    return (
+        f"usage: {program} {{{','.join(COMMANDS)}}} …\n\ncommands:\n{commands}\n\n"
+        f"{program} COMMAND --help tells the flags of a command.\n\n"
+        f"examples:\n{_examples(program, (COMPILE, RUN))}\n"
+    )
+
+
+def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandParser:
+    """The parser of one command, with the app's own flags in it.
+
+    additions: each is called with the parser; where it adds a flag that the library has, the library's gives way
+    """
+    program = program_name()
+    parser = CommandParser(
+        prog=f"{program} {command}",
+        description=COMMANDS[command],
+        epilog=f"examples:\n{_examples(program, (command,))}",
+        formatter_class=_formatter,
+        conflict_handler="resolve",
+        allow_abbrev=False,
+    )
+    library = list(_add_library(parser, command))
+    for add in additions:
+        add(parser)
+    taken_over = _give_way(parser, library)
+    parser.flags = tuple(f for f in FLAGS if command in f.commands and f.destination not in taken_over)
+    return parser
+
+
+def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
+    """The arguments, with `--pef_name` as `--pef-name` where that is what the parser knows, and the reverse."""
+    known = {_with_dashes(name): name for name in parser._option_string_actions}
+    result = list(arguments)
+    for index, argument in enumerate(result):
+        if argument == "--":  # what follows is no flag, whatever it looks like
+            break
+        name, equals, value = argument.partition("=")
+        if name.startswith("--") and name not in parser._option_string_actions:
+            result[index] = known.get(_with_dashes(name), name) + equals + value
+    return result
+
+
+def parse(parser: argparse.ArgumentParser, command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """What `parser` makes of the arguments, with the command and the value of every flag of the library in it.
+
+    Raises OptionError for what cannot be parsed, and for flags that nobody knows, with the nearest name.
+    """
+    namespace, unknown = parser.parse_known_args(respelled(parser, arguments))
+    if unknown:
+        raise _unknown(parser, command, unknown)
+    namespace.command = command
+    for flag in FLAGS:
+        if not hasattr(namespace, flag.destination):
+            setattr(namespace, flag.destination, flag.default_for(command))
+    return namespace
+
+
+def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.Action]:
+    """Add the library's flags of this command; yields each as it is added."""
+    effective = parser.add_argument_group("flags of the library")
+    inert = parser.add_argument_group("flags that are taken, and change nothing here")
+    for flag in FLAGS:
+        if command in flag.commands:
+            yield _add_flag(inert if flag.inert else effective, flag, command)
+    if command in WITH_PEF and "world_size" not in {action.dest for action in parser._actions}:
+        yield parser.add_argument(*_WORLD_SIZE_NAMES, action=_RefuseWorldSize)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
+    default = flag.default_for(command)
+    told = "" if default is None or callable(flag.default) else f" Default: {default}."
+    if flag.convert is None:
+        return group.add_argument(*flag.names, action="store_true", help=flag.meaning)
+    return group.add_argument(
+        *flag.names,
+        type=flag.convert,
+        nargs=flag.count,
+        const=flag.bare,
+        default=default,
+        choices=flag.choices,
+        required=flag.required,
+        metavar=None if flag.choices else flag.placeholder,
+        help=f"{flag.meaning}{told}",
+    )
+
+
+class _RefuseWorldSize(argparse.Action):
+    """`-ws` where it is no flag: the number of replicas is not the app's to choose."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        raise OptionError(
+            f"{option_string} is for compile, where it says the smallest number of replicas; "
+            "here there are as many as mpirun starts",
+            remedy=f"mpirun -np {values or 2} {parser.prog} … without {option_string}",
+        )
+
+
+def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
+    """Let the app's flags win: by name, in either spelling, and by destination. Returns the app's destinations.
+
+    argparse's own rule takes from the library's flag only the very name that the app took. Its other names would go on
+    setting a value of the same name, and its default, which comes first, would hide the app's. So they become names of
+    the app's flag.
+    """
+    own = [action for action in parser._actions if action.option_strings and action not in library]
+    claimed = {_with_dashes(name) for action in own for name in action.option_strings}
+    successors = {action.dest: action for action in own}
+    for action in library:
+        successor = successors.get(action.dest)
+        for name in tuple(action.option_strings):
+            if successor is None and _with_dashes(name) not in claimed:
+                continue
+            parser._handle_conflict_resolve(action, [(name, action)])
+            if successor is not None and _with_dashes(name) not in claimed:
+                successor.option_strings = [*successor.option_strings, name]
+                parser._option_string_actions[name] = successor
+    return set(successors)
+
+
+def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> OptionError:
+    """The error for arguments that the parser does not know."""
+    name = unknown[0].partition("=")[0]
+    what = f"{command} takes no {name}" if name.startswith("-") else f"nothing takes the argument {shlex.quote(name)}"
+    elsewhere = [flag for flag in FLAGS if _with_dashes(name) in flag.names]
+    if elsewhere:
+        return OptionError(f"{what}: it is a flag of {', '.join(elsewhere[0].commands)}", remedy=f"leave {name} out")
+    known = [option for action in parser._actions for option in action.option_strings]
+    spelled = _with_dashes(name)
+    begun = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
+    near = begun or difflib.get_close_matches(spelled, known, n=1)
+    return OptionError(what, remedy=f"did you mean {near[0]}?" if near else f"{parser.prog} --help")
+
+
+def _with_dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Line breaks of description and examples are kept, and flags have room beside their meaning."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=_WIDTH)
+
+
+def _examples(program: str, commands: Sequence[str]) -> str:
+    lines = (line for command in commands for line in _EXAMPLES[command])
+    return "\n".join(f"  {_typed(program, line)}" for line in lines)
+
+
+def _typed(program: str, example: str) -> str:
+    """An example as it is typed: the program stands before the command, behind mpirun."""
+    words = example.split()
+    start = next(index for index, word in enumerate(words) if word in COMMANDS)
+    return " ".join((*words[:start], program, *words[start:]))

@@ -1,0 +1,110 @@
+"""Scripts by each way in: what they see, and how they end."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.app import DOOR
+from sambasim.cli.env import env_command, shell_lines
+from tests.samba.door.conftest import Run
+
+ENDS = """
+import sys
+import sambaflow.sambacollections
+from sambasim.errors import DataError
+
+def deep():
+    if sys.argv[1] == "ours":
+        raise DataError("no data", remedy="get some")
+    if sys.argv[1] == "own":
+        print(1 / 0)
+    if sys.argv[1] == "optional":
+        try:
+            import sambaflow.nothing
+        except ImportError:
+            print("goes on")
+    if sys.argv[1] == "absent":
+        import sambaflow.nothing
+    sys.exit({"exit": 5, "text": "a text", "well": None}.get(sys.argv[1]))
+
+deep()
+"""
+
+
+def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) -> None:
+    text = (
+        "import sys, sambaflow.samba as samba\nfrom sambaflow.samba import nn\nimport beside\n"
+        "print(sys.argv, __name__, __file__, sys.path[0], samba.__name__, nn.__name__)\n"
+        "print(sys.modules['__main__'].samba is samba)"
+    )
+    (tmp_path / "beside.py").touch()
+    result = run(way, text, ["-b", "--pef_name", "x"]).check()
+    seen = f"['script.py', '-b', '--pef_name', 'x'] __main__ {tmp_path}/script.py {tmp_path}"
+    assert result.stdout == f"{seen} sambaflow.samba sambaflow.samba.nn\nTrue\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "stdout", "stderr"),
+    [
+        ("ours", 2, "", "error[data]: no data\n  where: {script}:8\n  try:   get some\n"),
+        (
+            "absent", 2, "",
+            "error[absent]: sambasim has no sambaflow.nothing\n  where: {script}:17\n"
+            "  try:   what sambaflow has: __version__, logging, mac, samba, sambacollections\n",
+        ),
+        ("optional", 0, "goes on\n", ""),
+        ("exit", 5, "", ""),
+        ("text", 1, "", "a text\n"),
+        ("well", 0, "", ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["app", "env"])
+def test_endings(run: Run, way: str, tmp_path: Path, ending: str, code: int, stdout: str, stderr: str) -> None:
+    result = run(way, ENDS, [ending])
+    told = stderr.format(script=tmp_path / "script.py")
+    assert (result.returncode, result.stdout, result.stderr) == (code, stdout, told)
+
+
+def test_a_traceback_starts_at_the_script(run: Run, way: str) -> None:
+    result = run(way, ENDS, ["own"])
+    lines = result.stderr.splitlines()
+    assert (result.returncode, lines[0], lines[-1]) == (
+        1, "Traceback (most recent call last):", "ZeroDivisionError: division by zero",
+    )  # fmt: skip
+    assert [line.split(", ")[1:] for line in lines if "File" in line] == [
+        ["line 20", "in <module>"],
+        ["line 10", "in deep"],
+    ]
+
+
+def test_an_installed_sambaflow_is_given_way_to(run: Run, way: str, tmp_path: Path) -> None:
+    package = tmp_path / "installed" / "sambaflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = 'real'")
+    (package / "samba.py").touch()
+    result = run(way, "import sambaflow.samba; print(sambaflow.__version__)", path=[package.parent]).check()
+    assert result.stdout == "real\n"
+    assert result.stderr == (
+        f"notice: a SambaFlow is installed ({package}/__init__.py): it is used, and not sambasim\n"
+    )
+
+
+def test_a_folder_of_data_of_that_name_is_no_sambaflow(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sambaflow").mkdir()
+    result = run("app", "import sambaflow; print(sambaflow.__version__)").check()
+    assert ("+sambasim." in result.stdout, result.stderr) == (True, "")
+
+
+def test_lines_for_a_shell(tmp_path: Path) -> None:
+    for name in ("python", "mpirun"):
+        (tmp_path / name).touch(mode=0o755)
+    found = {"PATH": f"{tmp_path}:/usr/bin"}
+    assert list(shell_lines(found, tmp_path)) == [f"export PYTHONPATH={DOOR}"]
+    other = {"PATH": "/usr/bin", "PYTHONPATH": f"/my folder:{DOOR}"}
+    assert list(shell_lines(other, tmp_path)) == [
+        f"export PATH={tmp_path}:/usr/bin",
+        f"export PYTHONPATH='{DOOR}:/my folder'",
+    ]
+    assert CliRunner().invoke(env_command).stdout.endswith(f"export PYTHONPATH={DOOR}\n")
+    assert (DOOR / "sambaflow" / "__init__.py").is_file()

@@ -1,0 +1,178 @@
+"""Optimizers: torch's on the host, and what a PEF has to know of them."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.errors import OptionError
+from sambasim.options import OptimizerOptions
+from sambasim.samba.optim import SGD, Adam, AdamW
+
+PAIRS = [
+    (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    (Adam, torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}),
+    (AdamW, torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.3}),
+]
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.tensor([1.0, -2.0, 3.0])), nn.Parameter(torch.tensor([0.5]))]
+
+
+def set_gradients(trained: list[nn.Parameter], scale: float = 1.0) -> None:
+    for parameter in trained:
+        parameter.grad = scale * parameter.detach() + 1
+
+
+def test_options_are_those_of_each_group() -> None:
+    one, two = parameters()
+    groups = [{"params": [one], "weight_decay": 0.0}, {"params": [two], "lr": torch.tensor(0.5)}]
+    assert AdamW(groups, lr=0.25, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1, max_grad_norm=1.5).options() == (
+        OptimizerOptions(name="adamw", lr=0.25, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.0, max_grad_norm=1.5),
+        OptimizerOptions(name="adamw", lr=0.5, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1, max_grad_norm=1.5),
+    )
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_the_defaults_are_those_of_the_options(kind: type[SGD | Adam | AdamW]) -> None:
+    assert kind(parameters()).options() == (OptimizerOptions.model_validate({"name": kind.__name__.lower()}),)
+
+
+def test_options_follow_what_a_schedule_sets() -> None:
+    optimizer = SGD(parameters(), lr=1.0, momentum=0.9, dampening=0.0, nesterov=True)
+    optimizer.param_groups[0]["lr"] = 0.125
+    assert optimizer.options() == (OptimizerOptions(name="sgd", lr=0.125, momentum=0.9, nesterov=True),)
+
+
+@pytest.mark.parametrize(("kind", "torchs", "given"), PAIRS)
+def test_a_step_on_the_host_is_torchs(kind: Any, torchs: Any, given: dict[str, Any]) -> None:
+    ours, plain = parameters(), parameters()
+    optimizer, expected = kind(ours, **given), torchs(plain, **given)
+    for _ in range(3):
+        for trained, stepped in ((ours, optimizer), (plain, expected)):
+            stepped.zero_grad()
+            set_gradients(trained)
+            stepped.step()
+    assert all(a.equal(b) for a, b in zip(ours, plain, strict=True))
+
+
+def clipped_by_hand(trained: list[nn.Parameter], bound: float) -> None:
+    norm = torch.cat([p.grad for p in trained if p.grad is not None]).norm()
+    for parameter in trained:
+        if parameter.grad is not None:
+            parameter.grad *= (bound / (norm + 1e-6)).clamp(max=1.0)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("scale", [100.0, 1e-3], ids=["above the bound", "below the bound"])
+def test_a_step_on_the_host_clips_first(scale: float, copied: bool) -> None:
+    ours, plain = parameters(), parameters()
+    optimizer = SGD([{"params": [ours[0]]}, {"params": [ours[1]]}], lr=0.1, max_grad_norm=2.0)
+    if copied:
+        optimizer = copy.deepcopy(optimizer)
+        ours = [group["params"][0] for group in optimizer.param_groups]
+    set_gradients(ours, scale)
+    set_gradients(plain, scale)
+    optimizer.step()
+    clipped_by_hand(plain, 2.0)
+    torch.optim.SGD(plain, lr=0.1).step()
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_closure_computes_before_gradients_are_clipped(by_keyword: bool) -> None:
+    ours, plain = parameters(), parameters()
+    optimizer = SGD(ours, lr=0.1, max_grad_norm=2.0)
+
+    def closure() -> float:
+        set_gradients(ours, 100.0)
+        return 7.0
+
+    loss = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+    set_gradients(plain, 100.0)
+    clipped_by_hand(plain, 2.0)
+    torch.optim.SGD(plain, lr=0.1).step()
+    assert loss == 7.0
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("kind", "torchs", "given"), PAIRS)
+def test_a_checkpoint_may_be_of_torchs_optimizer(kind: Any, torchs: Any, given: dict[str, Any]) -> None:
+    ours, plain = parameters(), parameters()
+    trained = torchs(plain, **given)
+    set_gradients(plain)
+    trained.step()
+    optimizer = kind(ours, max_grad_norm=3.0)
+    optimizer.load_state_dict(trained.state_dict())
+    assert optimizer.state_dict()["state"].keys() == trained.state_dict()["state"].keys()
+    assert optimizer.options() == kind(parameters(), **given, max_grad_norm=3.0).options()
+    trained.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "remedy"),
+    [
+        (lambda p: Adam(p, amsgrad=True), "the optimizer of a PEF does not have amsgrad", "leave it out"),
+        (lambda p: AdamW(p, capturable=True), "the optimizer of a PEF does not have capturable", "leave it out: it is"),
+        (lambda p: SGD(p, maximize=True), "the optimizer of a PEF does not have maximize", "leave it out, and let"),
+        (lambda p: SGD(p, differentiable=True), "the optimizer of a PEF does not have differentiable", "leave it out"),
+        (
+            lambda p: AdamW([{"params": p, "maximize": True}]),
+            "the optimizer of a PEF does not have maximize", "leave it out, and let",
+        ),
+        (
+            lambda p: Adam(p, decoupled_weight_decay=True),
+            "Adam with decoupled_weight_decay is AdamW", "samba.optim.AdamW",
+        ),
+        (
+            lambda p: SGD([{"params": p[:1], "max_grad_norm": 2.0}, {"params": p[1:]}], max_grad_norm=1.0),
+            "the parameter groups of SGD differ in max_grad_norm, 2.0 and 1.0, which bounds the norm of all",
+            "give max_grad_norm to the optimizer and to no group",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_pef_cannot_do_is_refused_by_name(
+    make: Callable[[list[nn.Parameter]], object], what: str, remedy: str
+) -> None:
+    with pytest.raises(OptionError, match=f"^{what}") as caught:
+        make(parameters())
+    assert str(caught.value.remedy).startswith(remedy)
+
+
+def test_a_value_out_of_range_says_where() -> None:
+    with pytest.raises(OptionError, match=r"^max_grad_norm = -1\.0: must be above 0") as caught:
+        SGD(parameters(), max_grad_norm=-1.0)
+    assert caught.value.where == "samba.optim.SGD, parameter group 0"
+
+
+def test_a_misspelt_keyword_is_refused() -> None:
+    with pytest.raises(TypeError, match="wieght_decay"):
+        AdamW(parameters(), wieght_decay=0.1)
+
+
+def test_the_hosts_choice_of_kernel_is_torchs() -> None:
+    optimizer = SGD(parameters(), fused=True)
+    assert optimizer.param_groups[0]["fused"] is True
+    assert optimizer.options() == SGD(parameters()).options()
+
+
+def test_other_optimizers_are_told_what_there_is() -> None:
+    with pytest.raises(
+        AttributeError, match=r"^sambasim\.samba\.optim has no RMSprop; near it there is Adam, AdamW, SGD$"
+    ):
+        samba.optim.RMSprop  # noqa: B018
+
+
+def test_parameters_may_have_passed_through_samba() -> None:
+    tensor: Tensor = samba.randn(3, name="w", requires_grad=True)
+    before = tensor.clone().detach()
+    (tensor * 2).sum().backward()  # type: ignore[no-untyped-call]
+    SGD([tensor], lr=0.5).step()
+    torch.testing.assert_close(samba.to_torch(tensor).detach(), samba.to_torch(before) - 1)

@@ -1,0 +1,217 @@
+"""SambaTensor: a torch tensor with a name, in the memory of the tensor it is made from."""
+
+import copy
+import io
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sambasim.errors import DataError
+from sambasim.samba import SambaTensor, from_torch, from_torch_tensor, randn, to_torch
+
+
+def image() -> SambaTensor:
+    plain = torch.arange(12.0).reshape(4, 3)
+    return from_torch_tensor(plain, name="image", batch_dim=0, named_dims=["sample", "pixel"])
+
+
+def test_it_shares_memory_with_the_tensor_it_is_made_from() -> None:
+    plain = torch.zeros(3)
+    tensor = from_torch_tensor(plain, name="x")
+    plain[1] = 5
+    assert tensor.tolist() == [0, 5, 0]
+    tensor.torch()[2] = 7
+    tensor.numpy()[0] = 1
+    assert plain.tolist() == [1, 5, 7]
+
+
+@pytest.mark.parametrize("unwrap", [to_torch, SambaTensor.torch])
+def test_it_becomes_a_plain_tensor_in_the_same_memory(unwrap: Callable[[SambaTensor], Tensor]) -> None:
+    tensor = image()
+    plain = unwrap(tensor)
+    assert type(plain) is Tensor
+    assert plain.data_ptr() == tensor.data_ptr()
+
+
+def test_a_plain_tensor_stays_what_it_is() -> None:
+    plain = torch.ones(2)
+    assert to_torch(plain) is plain
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 1,
+        lambda x: 2 * x,
+        lambda x: x @ torch.ones(3, 2),
+        lambda x: torch.cat([x, x]),
+        lambda x: x.mean(),
+        lambda x: x[:2],
+        lambda x: x.max(dim=1).values,
+        lambda x: torch.nn.Linear(3, 2)(x),
+    ],
+)
+def test_a_new_value_is_a_samba_tensor_without_a_name(compute: Callable[[Tensor], Tensor]) -> None:
+    tensor = image()
+    result = compute(tensor)
+    assert isinstance(result, SambaTensor)
+    assert (result.sn_name, result.batch_dim, result.named_dims) == (None, None, None)
+    assert tensor.sn_name == "image"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.bfloat16().float(),
+        lambda x: x.to(torch.int16),
+        lambda x: x.clone().detach(),
+        lambda x: x.data,
+        lambda x: x.cpu(),
+        lambda x: x.rdu(),
+        lambda x: x.requires_grad_(),
+        lambda x: x.add_(1),
+        lambda x: from_torch_tensor(x),
+        copy.deepcopy,
+        lambda x: pickle.loads(pickle.dumps(x)),
+    ],
+)
+def test_the_same_tensor_in_another_form_keeps_its_description(change: Callable[[SambaTensor], SambaTensor]) -> None:
+    tensor = image()
+    tensor.host_memory, tensor.mem_type = False, "ddr"
+    result = change(tensor)
+    assert isinstance(result, SambaTensor)
+    assert (result.sn_name, result.name, result.batch_dim) == ("image", "image", 0)
+    assert result.named_dims == ("sample", "pixel")
+    assert (result.host_memory, result.mem_type) == (False, "ddr")
+
+
+def test_a_copy_has_memory_of_its_own() -> None:
+    tensor = image()
+    copied = copy.deepcopy(tensor)
+    copied.add_(1)
+    assert tensor[0, 0] == 0
+    assert copied[0, 0] == 1
+
+
+def test_a_new_name_goes_to_the_new_tensor_alone() -> None:
+    tensor = image()
+    other = from_torch(tensor, name="picture")
+    assert (tensor.name, other.name, other.batch_dim) == ("image", "picture", 0)
+    tensor.name = "scan"
+    assert (tensor.sn_name, other.sn_name) == ("scan", "picture")
+
+
+def test_a_checkpoint_with_one_reads_back() -> None:
+    file = io.BytesIO()
+    torch.save({"loss": image()}, file)
+    file.seek(0)
+    loss = torch.load(file)["loss"]
+    assert isinstance(loss, SambaTensor)
+    assert loss.sn_name == "image"
+    assert loss.torch().equal(image().torch())
+
+
+def test_autograd_runs_through_it() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    (from_torch_tensor(weight * 2, name="x") * 3).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [6, 6, 6]
+    tensor = randn(3, requires_grad=True)
+    (tensor.torch() * 4).sum().backward()  # type: ignore[no-untyped-call]
+    assert tensor.grad is not None
+    assert tensor.grad.tolist() == [4, 4, 4]
+
+
+def test_numbers_are_read_also_where_autograd_follows() -> None:
+    tensor: Any = from_torch_tensor(torch.ones(2)).requires_grad_()
+    assert tensor.numpy().tolist() == [1, 1]
+    assert (tensor * 2).sn_data.tolist() == [2, 2]
+    assert not tensor.sn_data.requires_grad
+
+
+def test_a_loss_is_printed_as_a_number() -> None:
+    loss = from_torch_tensor(torch.tensor([1.0, 2.0]), name="loss", batch_dim=0)
+    assert f"{loss.mean():.3f}" == "1.500"
+
+
+def test_its_repr_names_name_shape_dtype_and_batch_dimension() -> None:
+    tensor = from_torch_tensor(torch.ones(2, dtype=torch.bfloat16), name="x", batch_dim=0).requires_grad_()
+    contents = "tensor([1., 1.], dtype=torch.bfloat16)"
+    assert repr(tensor) == f"SambaTensor({contents}, name='x', shape=(2,), dtype=torch.bfloat16, batch_dim=0)"
+    assert repr(tensor.float().sum()) == "SambaTensor(tensor(2.), shape=(), dtype=torch.float32, batch_dim=None)"
+
+
+def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
+    for write in (
+        lambda x: x.fill_(3),
+        lambda x: x.torch().fill_(3),
+        lambda x: setattr(x, "sn_data", torch.full((2, 3), 3)),
+    ):
+        tensor = SambaTensor(shape=(2, 3), dtype=torch.int16, name="label", batch_dim=0)
+        assert not tensor.has_data
+        write(tensor)
+        assert tensor.has_data
+        assert tensor.tolist() == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_a_shape_alone_also_works_in_inference_mode() -> None:
+    with torch.inference_mode():
+        assert not SambaTensor(shape=(2,)).has_data
+        assert from_torch_tensor(torch.zeros(2)).has_data
+
+
+def test_a_materializer_gives_the_data() -> None:
+    tensor = SambaTensor(materializer=lambda: torch.ones(2), region_name="weights", sized_dims=(2,))
+    assert tensor.has_data
+    assert tensor.tolist() == [1, 1]
+    assert (tensor.region_name, tensor.sized_dims) == ("weights", (2,))
+
+
+def test_another_dtype_converts() -> None:
+    assert SambaTensor(torch.ones(2), dtype=torch.int16).dtype is torch.int16
+
+
+def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
+    loss: Any = from_torch_tensor(torch.tensor(2.0), name="loss")
+    assert loss.sn_grad is None
+    loss.sn_grad = from_torch_tensor(torch.tensor(0.5))
+    assert type(loss.sn_grad) is Tensor
+    assert loss.sn_grad == 0.5
+    loss.sn_grad = 128
+    assert loss.sn_grad.equal(torch.tensor(128.0))
+    assert loss.float().clone().sn_grad is None
+    loss.sn_grad = None
+    assert loss.sn_grad is None
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: SambaTensor(), "a SambaTensor is made from a tensor or from a shape, and neither was given"),
+        (lambda: SambaTensor(torch.ones(2), shape=(3,)), "the tensor has the shape (2,), and the shape (3,) was given"),
+        (lambda: randn(2, 3, name="x", batch_dim=2), "the tensor x has no dimension 2: its shape is (2, 3)"),
+        (lambda: from_torch_tensor(torch.ones(2), batch_dim=-2), "the tensor has no dimension -2: its shape is (2,)"),
+        (lambda: SambaTensor(torch.ones(2), is_complex=True), "a SambaTensor holds real numbers, and the tensor is"),
+        (
+            lambda: from_torch_tensor(torch.ones(2, dtype=torch.complex64), name="x"),
+            "a SambaTensor holds real numbers, and the tensor x is complex",
+        ),
+        (lambda: from_torch_tensor([1, 2]), "this must be a tensor, and it is of type list"),  # type: ignore[arg-type]
+        (lambda: setattr(image(), "sn_data", torch.ones(3, 4)), "the tensor image has the shape (4, 3), and the data"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> None:
+    with pytest.raises(DataError, match=re.escape(what)) as caught:
+        make()
+    assert caught.value.remedy
+
+
+def test_a_model_in_place_of_a_tensor_is_told_what_to_call() -> None:
+    with pytest.raises(DataError, match="of type Linear") as caught:
+        from_torch(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    assert caught.value.remedy == "samba.from_torch_model_(model) for a model"

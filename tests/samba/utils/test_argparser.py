@@ -1,0 +1,264 @@
+"""`parse_app_args`: what an app gets, and what is refused in which words."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sambasim.errors import OptionError
+from sambasim.samba import context
+from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
+from sambasim.samba.utils.flags import FLAGS
+
+PEF = ["--pef", "net.pef"]
+
+
+@pytest.fixture(autouse=True)
+def _app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/app.py"])
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    level = logging.getLogger("sambaflow").level
+    yield
+    logging.getLogger("sambaflow").setLevel(level)
+
+
+def refused(*argv: str) -> OptionError:
+    with pytest.raises(OptionError) as caught:
+        parse_app_args(argv)
+    return caught.value
+
+
+def test_every_flag_of_the_library_has_a_value_on_every_command() -> None:
+    compiled, run = parse_app_args(["compile"]), parse_app_args(["run", *PEF])
+    destinations = {flag.destination for flag in FLAGS}
+    assert set(vars(compiled)) == set(vars(run)) == destinations | {"command"}
+    assert (compiled.command, compiled.pef, run.command, run.pef, run.pef_name) == (
+        "compile",
+        None,
+        "run",
+        "net.pef",
+        None,
+    )
+
+
+def test_values_are_parsed() -> None:
+    words = "compile --pef-name net -b 32 --data-parallel -ws 2 --o0 --num-tiles 4 --resources-scaling-factors 0.5 2"
+    arguments = parse_app_args(words.split())
+    assert (arguments.pef_name, arguments.batch_size, arguments.world_size) == ("net", 32, 2)
+    assert (arguments.data_parallel, arguments.o0, arguments.o1, arguments.num_tiles) == (True, True, False, 4)
+    assert arguments.resources_scaling_factors == [0.5, 2.0]
+
+
+def test_without_argv_it_is_what_the_process_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py", "compile", "-b", "3"])
+    assert parse_app_args().batch_size == 3
+
+
+@pytest.mark.parametrize("spelling", ["--pef-name=net", "--pef_name=net"])
+def test_both_spellings_of_a_flag_are_taken(spelling: str) -> None:
+    assert parse_app_args(["compile", spelling]).pef_name == "net"
+
+
+@pytest.mark.parametrize("spelling", ["--hidden-size", "--hidden_size"])
+@pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
+def test_both_spellings_of_an_apps_flag_are_taken(added: str, spelling: str) -> None:
+    arguments = parse_app_args(
+        ["compile", spelling, "5"], common_parser_fn=lambda parser: parser.add_argument(added, type=int)
+    )
+    assert arguments.hidden_size == 5
+
+
+def test_flags_are_not_abbreviated() -> None:
+    assert refused("compile", "--batch", "3").remedy == "did you mean --batch-size?"
+
+
+def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
+    return lambda parser: parser.add_argument(f"--of-{part}", default=part)
+
+
+@pytest.mark.parametrize(
+    ("argv", "added"),
+    [
+        (["compile"], {"of_common", "of_compile"}),
+        (["run", *PEF], {"of_common", "of_run"}),
+        (["test", *PEF], {"of_common", "of_test"}),
+        (["measure-performance", *PEF], {"of_common"}),
+        (["measure-sections", *PEF], {"of_common"}),
+    ],
+)
+def test_each_function_adds_its_flags_to_its_command(argv: list[str], added: set[str]) -> None:
+    arguments = parse_app_args(argv, False, adding("common"), adding("compile"), adding("test"), adding("run"))
+    assert {name for name in vars(arguments) if name.startswith("of_")} == added
+
+
+@pytest.mark.parametrize("added", ["--batch-size", "--batch_size"])
+@pytest.mark.parametrize(
+    ("typed", "value"), [([], 64), (["-b", "8"], 8), (["--batch-size", "8"], 8), (["--batch_size=8"], 8)]
+)
+def test_an_apps_flag_of_the_same_name_wins_with_its_default(added: str, typed: list[str], value: int) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument_group("data").add_argument(added, type=int, default=64)
+
+    assert parse_app_args(["compile", *typed], common_parser_fn=add).batch_size == value
+
+
+@pytest.mark.parametrize("name", ["-p", "--pef"])
+def test_a_required_flag_that_an_app_has_again_is_as_the_app_says(name: str) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--pef", default="own.pef")
+
+    assert parse_app_args(["run"], run_parser_fn=add).pef == "own.pef"
+    assert parse_app_args(["run", name, "x.pef"], run_parser_fn=add).pef == "x.pef"
+
+
+def test_an_apps_flag_of_another_destination_leaves_the_librarys_its_other_name() -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--batch_size", dest="rows", type=int, default=5)
+
+    arguments = parse_app_args(["compile", "--batch-size", "7", "-b", "9"], common_parser_fn=add)
+    assert (arguments.rows, arguments.batch_size) == (7, 9)
+
+
+def test_an_app_may_set_a_default_of_the_library() -> None:
+    arguments = parse_app_args(["compile"], common_parser_fn=lambda parser: parser.set_defaults(batch_size=12))
+    assert arguments.batch_size == 12
+
+
+@pytest.mark.parametrize("command", ["run", "test", "measure-sections"])
+@pytest.mark.parametrize("name", ["-ws", "--ws", "--world-size", "--world_size"])
+def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) -> None:
+    error = refused(command, *PEF, name, "4")
+    assert (
+        "is for compile, where it says the smallest number of replicas; here there are as many as mpirun starts"
+        in error.what
+    )
+    assert error.remedy is not None
+    assert error.remedy.startswith(f"mpirun -np 4 python app.py {command} … without -")
+
+
+def test_an_app_may_have_a_world_size_of_its_own() -> None:
+    arguments = parse_app_args(
+        ["run", *PEF, "-ws", "4"], run_parser_fn=lambda parser: parser.add_argument("--world-size", type=int)
+    )
+    assert arguments.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "what", "remedy"),
+    [
+        ([], "no command is named; they are compile, run, test,", "python app.py compile --help"),
+        (["compil"], "'compil' is no command; they are compile, run, test,", "python app.py compile --help"),
+        (["run"], "the following arguments are required: --pef/-p", "python app.py run --help"),
+        (["compile", "--bach-size", "3"], "compile takes no --bach-size", "did you mean --batch-size?"),
+        (["compile", "--pef=x"], "compile takes no --pef: it is a flag of run, test,", "leave --pef out"),
+        (["compile", "more"], "nothing takes the argument more", "python app.py compile --help"),
+        (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
+        (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
+        (["measure-sections", *PEF, "--min-duration", "-1"], "'-1' is not a number of seconds", "--help"),
+        (["compile", "--mapping", "flat"], "invalid choice: 'flat'", "python app.py compile --help"),
+        (["compile", "--log-level", "loud"], "'loud' is no level of logging", "python app.py compile --help"),
+        (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),
+        (["compile", "--dtype", "bf16"], "--dtype bf16 is not offered", "--dtype fp32, or leave --dtype out"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], what: str, remedy: str) -> None:
+    error = refused(*argv)
+    assert what in error.what
+    assert remedy in (error.remedy or "")
+
+
+def test_help_of_the_app_names_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_app_args(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "\n  measure-sections     Measure how long each section of the PEF takes.\n" in text
+    assert "\n  mpirun -np 2 python app.py run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu\n" in text
+
+
+def test_help_of_a_command_has_the_apps_flags_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_app_args(
+            ["test", "-h"], common_parser_fn=lambda parser: parser.add_argument("--rows", help="Of the table.")
+        )
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python app.py test [-h] ")
+    assert "Of the table." in text
+    assert text.endswith("examples:\n  python app.py test --pef out/net/net.pef -b 32\n")
+
+
+def test_examples_in_help_can_be_parsed(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("compile", "run", "test", "measure-performance", "measure-sections"):
+        with pytest.raises(SystemExit):
+            parse_app_args([command, "-h"])
+        lines = capsys.readouterr().out.rpartition("examples:\n")[2].splitlines()
+        assert lines
+        for line in lines:
+            words = line.partition("app.py ")[2].replace("--data-parallel", "").split()
+            assert parse_app_args(words).command == command
+
+
+def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_app_args(["compile", "--mac-human-decision", "x.json", "--n-chips=2", "-b", "4"])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "notice: taken, and without effect here:\n"
+        "  --n-chips: one replica is one device here, and is not laid out over chips and tiles\n"
+        "  --mac-human-decision: sections are cut and placed by sambasim's own rules, which take no such advice\n"
+    )
+
+
+def test_flags_that_are_not_given_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_app_args(["compile", "--mapping", "section", "--n-chips", "1"])
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_first_rank_tells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    parse_app_args(["compile", "--n-chips", "2"])
+    assert capsys.readouterr().err == ""
+
+
+def test_an_apps_own_flag_is_not_told_as_one_that_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--debug", action="store_true")
+        parser.add_argument("--dtype", default="bf16")
+
+    arguments = parse_app_args(["compile", "--debug", "--visualize"], common_parser_fn=add)
+    assert (arguments.debug, arguments.dtype) == (True, "bf16")
+    err = capsys.readouterr().err
+    assert "--visualize" in err
+    assert "--debug" not in err
+
+
+def test_the_level_of_the_log_is_set() -> None:
+    parse_app_args(["compile", "--log-level", "error"])
+    assert logging.getLogger("sambaflow").level == logging.ERROR
+
+
+def test_the_context_has_what_was_parsed() -> None:
+    arguments = parse_app_args(["compile"])
+    assert context.current() == context.Context("compile", arguments, None)
+
+
+@pytest.mark.parametrize(("typed", "value"), [([], None), (["--json"], "-"), (["--json", "x.json"], "x.json")])
+def test_json_takes_a_file_or_none(typed: list[str], value: str | None) -> None:
+    assert parse_app_args(["measure-performance", *PEF, *typed]).json == value
+
+
+def test_a_config_made_from_keywords_is_what_the_command_line_gives() -> None:
+    typed = parse_app_args(["run", *PEF, "-b", "8", "--inference"])
+    assert vars(SambaConfig("run", pef="net.pef", batch_size=8, inference=True)) == vars(typed)
+
+
+def test_a_config_holds_an_apps_own_values_and_checks_the_librarys() -> None:
+    assert SambaConfig("compile", hidden={"sizes": [1, 2]}, pef_name="net").hidden == {"sizes": [1, 2]}
+    with pytest.raises(OptionError, match="'0' is not a whole number"):
+        SambaConfig("compile", batch_size=0)
+    with pytest.raises(OptionError, match="--inference is true or false, not 'yes'"):
+        SambaConfig("compile", inference="yes")

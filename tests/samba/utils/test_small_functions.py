@@ -1,0 +1,77 @@
+"""Seeds, folders, ranks and weight normalisation."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sambasim.errors import ModelError, UserError
+from sambasim.samba import context, utils
+
+
+def drawn() -> tuple[float, float, float]:
+    return torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def test_a_seed_sets_every_generator() -> None:
+    utils.set_seed(256)
+    first = drawn()
+    again = drawn()
+    utils.set_seed(256)
+    assert drawn() == first
+    assert all(before != after for before, after in zip(first, again, strict=True))
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(UserError, match="this one is -1"):
+        utils.set_seed(-1)
+
+
+def test_the_folder_of_a_file_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert utils.get_file_dir("apps/net.py") == str(tmp_path.resolve() / "apps")
+
+
+def test_a_process_alone_is_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    assert (utils.get_rank(), utils.get_world_size(), utils.is_main_process()) == (0, 1, True)
+
+
+def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Conv1d(3, 2, 1))
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+    def outputs() -> torch.Tensor:
+        hidden = model[1](model[0](inputs))
+        return torch.Tensor(model[2](hidden.T[None]))
+
+    before = outputs()
+    assert utils.weight_norm_(model) is model
+    torch.testing.assert_close(outputs(), before)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes == {
+        "0.bias": (3,),
+        "0.parametrizations.weight.original0": (3, 1),
+        "0.parametrizations.weight.original1": (3, 4),
+        "1.weight": (3,),
+        "1.bias": (3,),
+        "2.bias": (2,),
+        "2.parametrizations.weight.original0": (2, 1, 1),
+        "2.parametrizations.weight.original1": (2, 3, 1),
+    }
+
+
+def test_weight_norm_wants_a_weight() -> None:
+    with pytest.raises(ModelError, match="LayerNorm has no weight that could be normalised"):
+        utils.weight_norm_(nn.LayerNorm(3))
+
+
+def test_weight_norm_does_not_part_what_is_shared() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    with pytest.raises(ModelError, match="0 and 1 share one weight"):
+        utils.weight_norm_(model)
+    assert model[1].weight is model[0].weight

@@ -1,0 +1,88 @@
+"""The command line from a YAML file."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import OptionError
+from sambasim.samba import context
+from sambasim.samba.utils.argparser import SambaConfig, parse_yaml_to_args
+
+SHARED = """\
+command: compile
+batch-size: 32
+hidden: 64
+optimizer:
+  lr: 0.5
+compile:
+  pef_name: net
+  resources_scaling_factors: [0.5, 2]
+run:
+  pef: out/net/net.pef
+  batch_size: 16
+  epochs: 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _app(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py"])
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "app.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_gives_what_the_command_line_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = parse_yaml_to_args(written(tmp_path, SHARED))
+    expected = SambaConfig(
+        "compile",
+        batch_size=32,
+        pef_name="net",
+        resources_scaling_factors=[0.5, 2.0],
+        hidden=64,
+        optimizer={"lr": 0.5},
+    )
+    assert vars(config) == vars(expected)
+    assert context.current().arguments is config
+    assert "--resources-scaling-factors" in capsys.readouterr().err
+
+
+def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
+    config = parse_yaml_to_args(str(written(tmp_path, SHARED)), "run")
+    assert (config.command, config.pef, config.batch_size, config.epochs) == ("run", "out/net/net.pef", 16, 3)
+    assert (config.hidden, config.pef_name) == (64, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ("command: compile\nbatch_size: [1\n", ":3", "this is not plain YAML: expected ',' or ']'"),
+        ("command: compile\nx: !!python/object/apply:os.getcwd []\n", ":2", "could not determine a constructor"),
+        ("- command\n", "", "this YAML has ['command'] where names with values belong"),
+        ("no: 3\n", "", "YAML reads a name here as False"),
+        ("command: run\nrun:\n  1: x\n", ", run", "YAML reads a name here as 1"),
+        ("command: compile\nbatch_size: many\n", "", "'many' is not a whole number"),
+        ("command: run\n", "", "the following arguments are required: --pef/-p"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str, what: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(OptionError) as caught:
+        parse_yaml_to_args(path)
+    assert what in caught.value.what
+    assert caught.value.where == f"{path}{where}"
+
+
+def test_an_empty_file_names_no_command(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no command is named"):
+        parse_yaml_to_args(written(tmp_path, ""))
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"none\.yaml cannot be read: No such file"):
+        parse_yaml_to_args(tmp_path / "none.yaml", "compile")
