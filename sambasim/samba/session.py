@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.compile import compile_model
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -63,6 +62,8 @@ class Session:
         otherwise. What has no meaning here is taken and changes nothing: squeeze_bs_dim, io_host_memory.
         Raises ModelError and CaptureError for what the model does wrong, OptionError for options that do not fit.
         """
+        from sambasim.compiler.compile import compile_model  # it takes seconds to import, and a run may do without
+
         config = dict(config_dict or {})
         forward_only = bool(config.get("inference")) if inference is None else inference
         fields = build_fields(config, name or type(model).__name__.lower())

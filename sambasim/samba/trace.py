@@ -5,8 +5,6 @@ from pathlib import Path
 
 from torch import nn
 
-from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
-from sambasim.compiler.passes import run_pipeline
 from sambasim.errors import PefError
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument, locate, read
@@ -66,6 +64,10 @@ def trace_graph(
 
 def _trace(model: nn.Module, inputs: Inputs, optimizers: Sequence[Optimizer], document: PefDocument) -> Program:
     """The program that the model makes now, compiled as the PEF was."""
+    # They take seconds to import, and importing samba must not.
+    from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
+    from sambasim.compiler.passes import run_pipeline
+
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
     built = capture_model(

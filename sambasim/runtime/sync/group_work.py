@@ -11,6 +11,15 @@ from sambasim.runtime.gradient_norm import block_sums
 from sambasim.runtime.optimizers import SliceUpdate
 from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
 
+_CACHED_ELEMENTS = 4 << 20
+"""Slices that are longer come from memory, not from a cache that cores share."""
+
+
+def _piece_elements(slice_elements: int) -> int:
+    """How long the pieces of a slice are. Those of a slice that comes from memory leave room in a core's own cache for
+    what is fetched ahead."""
+    return CHUNK_ELEMENTS if slice_elements <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -56,7 +65,7 @@ class GroupWork:
                 scratch=mean.scratch[: b - a],
                 update=update_of(a, b),
             )
-            for a, b in pieces(start, stop, CHUNK_ELEMENTS)
+            for a, b in pieces(start, stop, _piece_elements(stop - start))
         ]
         self._owned_gradient = gradients[own][start:stop]
 
