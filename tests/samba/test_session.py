@@ -1,0 +1,246 @@
+"""The session in one process: sections, weights of host and device, bindings, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.errors import DataError, ModelError, OptionError, PefError
+from sambasim.samba.session import Session, session
+from sambasim.samba.utils import trace_graph
+
+BATCH = 4
+
+
+class Net(nn.Module):
+    """The loss of each sample, and the outputs."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, width)
+        self.second = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.second(torch.relu(self.first(x)))
+        return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+
+
+def _model(width: int = 8) -> Net:
+    torch.manual_seed(0)
+    model = Net(width)
+    samba.from_torch_model_(model)
+    return model
+
+
+def _inputs(number: int = 0, size: int = BATCH) -> tuple[samba.SambaTensor, samba.SambaTensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = samba.from_torch_tensor(torch.randn(size, 5, generator=generator), name="x", batch_dim=0)
+    target = samba.from_torch_tensor(torch.randint(3, (size,), generator=generator), name="target", batch_dim=0)
+    return x, target
+
+
+def _adam(model: Net) -> samba.optim.AdamW:
+    return samba.optim.AdamW(model.parameters(), lr=0.01)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model = _model()
+    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
+    return session.compile(model, _inputs(), _adam(model), name="net", config_dict=config)
+
+
+@pytest.fixture
+def loaded(pef: str) -> tuple[Net, samba.optim.AdamW]:
+    """The model and its optimizer; the PEF is in the session."""
+    model = _model()
+    optimizer = _adam(model)
+    trace_graph(model, _inputs(), optimizer, pef=pef)
+    return model, optimizer
+
+
+def test_nothing_runs_before_a_pef_is_loaded() -> None:
+    with pytest.raises(OptionError, match="no PEF is loaded"):
+        Session().run(_inputs())
+
+
+def test_host_and_device_have_weights_of_their_own(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+    model, _ = loaded
+    before = model.first.weight.detach().clone()
+    samba.session.run(_inputs())
+    assert torch.equal(model.first.weight, before), "the host has not been told"
+    samba.session.to_cpu(model)
+    assert not torch.equal(model.first.weight, before)
+    with torch.no_grad():
+        model.first.weight.zero_()
+    samba.session.to_device(model)
+    (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
+    assert not weight.any()
+
+
+def test_outputs_are_tensors_to_calculate_with(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+    model, _ = loaded
+    gold_losses, gold_outputs = model(*(samba.to_torch(tensor) for tensor in _inputs()))
+    losses, outputs = samba.session.run(_inputs(), model.output_tensors)
+    assert isinstance(losses, samba.SambaTensor)
+    assert torch.equal(losses.torch(), gold_losses)
+    assert torch.equal(outputs.torch(), gold_outputs)
+    assert losses.mean().item() == gold_losses.mean().item()
+    assert outputs.numpy().shape == (BATCH, 3)
+    alone = samba.session.run(_inputs(), model.output_tensors[1], section_types=["fwd"])
+    assert isinstance(alone, samba.SambaTensor)
+    assert alone.sn_name == "net__outputs__0"
+
+
+def test_sections_can_be_run_one_by_one(pef: str) -> None:
+    ends = []
+    for calls in ([None], [["fwd"], ["bckwd", "opt"]], [["FWD", "BCKWD"], ["OPT"]]):
+        model = _model()
+        trace_graph(model, _inputs(), _adam(model), pef=pef)
+        for number in range(2):
+            for kinds in calls:
+                takes_a_batch = kinds is None or "fwd" in [kind.lower() for kind in kinds]
+                samba.session.run(_inputs(number) if takes_a_batch else None, section_types=kinds)
+        samba.session.to_cpu(model)
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for end in ends[1:] for one, other in zip(ends[0], end, strict=True))
+
+
+def test_the_backward_starts_from_sn_grad(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+    model, _ = loaded
+    losses, _ = samba.session.run(_inputs(), model.output_tensors, section_types=["FWD", "BCKWD"])
+    (mean,) = samba.session.get_tensors_by_name(["net__second__bias__grad"])
+    gold, *_ = torch.autograd.grad(model(*_inputs())[0].mean(), [model.second.bias])
+    torch.testing.assert_close(mean.torch(), gold.as_subclass(Tensor))
+    samba.session.run(section_types=["OPT"])
+    for scale in (torch.tensor([0.0, 0.0, 8.0, 0.0]), torch.full((BATCH,), 0.0)):
+        samba.session.to_device(model)
+        losses, _ = samba.session.run(_inputs(), model.output_tensors, section_types=["FWD"])
+        losses.sn_grad = scale
+        samba.session.run(section_types=["BCKWD"])
+        (scaled,) = samba.session.get_tensors_by_name(["net__second__bias__grad"])
+        gold, *_ = torch.autograd.grad(model(*_inputs())[0], [model.second.bias], scale)
+        torch.testing.assert_close(scaled.torch(), gold.as_subclass(Tensor))
+        samba.session.run(section_types=["OPT"])
+    losses.sn_grad = torch.ones(2)
+    with pytest.raises(DataError, match=r"sn_grad of net__loss has the shape \(2,\), and the output \(4,\)"):
+        samba.session.run(_inputs())
+
+
+def test_a_checkpoint_goes_on_where_it_was(pef: str, tmp_path: Path) -> None:
+    model = _model()
+    optimizer = _adam(model)
+    trace_graph(model, _inputs(), optimizer, pef=pef)
+    for number in range(2):
+        samba.session.run(_inputs(number))
+    samba.session.to_cpu(model)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    for number in (2, 3):
+        samba.session.run(_inputs(number))
+    samba.session.to_cpu(model)
+    resumed = Net()
+    samba.from_torch_model_(resumed)
+    second = _adam(resumed)
+    checkpoint = torch.load(tmp_path / "checkpoint.pt")
+    resumed.load_state_dict(checkpoint["model"])
+    second.load_state_dict(checkpoint["optimizer"])
+    trace_graph(resumed, _inputs(), second, pef=pef)
+    for number in (2, 3):
+        samba.session.run(_inputs(number))
+    samba.session.to_cpu(resumed)
+    pairs = zip(model.parameters(), resumed.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_hyperparameters_hold_from_the_step_on(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+    model, _ = loaded
+    samba.session.run(_inputs(), hyperparam_dict={"lr": 0.0, "weight_decay": 0.0})
+    before = model.first.weight.detach().clone()
+    samba.session.to_cpu(model)
+    assert torch.equal(model.first.weight, before)
+    with pytest.raises(OptionError, match="hyperparam_dict has learning_rate, which no optimizer of this PEF takes"):
+        samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
+
+
+def test_inputs_bind_by_name_and_then_by_place(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+    x, target = _inputs()
+    turned, _ = samba.session.run([target, x], section_types=["FWD"])
+    plain, _ = samba.session.run([samba.to_torch(x), samba.to_torch(target)], section_types=["FWD"])
+    assert torch.equal(turned, plain)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (lambda: _inputs(size=3), "x has 3 samples, and the PEF takes 4 at a time: it is the end of the data set"),
+        (lambda: _inputs(size=5), r"x has the shape \(5, 5\), and the PEF was compiled for \(4, 5\)"),
+        (lambda: _inputs()[:1], "no tensor is given for the input target of the PEF"),
+        (lambda: (*_inputs(), torch.zeros(4)), "3 tensors are given, and the PEF has 2 inputs: x, target"),
+        (lambda: [samba.SambaTensor(_inputs()[0], name="images")], "a tensor is called images, and Net was compiled"),
+        (lambda: [_inputs()[0], _inputs()[1].float()], "target is float32, and the PEF was compiled for int64"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(
+    loaded: tuple[Net, samba.optim.AdamW], inputs: object, words: str
+) -> None:
+    assert callable(inputs)
+    with pytest.raises(DataError, match=words):
+        samba.session.run(inputs())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (["FORWARD"], "section_types has 'FORWARD'"),
+        (["BCKWD"], "there is no forward whose backward could be run"),
+        (["GRADNORM"], "GRADNORM is part of an optimizer step, and OPT is not given"),
+    ],
+)
+def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], words: str) -> None:
+    model = _model()
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    with pytest.raises(OptionError, match=words):
+        samba.session.run(_inputs(), section_types=kinds)
+
+
+def test_another_model_is_refused_with_the_first_difference(pef: str) -> None:
+    model = _model(width=9)
+    with pytest.raises(PefError, match=r"net__first__weight is parameter float32\[8, 5\] in the PEF, and parameter"):
+        trace_graph(model, _inputs(), _adam(model), pef=pef)
+
+
+def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
+    with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
+        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})
+
+
+def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
+    model = _model()
+    optimizers: list[samba.optim.SGD | samba.optim.AdamW] = [
+        samba.optim.SGD(model.first.parameters(), lr=0.0),
+        samba.optim.AdamW([{"params": [model.second.weight], "lr": 0.1}, {"params": [model.second.bias], "lr": 0.0}]),
+    ]
+    pef = session.compile(model, _inputs(), optimizers, name="three", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, _inputs(), optimizers, pef=pef)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    samba.session.run(_inputs())
+    samba.session.to_cpu(model)
+    changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
+    assert changed == ["second.weight"]
+
+
+def test_an_inference_pef_predicts(tmp_path: Path) -> None:
+    model = _model().eval()
+    config = {"output_folder": str(tmp_path), "inference": True}
+    pef = session.compile(model, _inputs(), None, name="forward", config_dict=config)
+    trace_graph(model, _inputs(), None, pef=pef)
+    _, outputs = samba.session.run(_inputs(7))
+    assert torch.equal(outputs, model(*_inputs(7))[1])
+    with pytest.raises(OptionError, match="was compiled with --inference, and has no BCKWD"):
+        samba.session.run(_inputs(7), section_types=["FWD", "BCKWD"])
