@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from sambasim.cli.failure import exit_code_of, explain
 from sambasim.errors import LaunchError, OptionError
-from sambasim.units import parse_bytes
+from sambasim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sambasim.records.collectives import CollectivesRecord, PredictionsRecord
@@ -92,7 +93,7 @@ def collectives_command(
       mpirun -np 2 sambasim bench collectives --paths device,gloo --json
     """
     if least_bytes > most_bytes:
-        raise OptionError("--min-bytes is more than --max-bytes", remedy="give the smaller one to --min-bytes")
+        raise _no_sizes(least_bytes, most_bytes)
     _check_plot(plot)
 
     from sambasim.runtime.communicator import connect
@@ -121,6 +122,18 @@ def collectives_command(
     communicator.close()
 
 
+def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
+    """The error for a smallest size above the largest; it names the one that is so by default."""
+    source = click.get_current_context().get_parameter_source
+    if source("least_bytes") is ParameterSource.DEFAULT:
+        what = f"--min-bytes is {format_bytes(least_bytes)} by default, and that is more than --max-bytes"
+        return OptionError(what, remedy=f"also give --min-bytes, as --min-bytes {most_bytes}")
+    if source("most_bytes") is ParameterSource.DEFAULT:
+        what = f"--max-bytes is {format_bytes(most_bytes)} by default, and --min-bytes is more than that"
+        return OptionError(what, remedy=f"also give --max-bytes, as --max-bytes {least_bytes}")
+    return OptionError("--min-bytes is more than --max-bytes", remedy="give the smaller one to --min-bytes")
+
+
 def _check_plot(plot: Path | None) -> None:
     from sambasim.options.outputs import check_output_file
 
@@ -129,6 +142,12 @@ def _check_plot(plot: Path | None) -> None:
     if plot.suffix != ".svg":
         raise OptionError(
             f"--plot draws SVG, and {plot} does not end in .svg", remedy=f"--plot {plot.with_suffix('.svg')}"
+        )
+    if not plot.parent.exists():
+        raise OptionError(
+            f"the plot cannot be written to {plot}",
+            where=f"there is no folder {plot.parent}",
+            remedy="make the folder, or name another place: --plot FILE.svg",
         )
     check_output_file(plot, "the plot", "another place: --plot FILE.svg")
 
@@ -190,7 +209,6 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
     from sambasim.report.collectives_plot import collectives_plot
 
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_text(collectives_plot(record), encoding="utf-8")
     if as_json:
         click.echo(record.model_dump_json())

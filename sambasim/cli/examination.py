@@ -193,12 +193,15 @@ def shared_memory_space(free_bytes: int | None) -> Finding:
 
 def compiler() -> Finding:
     """The C++ compiler that torch's inductor would use."""
-    name = os.environ.get("CXX", "g++")
+    name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is not None:
         version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
         return Finding(name="compiler", value=f"{name} {version} ({path})")
     trouble = "--engine inductor cannot compile its kernels; everything else works"
+    if shutil.which("g++") is not None:
+        trouble = f"CXX names {name}, which is not there; {trouble}"
+        return Finding(name="compiler", value="none", trouble=trouble, remedy="unset CXX")
     return Finding(name="compiler", value="none", trouble=trouble, remedy="install g++, or set CXX to your compiler")
 
 

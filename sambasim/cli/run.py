@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
 
 _FILE = click.Path(path_type=Path)
-_HOST_SYNCS = ("mpi", "gloo", "parameter-server")
+_HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
@@ -38,7 +38,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("-p", "--pef", required=True, help="A path, or a name found as out/NAME/NAME.pef.")
 @click.option("--data-parallel", is_flag=True, default=None, help="Sync gradients. Default: on where np > 1.")
 @click.option("--reduce-on-rdu", is_flag=True, default=None, help="Sync between devices, not through the host.")
-@click.option("--host-sync", type=click.Choice(_HOST_SYNCS), help="How hosts exchange gradients. Default: mpi.")
+@click.option("--host-sync", type=_HOST_SYNC, help="How hosts exchange gradients. Default: mpi.")
 @click.option("--parameter-servers", type=int, help="Ranks that only serve, the last ones. Default: 0, rank 0 serves.")
 @click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
 @click.option("--workers", type=int, help="Processes that read data, for each rank.")
@@ -68,9 +68,10 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     """Train what a PEF holds: for real, on this machine, with as many replicas as mpirun starts.
 
     \b
-    Examples:
+    Examples, after `sambasim compile --data-parallel -ws 2`:
       mpirun -np 2 sambasim run --reduce-on-rdu --pef digits
-      sambasim run --pef out/net/net.pef --epochs 3 --metrics run.jsonl --save net.safetensors
+      mpirun -np 2 sambasim run --pef digits --metrics run.jsonl --save digits.safetensors
+      mpirun -np 3 sambasim run --host-sync parameter-server --parameter-servers 1 --pef digits
       sambasim run --pef digits --emulate-replicas 4 --steps 10
     """
     from sambasim.options.run import run_options

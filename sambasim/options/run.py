@@ -88,7 +88,9 @@ class RunOptions(Options):
             return
         given = str(self.parameter_servers)
         if self.host_sync != "parameter-server":
-            yield Problem("parameter_servers", "serve nobody", "add --host-sync parameter-server", given)
+            remedy = "add --host-sync parameter-server"
+            remedy = f"leave out --reduce-on-rdu, and {remedy}" if self.reduce_on_rdu else remedy
+            yield Problem("parameter_servers", "serve nobody", remedy, given)
         if self.emulate_replicas is not None:
             what = "are ranks of their own, and an emulation is one process"
             yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)

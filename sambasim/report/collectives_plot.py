@@ -9,8 +9,11 @@ from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 800, 500
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 120, 50, 60
+_LEFT, _TOP, _BOTTOM = 80, 50, 60
 _LABEL_GAP = 15
+_LABEL_INDENT = 8
+_CHARACTER_WIDTH = 7
+"""No less than what a character of a label takes on average: a sans-serif's lower case has half its size of 12."""
 _COPY = "copy bound"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 """Okabe and Ito's, which readers who do not see all colours tell apart."""
@@ -46,7 +49,7 @@ def collectives_plot(record: CollectivesRecord) -> str:
     times_s = [time_s for line in lines for _, time_s in line.points] or [1.0]
     decades = range(math.floor(math.log10(min(times_s))), math.ceil(math.log10(max(times_s))) + 1)
     # A single size, or a time that is a power of ten, still wants an axis with a length.
-    x = _Axis(min(sizes), max(max(sizes), 2 * min(sizes)), _LEFT, _WIDTH - _RIGHT)
+    x = _Axis(min(sizes), max(max(sizes), 2 * min(sizes)), _LEFT, _WIDTH - _label_width(lines))
     y = _Axis(10.0 ** decades[0], 10.0 ** max(decades[-1], decades[0] + 1), _HEIGHT - _BOTTOM, _TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
@@ -54,7 +57,7 @@ def collectives_plot(record: CollectivesRecord) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         _text(_LEFT, 25, f"all-reduce, measured: {record.world_size} ranks, {record.mpi}", "start", size=15),
         *_horizontal_axis(x, sorted(set(sizes))),
-        *_vertical_axis(y, [10.0**decade for decade in decades]),
+        *_vertical_axis(x, y, [10.0**decade for decade in decades]),
         *_drawn(lines, x, y),
         "</svg>",
     ]
@@ -75,6 +78,11 @@ def _lines(record: CollectivesRecord) -> list[_Line]:
     return [*lines, _Line(_COPY, _COPY_COLOUR, bound)] if bound else []
 
 
+def _label_width(lines: Sequence[_Line]) -> int:
+    """Pixels to the right of the axes, in which the names of the lines find room."""
+    return 2 * _LABEL_INDENT + _CHARACTER_WIDTH * max((len(line.name) for line in lines), default=0)
+
+
 def _horizontal_axis(x: _Axis, sizes: Sequence[int]) -> list[str]:
     bottom = _HEIGHT - _BOTTOM
     parts = [_rule(x.start, bottom, x.stop, bottom, "#000000")]
@@ -84,10 +92,10 @@ def _horizontal_axis(x: _Axis, sizes: Sequence[int]) -> list[str]:
     return [*parts, _text((x.start + x.stop) / 2, _HEIGHT - 15, "size of the buffer, bytes")]
 
 
-def _vertical_axis(y: _Axis, times_s: Sequence[float]) -> list[str]:
+def _vertical_axis(x: _Axis, y: _Axis, times_s: Sequence[float]) -> list[str]:
     parts = []
     for time_s in times_s:
-        parts.append(_rule(_LEFT, y.at(time_s), _WIDTH - _RIGHT, y.at(time_s), "#dddddd"))
+        parts.append(_rule(x.start, y.at(time_s), x.stop, y.at(time_s), "#dddddd"))
         label = format_seconds(time_s).replace(".0 ", " ").replace(".00 ", " ")
         parts.append(_text(_LEFT - 8, y.at(time_s) + 4, label, "end"))
     middle = (y.start + y.stop) / 2
@@ -108,7 +116,7 @@ def _drawn(lines: Sequence[_Line], x: _Axis, y: _Axis) -> list[str]:
         ]
         last_size, last_s = line.points[-1]
         lowest = max(y.at(last_s) + 4, lowest + _LABEL_GAP)
-        parts.append(_text(x.at(last_size) + 8, lowest, line.name, "start", colour=line.colour))
+        parts.append(_text(x.at(last_size) + _LABEL_INDENT, lowest, line.name, "start", colour=line.colour))
     return parts
 
 

@@ -36,11 +36,17 @@ def available_bytes(meminfo: str | None = None) -> int | None:
     return int(lines[0][1]) * KIB if lines else None
 
 
-def check_memory(demands: Sequence[Demand]) -> None:
-    """Raise MachineError if the replicas of a node together need more memory than its machine has available.
+def check_memory(
+    demands: Sequence[Demand],
+    what: str = "the device memory of this node's replicas",
+    remedy: str = "run with fewer replicas, or compile a smaller model or batch",
+) -> None:
+    """Raise MachineError if the ranks of a node together need more memory than its machine has available.
 
     demands: one for each rank, the same on every rank, so that all refuse alike. `needed_bytes` is what the rank takes
-        of its own memory to play the devices of its replicas, `free_bytes` what `available_bytes` says where it runs
+        of its own memory, as a rule to play the devices of its replicas; `free_bytes` what `available_bytes` says
+        where it runs
+    what: what is needed, in the error
     """
     for index in sorted({demand.node_index for demand in demands}):
         of_node = [demand for demand in demands if demand.node_index == index]
@@ -48,8 +54,7 @@ def check_memory(demands: Sequence[Demand]) -> None:
         there = min((demand.free_bytes for demand in of_node if demand.free_bytes is not None), default=needed)
         if needed > there:
             raise MachineError(
-                f"the device memory of this node's replicas is {format_bytes(needed)}, "
-                f"and the machine has {format_bytes(there)} of memory available",
+                f"{what} is {format_bytes(needed)}, and the machine has {format_bytes(there)} of memory available",
                 where=f"host {of_node[0].host_name}",
-                remedy="run with fewer replicas, or compile a smaller model or batch",
+                remedy=remedy,
             )

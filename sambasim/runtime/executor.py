@@ -66,6 +66,9 @@ class Executable:
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         self._handed_out = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
+        self._kept_storages = {
+            tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
+        }
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._watch: Watch | None = None
         self._forward_parts = 0
@@ -220,9 +223,9 @@ class Executable:
         return value
 
     def _detached(self, output: Output) -> Tensor:
-        """The output's value; a copy where it is a symbol itself, which the next step will overwrite."""
+        """The output's value; a copy where it is a symbol, or a view of one, which the next step will overwrite."""
         value = self._value(output)
-        return value if output.value in self._graph.values else value.clone()
+        return value.clone() if value.untyped_storage().data_ptr() in self._kept_storages else value
 
 
 def _like(parts: Sequence[Part], instructions: Sequence[Instruction | None]) -> list[Part]:

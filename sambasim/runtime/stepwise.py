@@ -30,8 +30,8 @@ from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.device_memories import Devices, allocate_devices
-from sambasim.runtime.sync.host import HostSync
 from sambasim.runtime.sync.interface import BytesMoved, GradientSync, slices_of
+from sambasim.runtime.sync.replicated import ReplicatedHostSync
 from sambasim.runtime.sync.single import SingleSync
 from sambasim.runtime.sync.small_device import SmallDeviceSync
 
@@ -98,7 +98,8 @@ class StepwiseReplica:
 
         Raises OptionError for a BCKWD without a forward, or an OPT without a backward before it.
         """
-        place_inputs(self._memory, inputs)
+        if SectionKind.FWD in kinds:
+            place_inputs(self._memory, inputs)
         if STEP.issubset(kinds) and not self._unused_backwards:
             return self._whole_step(tangent, mode)
         outputs: Mapping[str, Tensor] = {}
@@ -117,15 +118,30 @@ class StepwiseReplica:
         if self._sync is not None:
             self._sync.optimizers.change(optimizer, hyperparameters)
 
+    def forget(self) -> None:
+        """The optimizers have taken no step, and no gradient waits for one."""
+        self.steps = self._unused_backwards = 0
+        for symbol in self._program.symbols.values():
+            if symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                self.write(symbol.name, torch.zeros(()).expand(symbol.type.shape))
+
+    def meet(self) -> None:
+        """Wait for the other replicas of the node, if they share what `write` writes."""
+        if self._sliced:
+            self._communicator.node_barrier()
+
     def write(self, symbol: str, value: Tensor) -> None:
-        """`symbol` becomes `value`; of a state that is kept in slices, this rank keeps its own."""
+        """`symbol` becomes `value`. Of a state that is kept in slices, this rank keeps its own; what a node has once is
+        written by its first rank. `meet` before and after it."""
+        if self._program.symbols[symbol].kind in SHARED_KINDS and not self._memory.has_own_parameters:
+            return
         place = self._memory.tensor(symbol)
         if symbol in self._members and self._sliced:
             group, member, _ = self._members[symbol]
             start, stop = self._own_slice(group)
             low, high = max(start, member.start) - member.start, min(stop, member.start + member.numel) - member.start
             if low < high:
-                place.flatten()[low:high].copy_(value.flatten()[low:high])
+                place.view(-1)[low:high].copy_(value.flatten()[low:high])
         else:
             place.copy_(value)
 
@@ -136,7 +152,7 @@ class StepwiseReplica:
         group, member, state = self._members[symbol]
         if self._communicator.topology.node_count > 1:
             raise OptionError(
-                f"{symbol} lies in slices on {self._communicator.topology.node_count} nodes",
+                f"{symbol} lies in slices on {self._communicator.topology.node_count} nodes, and cannot be read here",
                 remedy="sync through the host where optimizer state is to be saved: leave out --reduce-on-rdu",
             )
         whole = torch.empty_like(self._memory.tensor(symbol))
@@ -221,7 +237,7 @@ class StepwiseReplica:
         if mode is Mode.ALONE:
             return SingleSync(self._program, arguments, optimizers, self._memory)
         if mode is Mode.HOST:
-            return HostSync(self._program, arguments, optimizers, self._memory, self._communicator)
+            return ReplicatedHostSync(self._program, arguments, optimizers, self._memory, self._communicator)
         if self._devices is None:
             raise InternalError("sync between devices without their memories")
         one = DeviceSync if self._devices.shares_parameters else SmallDeviceSync
@@ -238,7 +254,7 @@ class StepwiseReplica:
             if symbol.kind is SymbolKind.OPTIMIZER_STATE:
                 if self.steps or bool(before.tensor(symbol.name).any()):
                     self.write(symbol.name, before.tensor(symbol.name))
-            elif symbol.kind not in SHARED_KINDS or self._memory.has_own_parameters:
-                self._memory.tensor(symbol.name).copy_(before.tensor(symbol.name))
+            else:
+                self.write(symbol.name, before.tensor(symbol.name))
         self._executable = self._bound()
         self._communicator.node_barrier()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from sambasim.errors import DataError
@@ -71,4 +72,20 @@ def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tens
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}",
             remedy=f"give {name} as {symbol.type.dtype}",
         )
+    if not floating and tensor.numel():
+        _check_range(name, symbol, tensor)
     return tensor
+
+
+def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
+    """Raises DataError for a whole number that the input's type cannot hold."""
+    dtype = getattr(torch, symbol.type.dtype)
+    if dtype in (tensor.dtype, torch.int64) or dtype is torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    least, most = int(tensor.min()), int(tensor.max())
+    if least < limits.min or most > limits.max:
+        raise DataError(
+            f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold",
+            remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}",
+        )

@@ -11,9 +11,10 @@ Each finding names the line of the app. What costs a message among ranks is look
 import hashlib
 import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 import sambasim
@@ -41,6 +42,8 @@ class Checks:
         self._communicator = communicator
         self._noticed = False
         self._alike = 0
+        self._steps = 0
+        self._fed: list[str] = []
 
     def mode(self, kinds: Collection[SectionKind], *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
         """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
@@ -78,20 +81,24 @@ class Checks:
 
     def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode) -> None:
         """Look at what the replicas are about to begin with. Raises DataParallelError."""
-        if mode is Mode.ALONE or SectionKind.FWD not in kinds:
+        looks = self._steps in _LOOKED_AT and context.current().command in (None, "run")
+        if SectionKind.FWD in kinds and looks:
+            self._fed = [_digest(tensor) for tensor in batch.values()]
+        # Only optimizer steps are taken by all replicas together.
+        if SectionKind.OPT not in kinds or mode is Mode.ALONE:
             return
-        step = self._machine.replica.steps
         if self._machine.replica.mode is None:
             self._compare_weights()
-        if step in _LOOKED_AT and context.current().command in (None, "run"):
-            self._compare_batches(batch, step)
+        if looks:
+            self._compare_batches(self._fed)
+        self._steps += 1
 
     def _compare_weights(self) -> None:
         own = {
             name: _digest(self._machine.replica.read(name))
             for name, symbol in self._machine.program.symbols.items()
             if symbol.kind is SymbolKind.PARAMETER
-        }
+        } | {"the number of optimizer steps": str(self._machine.replica.steps)}
         everybody = self._communicator.all_gather_object(own)
         for rank, theirs in enumerate(everybody):
             apart = [name for name in own if theirs[name] != everybody[0][name]]
@@ -102,21 +109,21 @@ class Checks:
                     remedy="samba.utils.set_seed(…) before the model is made, on every rank; or load one checkpoint",
                 )
 
-    def _compare_batches(self, batch: Mapping[str, Tensor], step: int) -> None:
-        digests = self._communicator.all_gather_object([_digest(tensor) for tensor in batch.values()])
+    def _compare_batches(self, fed: Sequence[str]) -> None:
+        digests = self._communicator.all_gather_object(fed)
         first: dict[tuple[str, ...], int] = {}
         for rank, digest in enumerate(digests):
             if tuple(digest) in first:
-                self._same_samples(first[tuple(digest)], rank, step)
+                self._same_samples(first[tuple(digest)], rank)
                 return
             first[tuple(digest)] = rank
 
-    def _same_samples(self, one: int, other: int, step: int) -> None:
+    def _same_samples(self, one: int, other: int) -> None:
         """Once may be chance, where samples repeat; twice is not."""
         self._alike += 1
         if self._alike == 2:
             raise DataParallelError(
-                f"DP04: replicas {one} and {other} are fed the same samples, again in step {step + 1}",
+                f"DP04: replicas {one} and {other} are fed the same samples, again in step {self._steps + 1}",
                 where=app_line(),
                 remedy="DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=…, rank=…), …)",
             )
@@ -134,4 +141,4 @@ def app_line() -> str | None:
 
 
 def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -33,11 +33,14 @@ class Machine:
         return self.document.program
 
     def to_device(self) -> None:
-        """The weights and buffers of the host, and the state of its optimizers, to the device.
+        """Collective where a node's replicas share their parameters. The weights and buffers of the host, and the state
+        of its optimizers, to the device; a state that the host does not have begins anew.
 
         Raises WeightsError for a tensor of the model that has another shape than in the PEF.
         """
         tensors = self._host_tensors()
+        self.replica.meet()
+        self.replica.forget()
         for symbol, path in self._kept():
             if tuple(tensors[path].shape) != symbol.type.shape:
                 raise WeightsError(
@@ -49,19 +52,20 @@ class Machine:
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
             if isinstance(value, Tensor):
                 self.replica.write(name, value)
-        self.replica.steps = max(self._steps_of_host(), default=self.replica.steps)
+        self.replica.steps = max(self._steps_of_host(), default=0)
+        self.replica.meet()
 
     def to_host(self) -> None:
         """The weights and buffers of the device, and the state of its optimizers, to the host."""
         tensors = self._host_tensors()
+        states = self._states() if self.replica.steps else []
+        values = [self.replica.read(name) for name, *_ in states]
         with torch.no_grad():
             for symbol, path in self._kept():
                 tensors[path].copy_(self.replica.read(symbol.name))
-        if not self.replica.steps:
-            return
-        for name, parameter, state, optimizer in self._states():
+        for (_, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
-            entry[_TORCH_STATES.get(state, state)] = self.replica.read(name)
+            entry[_TORCH_STATES.get(state, state)] = value
             if state != "momentum":
                 entry["step"] = torch.tensor(float(self.replica.steps))
 

@@ -171,6 +171,11 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                     f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have",
                     remedy="make the optimizer after the model is complete, from model.parameters()",
                 )
+            twice = sorted(updated & names)
+            if twice:
+                raise ModelError(
+                    f"two optimizers, or groups, update {twice[0]}", remedy="give each parameter to one of them"
+                )
             updated |= names
             if names:
                 yield _update(options, names)

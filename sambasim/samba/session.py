@@ -83,10 +83,12 @@ class Session:
         return path
 
     def load(self, machine: Machine, traced: Sequence[SambaTensor]) -> None:
-        """`machine` is run from now on; `traced` are its outputs, which `run` fills in. For `utils.trace_graph`."""
+        """`machine` is run from now on; `traced` are its outputs, which stand for those of every run: an `sn_grad` that
+        is set on one of them holds for all. For `utils.trace_graph`."""
         self._machine, self._traced = machine, tuple(traced)
         self._checks = Checks(machine, context.communicator())
-        self._inputs, self._outputs = {}, {str(tensor.sn_name): tensor for tensor in traced}
+        self._inputs = {}
+        self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
     def run(
         self,
@@ -163,7 +165,14 @@ class Session:
     def optim_dict(self) -> Mapping[str, Optimizer]:
         """The app's optimizers, by the names that the PEF has for them."""
         machine, _ = self._loaded()
-        return dict(zip((one.name for one in machine.program.optimizers), machine.optimizers, strict=False))
+        # The PEF has one for each group of parameters that has any to train.
+        owners = [
+            optimizer
+            for optimizer in machine.optimizers
+            for group in optimizer.param_groups
+            if any(parameter.requires_grad for parameter in group["params"])
+        ]
+        return dict(zip((one.name for one in machine.program.optimizers), owners, strict=True))
 
     def _loaded(self, model: nn.Module | None = None) -> tuple[Machine, Checks]:
         if self._machine is None or self._checks is None:
@@ -234,7 +243,15 @@ class Session:
             return None
         type_ = program.symbols[program.loss].type
         dtype = getattr(torch, type_.dtype)
-        given = self._outputs[program.loss].sn_grad
+        others = [t.sn_name for t in (*self._traced, *self._outputs.values()) if t.sn_grad is not None]
+        if any(name != program.loss for name in others):
+            raise OptionError(
+                f"sn_grad is set on {next(name for name in others if name != program.loss)}, and the backward starts "
+                f"from {program.loss} alone",
+                remedy="set sn_grad on the first output",
+            )
+        traced = next((t.sn_grad for t in self._traced if t.sn_name == program.loss), None)
+        given = self._outputs[program.loss].sn_grad if traced is None else traced
         if given is None:
             return torch.full(type_.shape, 1 / type_.numel, dtype=dtype)
         if given.ndim and tuple(given.shape) != type_.shape:

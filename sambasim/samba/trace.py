@@ -1,13 +1,16 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from sambasim.errors import PefError
+from sambasim.errors import OptionError, PefError
 from sambasim.ir.program import Program
-from sambasim.pef import PefDocument, locate, read
+from sambasim.ir.types import SymbolKind
+from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
@@ -16,9 +19,12 @@ from sambasim.runtime.threads import default_threads
 from sambasim.samba import context
 from sambasim.samba.difference import first_difference
 from sambasim.samba.machine import Machine
-from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields_of, request
+from sambasim.samba.request import Inputs, Optimizer, Request, as_sequence, build_fields_of, request
 from sambasim.samba.session import outputs_of, session
 from sambasim.samba.tensor import SambaTensor
+
+if TYPE_CHECKING:
+    from sambasim.compiler.build import Built
 
 
 def trace_graph(
@@ -46,14 +52,25 @@ def trace_graph(
     of the arguments is taken as apps give it, and changes nothing.
     Raises PefError if the PEF was compiled from another graph, with the first difference.
     """
-    document = read(locate(pef))
+    if loss_indices not in (None, [0], (0,)):
+        raise OptionError(
+            f"loss_indices is {loss_indices}, and the backward starts from the first output alone",
+            remedy="return the sum of the losses first",
+        )
+    path = locate(pef)
+    document = read(path)
     check_device(document)
     communicator = context.communicator()
     keep_freed_memory()
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
-    _compare(document, _trace(model, inputs, optimizers, document))
-    machine = Machine(document, model, optimizers, StepwiseReplica(document.program, communicator))
+    asked, built, traced = _trace(model, inputs, optimizers, document)
+    _compare(document, traced)
+    replica = StepwiseReplica(document.program, communicator)
+    _place_constants(document, dict(map_weights(path)), built, replica)
+    for index, update in enumerate(asked.updates):
+        replica.change(index, update.hyperparameters)
+    machine = Machine(document, model, optimizers, replica)
     outputs = tuple(outputs_of(document.program))
     session.load(machine, outputs)
     if transfer_device:
@@ -62,7 +79,9 @@ def trace_graph(
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _trace(model: nn.Module, inputs: Inputs, optimizers: Sequence[Optimizer], document: PefDocument) -> Program:
+def _trace(
+    model: nn.Module, inputs: Inputs, optimizers: Sequence[Optimizer], document: PefDocument
+) -> tuple[Request, "Built", Program]:
     """The program that the model makes now, compiled as the PEF was."""
     # They take seconds to import, and importing samba must not.
     from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
@@ -78,7 +97,23 @@ def _trace(model: nn.Module, inputs: Inputs, optimizers: Sequence[Optimizer], do
         watch=Stopwatch(lambda phase: None),
         any_loss=True,
     )
-    return run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
+    traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
+    return asked, built, traced
+
+
+def _place_constants(
+    document: PefDocument, weights: Mapping[str, Tensor], built: "Built", replica: StepwiseReplica
+) -> None:
+    """What the model holds beside its state: masks, tables, plain attributes. Raises PefError if one has changed."""
+    for name, symbol in document.program.symbols.items():
+        if symbol.kind is SymbolKind.CONSTANT:
+            if not torch.equal(weights[name], built.weights[name]):
+                raise PefError(
+                    f"the constant {name} of the model is not what it was when the PEF {document.program.name} was "
+                    "compiled",
+                    remedy="compile the app again",
+                )
+            replica.write(name, weights[name])
 
 
 def _compare(document: PefDocument, traced: Program) -> None:

@@ -166,8 +166,21 @@ def test_cores_that_this_process_may_not_use(monkeypatch: pytest.MonkeyPatch) ->
     assert cores.remedy == "taskset -c 0-63 ...   (or ask the scheduler for more cores)"
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").write_text("#!/bin/sh\necho 13.2.0\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    found = examination.compiler()
+    assert (found.value, found.remedy) == ("none", "unset CXX")
+    assert (found.trouble or "").startswith("CXX names no-such-compiler, which is not there; --engine inductor cannot")
+    monkeypatch.setenv("CXX", "")
+    assert examination.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
     found = examination.compiler()
     assert (found.value, found.stops_a_run) == ("none", False)
     assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sambasim.cli.run import run_command
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import PredictionRecord, SummaryRecord
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
@@ -25,6 +26,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
     return folder
+
+
+def test_a_way_through_the_host_is_taken_in_any_case() -> None:
+    (option,) = [one for one in run_command.params if one.name == "host_sync"]
+    assert option.type.convert("MPI", option, None) == "mpi"
 
 
 def _summary(result: Result) -> SummaryRecord:

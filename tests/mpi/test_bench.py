@@ -67,7 +67,7 @@ def test_several_nodes_are_measured_and_priced_apart() -> None:
 @pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
 class TestTwoRanks:
     def test_people_get_a_table_with_its_definitions_and_a_plot(self, tmp_path: Path) -> None:
-        plot = tmp_path / "new" / "sync.svg"
+        plot = tmp_path / "sync.svg"
         arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--schedules", "--plot", str(plot)]
         result = run_mpi(2, [*COMMAND, *arguments]).check()
         assert "4.0 KiB: 2 runs of device and of a copy" in result.stderr
@@ -101,6 +101,19 @@ class TestTwoRanks:
         (left_out,) = record.left_out
         assert left_out.size_bytes == 64 * KIB
         assert left_out.reason.startswith("the replicas of this node need")
+
+    def test_what_memory_cannot_hold_is_left_out_and_said_before_anything_is_measured(self) -> None:
+        result = with_fault("little_memory", "--max-bytes", "1 TiB", "--paths", "host-mpi,gloo")
+        first, second, *_ = result.check().stderr.splitlines()
+        assert first == "sizes up to 64.0 KiB, because larger ones do not fit into memory …"
+        assert second.startswith("4.0 KiB: ")
+        assert "left out: 1.0 TiB: the memory for the buffers of this node's ranks is 6.0 TiB" in result.stdout
+
+    def test_without_memory_for_the_smallest_size_there_is_an_error(self) -> None:
+        result = with_fault("little_memory", "--min-bytes", "256 GiB", "--max-bytes", "1 TiB")
+        assert result.returncode == 2
+        assert result.stderr.startswith("error[machine] (every rank): the memory for the buffers of this node's ranks")
+        assert "--max-bytes" in result.stderr.split("try:")[1]
 
     def test_without_shared_memory_for_the_smallest_size_there_is_an_error(self) -> None:
         result = with_fault("little_shared_memory", "--min-bytes", "64 KiB", "--max-bytes", "64 KiB")

@@ -142,6 +142,10 @@ def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
         ({"parameter_servers": 1}, "add --host-sync parameter-server"),
         ({"host_sync": "mpi", "parameter_servers": 1}, "add --host-sync parameter-server"),
         (
+            {"reduce_on_rdu": True, "parameter_servers": 1},
+            "leave out --reduce-on-rdu, and add --host-sync parameter-server",
+        ),
+        (
             {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
             "are ranks of their own, and an emulation is one process",
         ),

@@ -103,6 +103,18 @@ def test_the_plot_has_a_line_for_each_path_with_its_name_at_the_end() -> None:
     assert all(lower - upper >= 15 for upper, lower in pairwise(heights))
 
 
+def test_the_longest_name_fits_beside_its_line() -> None:
+    name = "host-parameter-server"
+    widest_character = 0.6  # of the size of the font, on average
+    sizes = tuple(
+        one.model_copy(update={"paths": (path(name, 1e-3, one.size_bytes, one.copy_bound_s),)}) for one in RECORD.sizes
+    )
+    root = ElementTree.fromstring(collectives_plot(RECORD.model_copy(update={"sizes": sizes})))
+    (label,) = [text for text in root.iter(f"{SVG}text") if text.text == name]
+    width = widest_character * float(label.get("font-size", "")) * len(name)
+    assert float(label.get("x", "")) + width <= float(root.get("width", ""))
+
+
 def test_equal_factors_are_equally_long() -> None:
     root = ElementTree.fromstring(collectives_plot(RECORD))
     height = {text.text: float(text.get("y", "")) for text in root.iter(f"{SVG}text")}

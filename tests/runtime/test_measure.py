@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
 from sambasim.runtime.measure.collectives import default_runs, sizes_between
 from sambasim.runtime.measure.flat_program import flat_program
+from sambasim.runtime.measure.memory import needed_bytes
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
+from sambasim.runtime.measure.paths import PATHS
 from sambasim.units import GIB, KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100
@@ -87,6 +89,24 @@ def test_sizes_go_from_the_least_to_the_most_in_whole_cuts(least: int, more: int
 def test_the_default_sizes_are_round() -> None:
     expected = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
+
+
+@pytest.mark.parametrize(
+    ("paths", "rank", "node_count", "buffers"),
+    [
+        (["gloo"], 0, 1, 2),
+        (["mpi"], 0, 1, 3),
+        (["device"], 0, 1, 3),
+        (["device"], 0, 2, 4),
+        (["host-mpi"], 0, 1, 3),
+        (["host-mpi", "host-gloo"], 1, 1, 4),
+        (["host-parameter-server"], 0, 1, 4),
+        (["host-parameter-server"], 1, 1, 3),
+        (list(PATHS), 0, 1, 7),
+    ],
+)
+def test_memory_is_counted_by_path(paths: list[str], rank: int, node_count: int, buffers: int) -> None:
+    assert needed_bytes(MIB, paths, rank, node_count) == buffers * MIB
 
 
 def test_longer_runs_are_fewer() -> None:

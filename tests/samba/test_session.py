@@ -235,6 +235,35 @@ def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
     assert changed == ["second.weight"]
 
 
+class Masked(nn.Module):
+    """With a tensor that is in no state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.mask = torch.tensor([1.0, 0.0, -2.0])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.linear(x) * self.mask
+        return outputs.square().mean(), self.linear.weight.view(-1)
+
+
+def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None:
+    model = Masked()
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    inputs = _inputs()[:1]
+    pef = session.compile(model, inputs, optimizer, name="masked", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, inputs, optimizer, pef=pef)
+    loss, weight = samba.session.run(inputs)
+    assert torch.equal(loss, model(*inputs)[0])
+    kept = weight.clone()
+    samba.session.run(inputs)
+    assert torch.equal(weight, kept), "an output that is a view of a parameter stays what it was"
+    model.mask[0] = 3.0
+    with pytest.raises(PefError, match="the constant masked__mask of the model is not what it was"):
+        trace_graph(model, inputs, optimizer, pef=pef)
+
+
 def test_an_inference_pef_predicts(tmp_path: Path) -> None:
     model = _model().eval()
     config = {"output_folder": str(tmp_path), "inference": True}

@@ -11,13 +11,18 @@ from sambasim.errors import MachineError
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
+_DEFAULT = "g++"
+
 
 def find_compiler() -> str:
     """The C++ compiler that inductor will call, by path. Raises MachineError if there is none."""
-    name = os.environ.get("CXX", "g++")  # inductor takes what CXX says, and nothing else then
+    name = os.environ.get("CXX") or _DEFAULT
     found = shutil.which(name)
     if found is not None:
         return found
+    if shutil.which(_DEFAULT) is not None:
+        what = f"--engine inductor needs a C++ compiler, and CXX names {name}, which is not there"
+        raise MachineError(what, remedy="unset CXX")
     raise MachineError(
         f"--engine inductor needs a C++ compiler, and there is no {name} on the PATH",
         remedy="install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++",

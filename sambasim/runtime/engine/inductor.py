@@ -15,7 +15,7 @@ from torch import Tensor
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
-from sambasim.runtime.engine.compiler import use_cache_folder
+from sambasim.runtime.engine.compiler import find_compiler, use_cache_folder
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.rebuild import fake_values, rebuild
 from sambasim.runtime.engine.routes import find_routes
@@ -99,9 +99,10 @@ class Inductor:
 def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
     from torch._inductor.compile_fx import compile_fx  # it takes seconds to import, and only this engine needs it
 
+    settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # by itself, inductor would call an empty CXX
     try:
         with torch.no_grad():
-            compiled = compile_fx(module, inputs, config_patches=_SETTINGS)
+            compiled = compile_fx(module, inputs, config_patches=settings)
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise MachineError(

@@ -22,6 +22,7 @@ from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
 from sambasim.runtime.measure.flat_program import ELEMENT_BYTES, GRANULE_BYTES, flat_program
+from sambasim.runtime.measure.memory import check_host_memory
 from sambasim.runtime.measure.operands import Expected, Operands, draw
 from sambasim.runtime.measure.paths import (
     PATHS,
@@ -69,8 +70,9 @@ def default_runs(size_bytes: int) -> int:
 def measure(communicator: Communicator, request: Request, tell: Callable[[str], None]) -> CollectivesRecord:
     """Collective, for two ranks or more. `tell` hears what begins.
 
-    A size for whose device memory a node lacks shared memory is left out, and the record says so. Raises MachineError
-    if that is so for all; InternalError for a wrong result of a sync path, MachineError for one of MPI or gloo.
+    A size for which a node lacks memory, or shared memory for the devices, is left out, and the record says so. Raises
+    MachineError if that is so for all; InternalError for a wrong result of a sync path, MachineError for one of MPI or
+    gloo.
     """
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
@@ -79,6 +81,8 @@ def measure(communicator: Communicator, request: Request, tell: Callable[[str], 
             torch_process_group.bring_up(communicator)
             stack.callback(torch_process_group.take_down)
         sizes, left_out, window = _fitting(communicator, request)
+        if left_out:
+            tell(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
         for size_bytes in sizes:
             runs = request.runs or default_runs(size_bytes)
@@ -102,18 +106,24 @@ def _fitting(
     """Collective. The sizes that can be measured, those that cannot, and a window for the largest that can."""
     sizes = list(request.sizes_bytes)
     left_out: list[LeftOutRecord] = []
-    if DevicePath.name not in request.paths:
-        return sizes, (), None
     while True:
-        device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
-        # On one node nothing arrives in the second half, the operand buffer.
-        touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
         try:
-            return sizes, tuple(left_out), communicator.allocate_shared(device_bytes, touched_bytes)
+            check_host_memory(communicator, sizes[-1], request.paths)
+            window = _window(communicator, sizes[-1]) if DevicePath.name in request.paths else None
         except MachineError as error:
             if len(sizes) == 1:
                 raise
             left_out.insert(0, LeftOutRecord(size_bytes=sizes.pop(), reason=error.what))
+        else:
+            return sizes, tuple(left_out), window
+
+
+def _window(communicator: Communicator, size_bytes: int) -> SharedWindow:
+    """Collective. Raises MachineError if a node lacks the shared memory."""
+    device_bytes = flat_program(size_bytes // ELEMENT_BYTES).device_bytes
+    # On one node nothing arrives in the second half, the operand buffer.
+    touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
+    return communicator.allocate_shared(device_bytes, touched_bytes)
 
 
 def _measure_size(

@@ -140,8 +140,9 @@ def reduce_scatter(program: Program, places: Places, divisor: int, communicator:
     return Exchange(rounds, moves, communicator, _REDUCE_TAG)
 
 
-def all_gather(program: Program, places: Places, communicator: Communicator) -> Exchange:
-    """After this exchange the parameters of every replica's device are those of their owners, slice by slice."""
+def all_gather(program: Program, places: Places, communicator: Communicator, region: str = "parameter") -> Exchange:
+    """After this exchange the parameters, or another `region`, of every replica's device are those of their owners,
+    slice by slice."""
     rank = communicator.topology.rank
     others = [worker for worker in places.workers if worker != rank]
     cuts = _cuts(program, places.slices)
@@ -150,7 +151,7 @@ def all_gather(program: Program, places: Places, communicator: Communicator) -> 
     for number, (group, slices) in enumerate(cuts):
         now = _Round()
         arriving = dict(enumerate(buffers.parts(number)))
-        own, staged = places.kept.region(group, "parameter")[slice(*slices[rank])], arriving.pop(rank)
+        own, staged = places.kept.region(group, region)[slice(*slices[rank])], arriving.pop(rank)
         on_device = {rank} if places.kept is places.device else set()
         if on_device:
             now.copies.append((staged, own))
@@ -158,11 +159,11 @@ def all_gather(program: Program, places: Places, communicator: Communicator) -> 
             own = staged
         now.sends.extend(_messages(dict.fromkeys(others, own)))
         if places.device is not None:
-            parameter = places.device.region(group, "parameter")
+            whole = places.device.region(group, region)
             now.receives.extend(_messages(arriving))
             moves.network += sum(part.nbytes for part in arriving.values())
             now.last_copies.extend(
-                (parameter[slice(*slices[owner])], part)
+                (whole[slice(*slices[owner])], part)
                 for owner, part in ({**arriving, rank: own}).items()
                 if part.numel() and owner not in on_device
             )

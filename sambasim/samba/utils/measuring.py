@@ -49,6 +49,8 @@ def measure_performance(
             f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
             remedy=f"-b {program.batch_size}, or compile again",
         )
+    if n_iterations < 1:
+        raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
     kinds = [SectionKind.FWD] if inference or program.training is None else None
 
     def step() -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.cli.main import main
-from sambasim.runtime import shared_memory
+from sambasim.runtime import capacity, shared_memory
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.sync.device import DeviceSync
@@ -69,6 +69,11 @@ def little_shared_memory() -> None:
         check([replace(demand, free_bytes=free_bytes) for demand in demands])
 
     shared_memory.check_demands = check_with_little
+
+
+def little_memory() -> None:
+    """600 KiB for all buffers of two ranks."""
+    capacity.available_bytes = lambda meminfo=None: 600 * KIB
 
 
 if __name__ == "__main__":
