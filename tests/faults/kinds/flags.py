@@ -11,7 +11,7 @@ FLAGS: tuple[Fault, ...] = (
         "a command that is nothing like one",
         "fly",
         2,
-        ("No such command 'fly'. They are compile, run, inspect", "sambasim --help"),
+        ("No such command 'fly'. They are compile, run, app, env, inspect", "sambasim --help"),
     ),
     Fault(
         "an unknown flag of compile",
