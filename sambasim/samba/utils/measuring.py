@@ -94,7 +94,7 @@ def _tell(figures: dict[str, float | int | str], json: str | None) -> None:
         Path(json).write_text(f"{line}\n", encoding="utf-8")
     replicas, steps = figures["replicas"], figures["steps"]
     sys.stdout.write(
-        f"measured on this machine, {replicas} replicas, {steps} steps: "
+        f"measured on this machine, {replicas} {'replica' if replicas == 1 else 'replicas'}, {steps} steps: "
         f"{format_seconds(float(figures['step_s']))} a step, {float(figures['samples_per_s']):.0f} samples/s\n"
     )
     sys.stdout.flush()
