@@ -1,6 +1,5 @@
 """`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
 
-import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -80,10 +79,11 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
 
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
+    from sambasim.runtime.output import print_whole_lines
 
     communicator = connect(["sambasim", *sys.argv[1:]])
     if communicator.topology.world_size > 1:
-        _print_whole_lines()
+        print_whole_lines()
 
     def tell(failure: "Failure") -> None:
         where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
@@ -116,13 +116,6 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
         summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
-
-
-def _print_whole_lines() -> None:
-    """What the ranks print is mixed by mpirun as it comes: a line must be one write, whatever PYTHONUNBUFFERED says."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _told(report: "PredictionRecord") -> str:

@@ -6,10 +6,15 @@ from pathlib import Path
 from sambasim.errors import MachineError
 from sambasim.hardware.spec import load_device
 from sambasim.pef import PefDocument
+from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.units import KIB, format_bytes
 
 _MEMORY = Path("/proc/meminfo")
+
+DEVICES = "the device memory of this node's replicas"
+SMALLER = "run with fewer replicas, or compile a smaller model or batch"
+"""What is needed, and what helps, where nothing else is said."""
 
 
 def check_device(document: PefDocument) -> None:
@@ -36,10 +41,22 @@ def available_bytes(meminfo: str | None = None) -> int | None:
     return int(lines[0][1]) * KIB if lines else None
 
 
+def check_node_memory(
+    communicator: Communicator,
+    needed_bytes: int,
+    what: str = DEVICES,
+    remedy: str = SMALLER,
+) -> None:
+    """Collective. As `check_memory`, for ranks of which this one takes `needed_bytes` of its own memory."""
+    topology = communicator.topology
+    own = Demand(topology.node_index, topology.host_name, needed_bytes, available_bytes())
+    check_memory(communicator.all_gather_object(own), what, remedy)
+
+
 def check_memory(
     demands: Sequence[Demand],
-    what: str = "the device memory of this node's replicas",
-    remedy: str = "run with fewer replicas, or compile a smaller model or batch",
+    what: str = DEVICES,
+    remedy: str = SMALLER,
 ) -> None:
     """Raise MachineError if the ranks of a node together need more memory than its machine has available.
 

@@ -29,11 +29,20 @@ def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: in
     return digest.hexdigest()
 
 
+def tensor_sha256(tensor: Tensor) -> str:
+    """Over the elements, little-endian, in the order of rows."""
+    return hashlib.sha256(_bytes(tensor.detach())).hexdigest()
+
+
 def _digest(program: Program, kinds: Iterable[SymbolKind], tensor_of: Callable[[str], Tensor]) -> "hashlib._Hash":
     digest = hashlib.sha256()
     wanted = set(kinds)
     for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in wanted):
-        tensor = tensor_of(name)
-        if tensor.numel():  # all machines that run torch are little-endian
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(tensor_of(name)))
     return digest
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    if not tensor.numel():
+        return memoryview(b"")
+    return tensor.reshape(-1).view(torch.uint8).numpy().data  # all machines that run torch are little-endian

@@ -21,7 +21,7 @@ from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecor
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources, check_weights
 from sambasim.runtime.arguments import bind_arguments
-from sambasim.runtime.capacity import available_bytes, check_device, check_memory
+from sambasim.runtime.capacity import check_device, check_node_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.digests import state_sha256, weights_sha256
@@ -36,7 +36,6 @@ from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.device_memories import Devices, allocate_devices
 from sambasim.runtime.sync.emulation import EmulatedSync
@@ -170,19 +169,12 @@ class TrainingJob:
             devices = allocate_devices(program, communicator)
             memories = [devices.by_rank[communicator.topology.rank]]
         else:
-            self._check_memory()
+            check_node_memory(communicator, program.device_bytes * self._emulated)
             memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(self._emulated)]
         self._place_weights(memories)
         sync, name = self._sync(memories, devices)
         engine = choose_engine(self._options.engine, communicator, self._listener.preparing)
         return Team(self._replicas(memories, sources, engine), memories[0], sync, name, engine)
-
-    def _check_memory(self) -> None:
-        """Collective. Raises MachineError if the devices of a node's replicas do not fit its memory."""
-        topology = self._communicator.topology
-        needed_bytes = self._program.device_bytes * self._emulated
-        own = Demand(topology.node_index, topology.host_name, needed_bytes, available_bytes())
-        check_memory(self._communicator.all_gather_object(own))
 
     def _replicas(
         self, memories: Sequence[DeviceMemory], sources: Sequence[Source], engine: Engine

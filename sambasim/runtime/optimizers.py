@@ -93,7 +93,6 @@ class Optimizers:
         self._program = program
         self._memory = memory
         self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
-        self._hyperparameters: list[Hyperparameters] = [of_optimizer(arguments, one.name) for one in program.optimizers]
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rates."""
@@ -116,9 +115,9 @@ class Optimizers:
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         """Optimizer number `index` takes these hyperparameters, by name, from the next step on; others stay."""
-        self._hyperparameters[index] = {**self._hyperparameters[index], **hyperparameters}
-        self._scalars[index].hyperparameters = self._hyperparameters[index]
+        scalars = self._scalars[index]
+        scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
 
     def first(self, name: str) -> float:
         """A hyperparameter of the first optimizer."""
-        return float(self._hyperparameters[0][name])
+        return float(self._scalars[0].hyperparameters[name])

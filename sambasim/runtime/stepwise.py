@@ -21,13 +21,12 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.runtime.arguments import Arguments
-from sambasim.runtime.capacity import available_bytes, check_memory
+from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
 from sambasim.runtime.executor import Executable
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
-from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.device_memories import Devices, allocate_devices
 from sambasim.runtime.sync.interface import BytesMoved, GradientSync, slices_of
@@ -48,7 +47,7 @@ class Mode(StrEnum):
 
 
 class StepwiseReplica:
-    """The replica of this rank. Collective where a mode other than ALONE is used.
+    """The replica of this rank. Making one is collective, and so is an OPT in another mode than ALONE.
 
     A program without a training step has its evaluation graph run instead, by FWD.
     """
@@ -56,15 +55,14 @@ class StepwiseReplica:
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._program = program
         self._communicator = communicator
-        topology = communicator.topology
-        demand = Demand(topology.node_index, topology.host_name, program.device_bytes, available_bytes())
-        check_memory([demand])
+        check_node_memory(communicator, program.device_bytes)
         self._memory = DeviceMemory(program, private_storage(program.device_bytes))
         self._devices: Devices | None = None
         self._mode: Mode | None = None
         self._changed: dict[int, Mapping[str, float | bool]] = {}
         self._executable = self._bound()
         self._sync: GradientSync | None = None
+        self._begun = False  # the sync's step, before the first gradient of it is overwritten
         self._unused_backwards = 0
         self._loss = 0.0
         self._members = {
@@ -120,10 +118,11 @@ class StepwiseReplica:
 
     def forget(self) -> None:
         """The optimizers have taken no step, and no gradient waits for one."""
+        if self.steps:  # before the first one, states are zero as they are, and their pages need not be touched
+            for symbol in self._program.symbols.values():
+                if symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                    self.write(symbol.name, torch.zeros(()).expand(symbol.type.shape))
         self.steps = self._unused_backwards = 0
-        for symbol in self._program.symbols.values():
-            if symbol.kind is SymbolKind.OPTIMIZER_STATE:
-                self.write(symbol.name, torch.zeros(()).expand(symbol.type.shape))
 
     def meet(self) -> None:
         """Wait for the other replicas of the node, if they share what `write` writes."""
@@ -177,34 +176,42 @@ class StepwiseReplica:
         return Executable(graph, self._program, self._memory.tensor)
 
     def _whole_step(self, tangent: Tensor | None, mode: Mode) -> Mapping[str, Tensor]:
-        sync = self._begin_step(mode)
+        sync = self._begin_update(mode)
         outputs = self._executable.run(tangent, section_done=sync.section_done)
         self._note_loss(outputs)
-        sync.finish_step([self._loss])
+        self._finish_update(sync)
         return outputs
 
     def _backward(self, tangent: Tensor | None) -> None:
         if not self._executable.awaits_backward:
             raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
-        if self._unused_backwards == 0 and self._sync is not None:
-            self._sync.begin_step()  # peers have read the gradients that are overwritten now
+        if self._sync is not None:
+            self._begin_sync(self._sync)
         self._executable.backward(tangent, accumulate=self._unused_backwards > 0)
         self._unused_backwards += 1
 
     def _optimize(self, mode: Mode) -> None:
         if not self._unused_backwards:
             raise OptionError("there are no gradients that an optimizer could use", remedy="run section BCKWD first")
-        sync = self._begin_step(mode, begun=self._sync is not None)
-        sync.finish_step([self._loss])
-        self._unused_backwards = 0
+        self._finish_update(self._begin_update(mode))
 
-    def _begin_step(self, mode: Mode, *, begun: bool = False) -> GradientSync:
+    def _begin_update(self, mode: Mode) -> GradientSync:
         sync = self._enter(mode)
         self.steps += 1
         sync.optimizers.begin(self.steps, 1.0)
-        if not begun:
-            sync.begin_step()
+        self._begin_sync(sync)
         return sync
+
+    def _begin_sync(self, sync: GradientSync) -> None:
+        """On return, peers have read the gradients that are overwritten next. Once for each step."""
+        if not self._begun:
+            sync.begin_step()
+            self._begun = True
+
+    def _finish_update(self, sync: GradientSync) -> None:
+        sync.finish_step([self._loss])
+        self._begun = False
+        self._unused_backwards = 0
 
     def _note_loss(self, outputs: Mapping[str, Tensor]) -> None:
         if self._program.loss is not None:
@@ -251,10 +258,8 @@ class StepwiseReplica:
         for symbol in self._program.symbols.values():
             if symbol.offset is None or symbol.kind is SymbolKind.REDUCE_BUFFER:
                 continue
-            if symbol.kind is SymbolKind.OPTIMIZER_STATE:
-                if self.steps or bool(before.tensor(symbol.name).any()):
-                    self.write(symbol.name, before.tensor(symbol.name))
-            else:
-                self.write(symbol.name, before.tensor(symbol.name))
+            if symbol.kind is SymbolKind.OPTIMIZER_STATE and not self.steps:
+                continue  # zeros, and so they are in new memory
+            self.write(symbol.name, before.tensor(symbol.name))
         self._executable = self._bound()
         self._communicator.node_barrier()

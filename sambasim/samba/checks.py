@@ -8,19 +8,18 @@
 Each finding names the line of the app. What costs a message among ranks is looked at in a few steps only.
 """
 
-import hashlib
 import inspect
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 import sambasim
 from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
+from sambasim.runtime.digests import tensor_sha256
 from sambasim.runtime.launcher import check_world_size
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import Mode
@@ -83,7 +82,7 @@ class Checks:
         """Look at what the replicas are about to begin with. Raises DataParallelError."""
         looks = self._steps in _LOOKED_AT and context.current().command in (None, "run")
         if SectionKind.FWD in kinds and looks:
-            self._fed = [_digest(tensor) for tensor in batch.values()]
+            self._fed = [tensor_sha256(tensor) for tensor in batch.values()]
         # Only optimizer steps are taken by all replicas together.
         if SectionKind.OPT not in kinds or mode is Mode.ALONE:
             return
@@ -95,7 +94,7 @@ class Checks:
 
     def _compare_weights(self) -> None:
         own = {
-            name: _digest(self._machine.replica.read(name))
+            name: tensor_sha256(self._machine.replica.read(name))
             for name, symbol in self._machine.program.symbols.items()
             if symbol.kind is SymbolKind.PARAMETER
         } | {"the number of optimizer steps": str(self._machine.replica.steps)}
@@ -138,7 +137,3 @@ def app_line() -> str | None:
         if not frame.filename.startswith((_LIBRARY, "<")):
             return f"{frame.filename}:{frame.lineno}: {(frame.code_context or [''])[0].strip()}"
     return None
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -5,7 +5,6 @@ session reads it.
 """
 
 import atexit
-import io
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from sambasim.errors import LaunchError
 from sambasim.runtime.communicator import connect
+from sambasim.runtime.output import print_whole_lines
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.torch_process_group import bring_up, take_down
 from sambasim.samba.door import ending
@@ -49,15 +49,8 @@ def communicator() -> Communicator:
         context.communicator = connect(typed_command())
         if context.communicator.world_size > 1:
             ending.install()  # an app that was started by plain `python` has nobody else around it
-            _print_whole_lines()
+            print_whole_lines()
     return context.communicator
-
-
-def _print_whole_lines() -> None:
-    """What the ranks print is mixed by mpirun as it comes: a line must be one write, whatever PYTHONUNBUFFERED says."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:

@@ -25,7 +25,7 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     own = type(model).__name__.lower()
     prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
     try:
-        model.name = prefix  # type: ignore[assignment]
+        model.name = prefix  # type: ignore[assignment]  # torch says that attributes are tensors and modules
     except (AttributeError, TypeError) as error:
         raise ModelError(
             f"the model {type(model).__name__} has something called name, where SambaFlow keeps its own name",
@@ -35,5 +35,5 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     names.take(loss_name(prefix), GRADIENT_SUFFIX)  # no parameter gets the name of the loss
     for path, parameter in model.named_parameters():
         symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
-        parameter.sn_name = symbol  # type: ignore[attr-defined]
+        parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's name, which torch does not know
     return model

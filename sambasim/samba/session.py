@@ -35,7 +35,8 @@ class Session:
         self._machine: Machine | None = None
         self._checks: Checks | None = None
         self._traced: Sequence[SambaTensor] = ()
-        self._inputs: Mapping[str, SambaTensor] = {}
+        self._inputs: Mapping[str, Tensor] = {}
+        self._given: Mapping[str, float] = {}
         self._outputs: Mapping[str, SambaTensor] = {}
 
     def compile(
@@ -87,7 +88,7 @@ class Session:
         is set on one of them holds for all. For `utils.trace_graph`."""
         self._machine, self._traced = machine, tuple(traced)
         self._checks = Checks(machine, context.communicator())
-        self._inputs = {}
+        self._inputs, self._given = {}, {}
         self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
     def run(
@@ -117,10 +118,10 @@ class Session:
         batch = {} if input_tensors is None else bind(machine.program, machine.model, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
-        if input_tensors is not None:
-            named = zip(batch, flat(input_tensors), strict=True)
-            self._inputs = {name: SambaTensor(tensor, name=name) for name, tensor in named}
-        self._change(machine, hyperparam_dict or {})
+        self._inputs = batch or self._inputs
+        if hyperparam_dict and hyperparam_dict != self._given:
+            self._change(machine, hyperparam_dict)
+            self._given = dict(hyperparam_dict)
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         checks.before(kinds, batch, mode)
         found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
@@ -151,7 +152,8 @@ class Session:
     @property
     def tensor_dict(self) -> Mapping[str, SambaTensor]:
         """The inputs and outputs of the last run, by name."""
-        return {**self._inputs, **self._outputs}
+        inputs = {name: SambaTensor(tensor, name=name) for name, tensor in self._inputs.items()}
+        return {**inputs, **self._outputs}
 
     @property
     def buffer_dict(self) -> Mapping[str, SambaTensor]:
@@ -216,18 +218,7 @@ class Session:
         return frozenset(kinds - _WITH_OPTIMIZER)
 
     def _change(self, machine: Machine, hyperparameters: Mapping[str, float]) -> None:
-        if not hyperparameters:
-            return
         names = {argument.name for argument in machine.program.runtime_arguments}
-        for index, optimizer in enumerate(machine.program.optimizers):
-            taken = {k: float(v) for k, v in hyperparameters.items() if f"{optimizer.name}__{k}" in names}
-            if taken.get("momentum") and not optimizer.states:
-                raise OptionError(
-                    "momentum cannot be turned on: the PEF was compiled without it",
-                    remedy="compile with momentum above 0",
-                )
-            if taken:
-                machine.replica.change(index, taken)
         known = {name.partition("__")[2] for name in names if "__" in name}
         unknown = sorted(set(hyperparameters) - known)
         if unknown:
@@ -235,6 +226,18 @@ class Session:
                 f"hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
                 remedy=f"they take {', '.join(sorted(known))}",
             )
+        of_each = [
+            {k: float(v) for k, v in hyperparameters.items() if f"{optimizer.name}__{k}" in names}
+            for optimizer in machine.program.optimizers
+        ]
+        for optimizer, taken in zip(machine.program.optimizers, of_each, strict=True):
+            if taken.get("momentum") and not optimizer.states:
+                raise OptionError(
+                    "momentum cannot be turned on: the PEF was compiled without it",
+                    remedy="compile with momentum above 0",
+                )
+        for index, taken in enumerate(of_each):
+            machine.replica.change(index, taken)
 
     def _tangent(self, machine: Machine, kinds: Collection[SectionKind]) -> Tensor | None:
         """What the backward starts from: `sn_grad` of the loss, or the gradient of its mean."""
@@ -289,7 +292,7 @@ class Session:
         if name in self._outputs:
             return self._outputs[name]
         if name in self._inputs:
-            return self._inputs[name]
+            return SambaTensor(self._inputs[name], name=name)
         symbol = machine.program.symbols.get(name)
         if symbol is None or symbol.offset is None:
             raise OptionError(

@@ -147,13 +147,19 @@ def test_files_give_their_arrays_by_name(tmp_path: Path, suffix: str) -> None:
     assert sample["x"].tolist() == [6.0, 7.0, 8.0]
     assert sample["target"] == 2
     everything = open_source(DataOptions(source=str(path)), None).train
-    assert set(everything[0]) == {"x", "target", "extra"}  # type: ignore[call-overload]
+    assert set(_named(everything[0])) == {"x", "target", "extra"}
     many = everything.__getitems__([3, 1])
     for index, got in zip((3, 1), many, strict=True):
         alone = everything[index]
         assert isinstance(got, dict)
         assert isinstance(alone, dict)
         assert all(torch.equal(got[name], alone[name]) for name in alone)
+
+
+def _named(sample: object) -> dict[str, torch.Tensor]:
+    """A sample that must be tensors by name."""
+    assert isinstance(sample, dict)
+    return sample
 
 
 def write(path: Path, **arrays: NDArray[Any]) -> str:
@@ -198,25 +204,23 @@ def test_synthetic_samples_are_a_function_of_seed_and_index() -> None:
 
     first, again, other = (samples(seed).train for seed in (3, 3, 4))
     assert len(first) == 50
-    rest, alone = [first[index] for index in range(50)], again[49]
-    assert isinstance(alone, dict)
-    assert isinstance(rest[49], dict)
+    rest, alone = [_named(first[index]) for index in range(50)], _named(again[49])
     for spec in inputs:
         assert torch.equal(rest[49][spec.name], alone[spec.name]), "whatever was drawn before"
         assert alone[spec.name].dtype is getattr(torch, spec.dtype)
         assert alone[spec.name].shape == spec.shape
-    assert not torch.equal(rest[49]["x"], other[49]["x"])  # type: ignore[index]
-    assert not torch.equal(rest[49]["x"], other[48]["x"]), "the next seed is no shift"  # type: ignore[index]
-    assert len({tuple(sample["x"].tolist()) for sample in rest if isinstance(sample, dict)}) == 50
-    assert {int(sample["target"]) for sample in rest if isinstance(sample, dict)} == set(range(5))
-    assert rest[0]["mask"].unique().tolist() == [False, True]  # type: ignore[index]
-    assert rest[0]["n"].unique().tolist() == [0, 1], "whole numbers without a bound"  # type: ignore[index]
+    assert not torch.equal(rest[49]["x"], _named(other[49])["x"])
+    assert not torch.equal(rest[49]["x"], _named(other[48])["x"]), "the next seed is no shift"
+    assert len({tuple(sample["x"].tolist()) for sample in rest}) == 50
+    assert {int(sample["target"]) for sample in rest} == set(range(5))
+    assert set(rest[0]["mask"].tolist()) == {False, True}
+    assert set(rest[0]["n"].tolist()) == {0, 1}, "whole numbers without a bound"
 
 
 def test_synthetic_data_needs_inputs_and_takes_the_pefs_first() -> None:
     with pytest.raises(DataError, match=r"synthetic data needs the inputs of one sample"):
         open_source(DataOptions(source="synthetic"), None)
     options = DataOptions(source="synthetic", inputs={"y": "int8[2] < 3"})
-    assert set(open_source(options, None).train[0]) == {"y"}  # type: ignore[call-overload]
-    assert set(open_source(options, INPUTS).train[0]) == {"x", "target"}  # type: ignore[call-overload]
+    assert set(_named(open_source(options, None).train[0])) == {"y"}
+    assert set(_named(open_source(options, INPUTS).train[0])) == {"x", "target"}
     assert len(open_source(options, INPUTS).train) == 1024

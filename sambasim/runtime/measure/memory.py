@@ -9,7 +9,6 @@ from collections.abc import Collection
 from sambasim.runtime import capacity
 from sambasim.runtime.measure.paths import DevicePath, HostGlooPath, HostMpiPath, HostServerPath, MpiPath
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.shared_memory import Demand
 
 _THROUGH_HOST = frozenset({HostMpiPath.name, HostGlooPath.name, HostServerPath.name})
 
@@ -34,9 +33,9 @@ def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collec
     """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size."""
     topology = communicator.topology
     needed = needed_bytes(size_bytes, paths, topology.rank, topology.node_count)
-    demand = Demand(topology.node_index, topology.host_name, needed, capacity.available_bytes())
-    capacity.check_memory(
-        communicator.all_gather_object(demand),
+    capacity.check_node_memory(
+        communicator,
+        needed,
         what="the memory for the buffers of this node's ranks",
         remedy="measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks",
     )

@@ -8,26 +8,22 @@ gloo adds in an order of its own, so the bits are not those of the other paths. 
 piece goes round a ring to be added up, and the sum goes round once more.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.errors import PeerError
-from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.program import Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.sync.numbers import all_gather_floats
-from sambasim.runtime.sync.phased import PhasedSync
+from sambasim.runtime.sync.everybody import EverybodySync
 
 EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
 
 
-class GlooSync(PhasedSync):
+class GlooSync(EverybodySync):
     """The default process group of `torch.distributed` must be up, with the ranks of `communicator`."""
 
     def __init__(
@@ -38,17 +34,13 @@ class GlooSync(PhasedSync):
         memory: DeviceMemory,
         communicator: Communicator,
     ) -> None:
-        super().__init__(program, arguments, optimizers, memory)
-        self._communicator = communicator
+        super().__init__(program, arguments, optimizers, memory, communicator)
         gradients = [memory.region(group, "gradient") for group in program.groups]
         self._staged = [(gradient, torch.empty_like(gradient)) for gradient in gradients]
 
     @property
     def title(self) -> str:
         return "host (device to host, gloo, host to device)"
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return (0, group.numel)
 
     def reduce(self) -> None:
         """Raises PeerError if a rank is gone, or does not answer before the process group's timeout."""
@@ -63,20 +55,6 @@ class GlooSync(PhasedSync):
         self.bytes_moved.device_to_host += staged_bytes
         self.bytes_moved.host_to_device += staged_bytes
         self.bytes_moved.network += self._ring_bytes(staged_bytes)
-
-    def gather(self) -> None:
-        """Nothing: every rank has updated all parameters, alike."""
-
-    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
-        return [block for group in self.program.groups for block in sums[group.name]]
-
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        return all_gather_floats(self._communicator, losses, [1] * self._communicator.topology.world_size)
-
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        if self._communicator.topology.rank != 0:
-            return None
-        return self.memory.region(group, state)[member.start : member.start + member.numel]
 
     @staticmethod
     def _begin(device: Tensor, host: Tensor) -> dist.Work:

@@ -7,23 +7,17 @@ It moves no byte more than `host` does. What it costs is that N ranks do the opt
 that any one of them can save a checkpoint, without asking the others.
 """
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
-
-from sambasim.collectives.slices import Slice
-from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.program import Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.sync.everybody import EverybodySync
 from sambasim.runtime.sync.exchange import Places, all_gather, reduce_scatter
 from sambasim.runtime.sync.interface import slices_of
-from sambasim.runtime.sync.numbers import all_gather_floats
-from sambasim.runtime.sync.phased import PhasedSync
 
 
-class ReplicatedHostSync(PhasedSync):
+class ReplicatedHostSync(EverybodySync):
     """Device to host, exchange between hosts by MPI, host to device. Every rank owns everything."""
 
     def __init__(
@@ -34,10 +28,9 @@ class ReplicatedHostSync(PhasedSync):
         memory: DeviceMemory,
         communicator: Communicator,
     ) -> None:
-        super().__init__(program, arguments, optimizers, memory)
+        super().__init__(program, arguments, optimizers, memory, communicator)
         world_size = communicator.topology.world_size
         places = Places(range(world_size), slices_of(program, world_size), device=memory, kept=memory)
-        self._communicator = communicator
         self._reduce_scatter = reduce_scatter(program, places, self.divisor, communicator)
         self._spread = all_gather(program, places, communicator, "gradient")
 
@@ -45,21 +38,6 @@ class ReplicatedHostSync(PhasedSync):
     def title(self) -> str:
         return "host (device to host, MPI, host to device), every replica updating everything"
 
-    def owned(self, group: ParameterGroup) -> Slice:
-        return (0, group.numel)
-
     def reduce(self) -> None:
         self._reduce_scatter(self.bytes_moved)
         self._spread(self.bytes_moved)
-
-    def gather(self) -> None:
-        """Nothing: every rank has updated all parameters, alike."""
-
-    def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
-        return [block for group in self.program.groups for block in sums[group.name]]
-
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        return all_gather_floats(self._communicator, losses, [1] * self._communicator.topology.world_size)
-
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        return self.memory.region(group, state)[member.start : member.start + member.numel]

@@ -19,9 +19,11 @@ class SambaParameter(metaclass=_EveryParameter):
     There is no class of its own: a model's parameters stay what torch's tracing and optimizers take.
     """
 
-    def __new__(cls, data: Tensor, requires_grad: bool = True, name: str | None = None) -> nn.Parameter:  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]  # it gives no SambaParameter, as the docstring above says
+        cls, data: Tensor, requires_grad: bool = True, name: str | None = None
+    ) -> nn.Parameter:
         """Raises DataError if `data` is no tensor."""
         parameter = nn.Parameter(to_torch(data).detach(), requires_grad)
         if name is not None:
-            parameter.sn_name = name  # type: ignore[attr-defined]
+            parameter.sn_name = name  # type: ignore[attr-defined]  # SambaFlow's name, which torch does not know
         return parameter
