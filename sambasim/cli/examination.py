@@ -92,6 +92,7 @@ def examine() -> Examination:
             *cores_and_threads(),
             shared_memory_space(shared_memory.free_bytes()),
             compiler(),
+            kernels(),
         )
     )
 
@@ -203,6 +204,22 @@ def compiler() -> Finding:
         trouble = f"CXX names {name}, which is not there; {trouble}"
         return Finding(name="compiler", value="none", trouble=trouble, remedy="unset CXX")
     return Finding(name="compiler", value="none", trouble=trouble, remedy="install g++, or set CXX to your compiler")
+
+
+def kernels() -> Finding:
+    """Whether the C compiler has built the kernels of gradient sync, or builds them now."""
+    from sambasim.runtime.kernels.build import find_c_compiler, library
+
+    path = find_c_compiler()
+    if library("tree_mean", "REAL=float") is not None:
+        return Finding(name="kernels", value="gradients are added up in one pass over memory")
+    return Finding(
+        name="kernels",
+        value="none",
+        trouble="gradients are added up in more passes over memory, with the same bits: "
+        + ("there is no C compiler" if path is None else f"{path} cannot build the kernel"),
+        remedy="install gcc, or set CC to your C compiler",
+    )
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from sambasim.cli import doctor, examination
 from sambasim.cli.examination import Examination, Finding
+from sambasim.runtime.kernels.build import library
 from sambasim.units import GIB, MIB
 
 FINE = Finding(name="torch", value="2.13.0 (tested)")
@@ -34,6 +35,7 @@ def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings["torch"]["value"].startswith(metadata.version("torch"))
     assert list(findings) == [
         "python", "torch", "MPI linked", "mpirun found", "MPI start", "cores", "threads", "shared memory", "compiler",
+        "kernels",
     ]  # fmt: skip
 
 
@@ -184,3 +186,15 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = examination.compiler()
     assert (found.value, found.stops_a_run) == ("none", False)
     assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"
+
+
+def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    library.cache_clear()
+    try:
+        found = examination.kernels()
+    finally:
+        library.cache_clear()
+    assert (found.value, found.stops_a_run) == ("none", False)
+    assert (found.trouble or "").endswith("with the same bits: there is no C compiler")

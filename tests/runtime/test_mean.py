@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, tree_mean
+from sambasim.collectives.tree import additions
+from sambasim.runtime.kernels.tree_mean import Finish, tree_mean_kernel
+from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, torch_tree_mean, tree_mean
 
 
 def _operands(count: int, numel: int) -> list[Tensor]:
@@ -62,3 +64,56 @@ def test_a_power_of_two_divides_with_the_bits_of_a_division_down_to_the_smallest
         out = torch.empty_like(sums)
         tree_mean(operands, out, count)
         assert torch.equal(out.view(torch.int32), ((sums + 0.0) / count).view(torch.int32))
+
+
+def _any_bits(count: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
+    """Numbers of every size, subnormal and infinite ones too, but none that is no number: its bits are not defined."""
+    generator = torch.Generator().manual_seed(count * 1000 + numel)
+    whole = torch.int32 if dtype is torch.float32 else torch.int64
+    limits = torch.iinfo(whole)
+    drawn = [torch.randint(limits.min, limits.max, (numel,), generator=generator, dtype=whole) for _ in range(count)]
+    return [one.view(dtype).nan_to_num(-0.0, posinf=float("inf"), neginf=0.0) for one in drawn]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("finish", list(Finish))
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 17])
+def test_the_kernel_in_c_has_the_bits_of_torchs_operators(count: int, finish: Finish, dtype: torch.dtype) -> None:
+    steps = additions(count)
+    kernel = tree_mean_kernel(steps, dtype)
+    if kernel is None:
+        pytest.skip("no C compiler")
+    for numel in (0, 1, 1023, 1024, 5000):
+        operands = _any_bits(count, numel, dtype)
+        expected, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
+        torch_tree_mean(steps, dtype)(operands, expected, finish, float(count))
+        kernel(operands, out, finish, float(count))
+        assert torch.equal(_bits(out), _bits(expected))
+        own = operands[count // 2]
+        kernel(operands, own, finish, float(count))
+        assert torch.equal(_bits(own), _bits(expected))
+
+
+def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
+    left_to_right, tree = [(0, 1), (0, 2), (0, 3)], [(0, 1), (2, 3), (0, 2)]
+    outs = []
+    for steps in (left_to_right, tree):
+        kernel = tree_mean_kernel(steps, torch.float32)
+        if kernel is None:
+            pytest.skip("no C compiler")
+        out = torch.empty(4096)
+        kernel(_operands(4, 4096), out, Finish.KEEP, 1.0)
+        outs.append(out)
+    a, b, c, d = _operands(4, 4096)
+    assert torch.equal(outs[0], a + b + c + d)
+    assert torch.equal(outs[1], (a + b) + (c + d))
+    assert not torch.equal(*outs)
+
+
+def test_there_is_a_kernel_for_what_it_was_written_for() -> None:
+    assert tree_mean_kernel([], torch.float32) is None
+    assert tree_mean_kernel([(0, 1)], torch.bfloat16) is None
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    return numbers.view(torch.int32 if numbers.dtype is torch.float32 else torch.int64)

@@ -1,15 +1,16 @@
 """The mean over replicas, in the one order that decides its bits: the tree of `collectives.tree`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from sambasim.collectives.slices import pieces
 from sambasim.collectives.tree import Addition, additions
+from sambasim.runtime.kernels.tree_mean import Finish, Kernel, tree_mean_kernel
 
 CHUNK_ELEMENTS = 131_072
-"""Elements that are summed at a time. What one operator leaves for the next is then still in a core's cache; with
+"""Elements that are summed at a time. What one kernel leaves for the next is then still in a core's cache; with
 fewer, the calls cost more than the arithmetic."""
 
 
@@ -18,10 +19,8 @@ class TreeMean:
     chunk to chunk."""
 
     def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
-        self._steps = tuple(steps)
-        self._scale = _scale(divisor, dtype)
-        # An operand must not be written to; from its first addition on, its sum has a place of its own.
-        self._sums = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in self._steps}
+        self._finish, self._number = _finish(divisor)
+        self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
         """A place for a result that is read at once, and not kept."""
 
@@ -30,32 +29,40 @@ class TreeMean:
 
         `out` may be one of the operands: nothing is written to it before all have been read.
         """
-        self.total(operands, out)
-        if self._scale is not None:
-            self._scale(out)
+        self._add_up(operands, out, self._finish, self._number)
 
     def total(self, operands: Sequence[Tensor], out: Tensor) -> None:
         """As for the mean, but `out` becomes the sum."""
-        sums = list(operands)
-        last = len(self._steps) - 1
-        for number, (into, source) in enumerate(self._steps):
-            target = out if number == last else self._sums[into][: out.numel()]
-            sums[into] = torch.add(sums[into], sums[source], out=target)
-        if not self._steps:
-            out.copy_(sums[0])
+        self._add_up(operands, out, Finish.KEEP, 1.0)
 
 
-def _scale(divisor: int, dtype: torch.dtype) -> Callable[[Tensor], object] | None:
-    """What divides a sum by `divisor`, in place."""
+def _finish(divisor: int) -> tuple[Finish, float]:
+    """What divides a sum by `divisor`."""
     if divisor == 1:
-        return None
-    # Tensors, because torch makes a tensor of a number at each call, which takes longer than a small piece.
+        return Finish.KEEP, 1.0
     if divisor & (divisor - 1) == 0:
-        # Exact, so that the product has the bits of the quotient, in less time.
-        reciprocal = torch.tensor(1 / divisor, dtype=dtype)
-        return lambda total: torch.mul(total, reciprocal, out=total)
-    number = torch.tensor(divisor, dtype=dtype)
-    return lambda total: torch.div(total, number, out=total)  # x * (1/3) is not x / 3
+        return Finish.MULTIPLY, 1 / divisor  # exact, so that the product has the bits of the quotient, in less time
+    return Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
+
+
+def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
+    """The same by torch's operators: for every type, and where there is no C compiler."""
+    # An operand must not be written to; from its first addition on, its sum has a place of its own.
+    places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
+    last = len(steps) - 1
+    finishing = {Finish.MULTIPLY: torch.mul, Finish.DIVIDE: torch.div}
+
+    def add_up(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> None:
+        sums = list(operands)
+        for position, (into, source) in enumerate(steps):
+            target = out if position == last else places[into][: out.numel()]
+            sums[into] = torch.add(sums[into], sums[source], out=target)
+        if not steps:
+            out.copy_(sums[0])
+        if finish is not Finish.KEEP:
+            finishing[finish](out, number, out=out)
+
+    return add_up
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:

@@ -1,0 +1,32 @@
+"""Where code that was built for this machine is kept: in the user's cache folder, apart for each kind of processor."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+
+def cache_folder(name: str) -> Path | None:
+    """The folder for what `name` builds, made if it is not there; None where it cannot be written.
+
+    What is built is for the processor that builds it, so kinds of processors that share a home do not share it.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "sambasim" / name / _processor()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _processor() -> str:
+    """A short name for this kind of processor: what it can do decides what is built."""
+    able = torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    told = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return hashlib.blake2b("\n".join([able, *told]).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,49 @@
+/* The mean of flat operands, in one pass over memory.
+
+   The operators of torch would add, write, read and divide. Here a sum is divided before it is written, and of more than
+   two operands all sums but the last stay in the first cache. Each element goes through the same additions and the same
+   division as there, each rounded for itself, so the bits are the same; for that, no product may be contracted with an
+   addition (-ffp-contract=off).
+
+   REAL is the type of the elements, and comes from the command line of the compiler. */
+
+#include <stdint.h>
+
+enum { BLOCK = 1024 };           /* elements that are added up at a time; as in tree_mean.py */
+enum { KEEP, MULTIPLY, DIVIDE }; /* what is done with the last sum; as in tree_mean.py */
+
+/* out may be x or y, so none is restrict; but no element is read after it has been written. */
+#define EACH(VALUE) _Pragma("GCC ivdep") for (int64_t i = 0; i < numel; i++) out[i] = (VALUE)
+
+static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t finish, REAL number)
+{
+    if (finish == MULTIPLY)
+        EACH((x[i] + y[i]) * number);
+    else if (finish == DIVIDE)
+        EACH((x[i] + y[i]) / number);
+    else
+        EACH(x[i] + y[i]);
+}
+
+/* operands: operand_count pointers to numel elements each
+   additions: of each of the addition_count additions, the places of its two summands and of its sum. Places below
+       operand_count are operands, those from there on rows of `sums`; the sum of the last addition goes to `out`
+   sums: rows of BLOCK elements
+   finish, number: whether the last sum is kept, multiplied by `number`, or divided by it */
+void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, REAL *sums,
+               REAL *out, int64_t numel, int32_t finish, REAL number)
+{
+    for (int64_t start = 0; start < numel; start += BLOCK) {
+        int64_t length = numel - start < BLOCK ? numel - start : BLOCK;
+        for (int32_t n = 0; n < addition_count; n++) {
+            const int32_t *places = additions + 3 * n;
+            const REAL *summands[2];
+            for (int side = 0; side < 2; side++)
+                summands[side] = places[side] < 0 ? sums + BLOCK * (-1 - places[side]) : operands[places[side]] + start;
+            if (n == addition_count - 1)
+                add(summands[0], summands[1], out + start, length, finish, number);
+            else
+                add(summands[0], summands[1], sums + BLOCK * (-1 - places[2]), length, KEEP, 1);
+        }
+    }
+}

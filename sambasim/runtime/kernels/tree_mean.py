@@ -1,0 +1,74 @@
+"""The C kernel that adds up the operands of a mean, as Python calls it."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.tree import Addition
+from sambasim.runtime.kernels.build import library
+
+_BLOCK_ELEMENTS = 1024  # as in tree_mean.c
+
+
+class Finish(IntEnum):
+    """What is done with the sum, and a number; as in tree_mean.c."""
+
+    KEEP = 0
+    MULTIPLY = 1
+    DIVIDE = 2
+
+
+Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float], None]
+"""Writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one length. That
+tensor may be one of the operands."""
+
+
+def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
+    """What adds up operands of `dtype` by `steps`, pairs of positions among them: the second to the first.
+
+    None where there is nothing to add, for a `dtype` that it was not written for, and where there is no C compiler.
+    """
+    # Narrower types are rounded after each addition, which torch does.
+    reals = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
+    if not steps or dtype not in reals:
+        return None
+    real, number_type = reals[dtype]
+    built = library("tree_mean", f"REAL={real}")
+    if built is None:
+        return None
+    pointer, function = ctypes.c_void_p, built.tree_mean
+    function.restype = None
+    function.argtypes = [
+        pointer,
+        pointer,
+        ctypes.c_int32,
+        pointer,
+        pointer,
+        ctypes.c_int64,
+        ctypes.c_int32,
+        number_type,
+    ]
+    places = torch.tensor(_places(steps), dtype=torch.int32)
+    sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
+
+    def add_up(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> None:
+        pointers = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
+        kept, written = sums.data_ptr(), out.data_ptr()
+        function(pointers, places.data_ptr(), len(steps), kept, written, out.numel(), finish, number)
+
+    return add_up
+
+
+def _places(steps: Sequence[Addition]) -> list[list[int]]:
+    """For each step, where the kernel finds its summands and keeps its sum: operands from 0 up, sums from -1 down."""
+    where: dict[int, int] = {}
+    places = []
+    for into, source in steps:
+        total = where.get(into, -1 - len(where))  # a sum that has been added to keeps its row
+        places.append([where.get(into, into), where.get(source, source), total])
+        where[into] = total
+    return places
