@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import ClassVar
 
 from sambasim.ir.graph import Graph, Node, Section
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.verify import Stage
 
@@ -46,9 +47,7 @@ class Partition:
         for whole in graph.sections:
             start = whole.start
             for piece in self._pieces(graph.section_nodes(whole)):
-                # Like SambaFlow's: a section is called after its first operator that belongs to a module.
-                name = next((node.name for node in piece if node.module), piece[0].name)
-                sections.append(Section(len(sections), whole.kind, name, start, start + len(piece)))
+                sections.append(Section(len(sections), whole.kind, _name(piece), start, start + len(piece)))
                 start += len(piece)
         return tuple(sections)
 
@@ -67,3 +66,10 @@ class Partition:
                 piece.append(node)
         if piece:
             yield piece
+
+
+def _name(piece: Sequence[Node]) -> str:
+    """Like SambaFlow's: that of the first operator that belongs to a module, and does more than look at its input."""
+    of_modules = [node for node in piece if node.module]
+    working = (node for node in of_modules if OPERATORS[node.operator].kind is not OperatorKind.VIEW)
+    return next(working, next(iter(of_modules), piece[0])).name
