@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-enum { BLOCK = 1024 };           /* elements that are added up at a time; as in tree_mean.py */
+enum { BLOCK = 64 };             /* elements that are added up at a time; as in tree_mean.py */
 enum { KEEP, MULTIPLY, DIVIDE }; /* what is done with the last sum; as in tree_mean.py */
 
 /* out may be x or y, so none is restrict; but no element is read after it has been written. */
@@ -33,7 +33,10 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
 void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, REAL *sums,
                REAL *out, int64_t numel, int32_t finish, REAL number)
 {
-    for (int64_t start = 0; start < numel; start += BLOCK) {
+    /* By turns from both halves: of two operands, that keeps twice as many reads on their way from memory. */
+    int64_t blocks = (numel + BLOCK - 1) / BLOCK, half = (blocks + 1) / 2;
+    for (int64_t turn = 0; turn < blocks; turn++) {
+        int64_t start = (turn / 2 + turn % 2 * half) * BLOCK;
         int64_t length = numel - start < BLOCK ? numel - start : BLOCK;
         for (int32_t n = 0; n < addition_count; n++) {
             const int32_t *places = additions + 3 * n;

@@ -11,7 +11,7 @@ from torch import Tensor
 from sambasim.collectives.tree import Addition
 from sambasim.runtime.kernels.build import library
 
-_BLOCK_ELEMENTS = 1024  # as in tree_mean.c
+_BLOCK_ELEMENTS = 64  # as in tree_mean.c
 
 
 class Finish(IntEnum):

@@ -23,7 +23,7 @@ from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.sync.collect import bytes_of
 from sambasim.runtime.sync.interface import BytesMoved
-from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+from sambasim.runtime.sync.mean import TreeMean
 
 ROUND_ELEMENTS = 1_048_576
 """Elements of one replica that travel in one round, to or from all owners together."""
@@ -131,11 +131,7 @@ def reduce_scatter(program: Program, places: Places, divisor: int, communicator:
             mean = operands[rank]  # the host adds; then the mean goes to the device
             now.last_copies.append((kept, mean))
             moves.host_to_device += kept.nbytes
-        in_order = [operands[worker] for worker in places.workers]
-        now.means.extend(
-            (means[group.dtype], [operand[a:b] for operand in in_order], mean[a:b])
-            for a, b in pieces(0, mean.numel(), CHUNK_ELEMENTS)
-        )
+        now.means.append((means[group.dtype], [operands[worker] for worker in places.workers], mean))
         rounds.append(now)
     return Exchange(rounds, moves, communicator, _REDUCE_TAG)
 

@@ -67,12 +67,12 @@ class GroupWork:
             )
             for a, b in pieces(start, stop, _piece_elements(stop - start))
         ]
+        self._owned_operands = [gradients[rank][start:stop] if rank in gradients else received[rank] for rank in ranks]
         self._owned_gradient = gradients[own][start:stop]
 
     def reduce(self) -> None:
         """The slice of this rank's gradient becomes the mean."""
-        for piece in self._pieces:
-            self._mean(piece.operands, piece.gradient)
+        self._mean(self._owned_operands, self._owned_gradient)
 
     def block_sums(self) -> Sequence[float]:
         """Of the reduced slice: the sums of squares by blocks."""

@@ -15,8 +15,7 @@ fewer, the calls cost more than the arithmetic."""
 
 
 class TreeMean:
-    """The mean of the operands that `steps`, pairs of positions among them, add up in the first; and what it keeps from
-    chunk to chunk."""
+    """The mean of the operands that `steps`, pairs of positions among them, add up in the first."""
 
     def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
         self._finish, self._number = _finish(divisor)
@@ -25,9 +24,9 @@ class TreeMean:
         """A place for a result that is read at once, and not kept."""
 
     def __call__(self, operands: Sequence[Tensor], out: Tensor) -> None:
-        """`out` becomes the mean of `operands`; all are flat and of one length, at most CHUNK_ELEMENTS.
+        """`out` becomes the mean of `operands`; all are flat and of one length.
 
-        `out` may be one of the operands: nothing is written to it before all have been read.
+        `out` may be one of the operands: no element is written before it has been read from all.
         """
         self._add_up(operands, out, self._finish, self._number)
 
@@ -50,17 +49,21 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     # An operand must not be written to; from its first addition on, its sum has a place of its own.
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
     last = len(steps) - 1
-    finishing = {Finish.MULTIPLY: torch.mul, Finish.DIVIDE: torch.div}
 
     def add_up(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> None:
-        sums = list(operands)
+        for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS):
+            add_up_chunk([operand[start:stop] for operand in operands], out[start:stop], finish, number)
+
+    def add_up_chunk(sums: list[Tensor], out: Tensor, finish: Finish, number: float) -> None:
         for position, (into, source) in enumerate(steps):
             target = out if position == last else places[into][: out.numel()]
             sums[into] = torch.add(sums[into], sums[source], out=target)
         if not steps:
             out.copy_(sums[0])
-        if finish is not Finish.KEEP:
-            finishing[finish](out, number, out=out)
+        if finish is Finish.MULTIPLY:
+            out.mul_(number)
+        elif finish is Finish.DIVIDE:
+            out.div_(number)
 
     return add_up
 
@@ -68,8 +71,6 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
     """`out` becomes the sum of `operands`, given in rank order, by `divisor`; all are flat and of one length.
 
-    `out` may be one of the operands: nothing is written to it before all operands of a chunk have been read.
+    `out` may be one of the operands.
     """
-    mean = TreeMean(additions(len(operands)), divisor, out.dtype)
-    for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS):
-        mean([operand[start:stop] for operand in operands], out[start:stop])
+    TreeMean(additions(len(operands)), divisor, out.dtype)(operands, out)

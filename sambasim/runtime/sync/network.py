@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.hierarchy import blocks, inside
-from sambasim.collectives.slices import Slice, pieces
+from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.sync.collect import bytes_of
 from sambasim.runtime.sync.interface import BytesMoved
-from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+from sambasim.runtime.sync.mean import TreeMean
 
 _REDUCE_TAG = 11
 _GATHER_TAG = 12
@@ -165,8 +165,7 @@ class Network:
         gradients = [self._memories[rank].region(group, "gradient") for rank in ranks]
         add = TreeMean(steps, 1, gradients[0].dtype)
         own = gradients[position[self._rank]]
-        for a, b in pieces(start, stop, CHUNK_ELEMENTS):
-            add([gradient[a:b] for gradient in gradients], own[a:b])
+        add([gradient[start:stop] for gradient in gradients], own[start:stop])
         self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
 
     def _operand_buffer(self) -> Tensor:

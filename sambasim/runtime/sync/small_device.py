@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
@@ -21,7 +20,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.device_memories import Devices
 from sambasim.runtime.sync.flags import Counter, NodeFlags
 from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed
-from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+from sambasim.runtime.sync.mean import TreeMean
 
 
 class SmallDeviceSync(GradientSync):
@@ -48,7 +47,7 @@ class SmallDeviceSync(GradientSync):
             gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
             mean = torch.empty_like(gradients[0])
             self._means.append(mean)
-            self._reductions += self._reductions_of(gradients, mean)
+            self._reductions.append(self._reduction_of(gradients, mean))
             self._updates.append(optimizers.slice(group, 0, group.numel))
         self._peer_bytes = (len(devices.by_rank) - 1) * sum(mean.nbytes for mean in self._means)
 
@@ -85,14 +84,9 @@ class SmallDeviceSync(GradientSync):
         own = self._memory.region(group, state)[member.start : member.start + member.numel]
         return own if self._first else None
 
-    def _reductions_of(self, gradients: Sequence[Tensor], mean: Tensor) -> list[Callable[[], None]]:
-        add = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
-
-        def reduction(start: int, stop: int) -> Callable[[], None]:
-            operands, out = [gradient[start:stop] for gradient in gradients], mean[start:stop]
-            return lambda: add(operands, out)
-
-        return [reduction(start, stop) for start, stop in pieces(0, mean.numel(), CHUNK_ELEMENTS)]
+    def _reduction_of(self, gradients: Sequence[Tensor], mean: Tensor) -> Callable[[], None]:
+        add_up = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
+        return lambda: add_up(gradients, mean)
 
     def _clip(self) -> float:
         norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))

@@ -10,21 +10,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import torch
-from sambaflow import samba
-from sambaflow.samba import utils
-from sambaflow.samba.utils.argparser import parse_app_args
 
+from sambasim import samba
 from sambasim.pef import map_weights, read
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
-from sambasim.samba import context
+from sambasim.samba import context, utils
+from sambasim.samba.utils.argparser import parse_app_args
 
-sys.path.append(str(Path(__file__).parents[3] / "examples" / "sambaflow"))
-
-from lenet import LeNet, get_inputs
-
+EXAMPLES = Path(__file__).parents[3] / "examples" / "sambaflow"
 BATCH_SIZE = 32
 STEPS = 20
 """Of one turn, so that each finds the caches as its own last step left them."""
@@ -35,10 +32,12 @@ TURNS = 25
 def main(folder: Path) -> None:
     """Compile, load twice, and take turns."""
     args = parse_app_args(["compile", "-b", str(BATCH_SIZE), "--output-folder", str(folder), "--pef-name", "lenet"])
-    model = LeNet()
+    sys.path.append(str(EXAMPLES))
+    lenet = import_module("lenet")
+    model = lenet.LeNet()
     samba.from_torch_model_(model)
     optimizer = samba.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    image, label = get_inputs(args)
+    image, label = lenet.get_inputs(args)
     pef = Path(samba.session.compile(model, (image, label), optimizer, name="lenet", config_dict=vars(args)))
     utils.trace_graph(model, (image, label), optimizer, pef=str(pef))
     replica = StepwiseReplica(read(pef).program, context.communicator())
