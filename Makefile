@@ -22,7 +22,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-mpis smoke bench golden clean
+.PHONY: help demo check test test-apps test-mpis smoke bench golden clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -40,6 +40,9 @@ check: $(STAMP) ## Lint, formatting, strict types, and the walls between the roo
 test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the quick start on the other MPIs
 	pytest
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
+
+test-apps: $(STAMP) ## The example apps, each at 1, 2 and 4 replicas by both syncs, in fp32 and bf16, and checked
+	SAMBASIM_TEST_APPS=whole pytest tests/apps
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST_RANKS=$* pytest tests/mpi

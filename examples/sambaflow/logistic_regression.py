@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
     model = LogReg()
     samba.from_torch_model_(model)
     inputs = (
-        samba.randn(args.batch_size, PIXELS, name="image", batch_dim=0),
+        samba.randn(args.batch_size, PIXELS, name="image", batch_dim=0).bfloat16().float(),
         samba.randint(CLASSES, (args.batch_size,), name="label", batch_dim=0),
     )
     optimizer = samba.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)

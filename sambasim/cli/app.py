@@ -13,30 +13,50 @@ import sambasim
 DOOR = Path(sambasim.__file__).parent / "samba" / "door" / "on_path"
 """The folder that opens the door to a process that has it on its path; found without importing what lies there."""
 
+STEPS = 16
+"""Of a check, unless it is said."""
+
 
 @click.command("app", context_settings={"allow_interspersed_args": False})
+@click.option("--check", is_flag=True, help="Run a few steps with every check, and report what replicas do wrong.")
+@click.option(
+    "--check-steps", type=click.IntRange(min=1), default=STEPS, metavar="N", show_default=True, help="Steps of a check."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report of a check as one JSON line.")
 @click.argument("script", metavar="SCRIPT.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", metavar="ARGS...", nargs=-1, type=click.UNPROCESSED)
-def app_command(script: Path, arguments: tuple[str, ...]) -> None:
+def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_steps: int, as_json: bool) -> None:
     """Run a SambaFlow app as it is: what it imports from sambaflow is sambasim's.
 
     Everything behind SCRIPT.py is the script's own, its -h too. `python -m sambasim SCRIPT.py ...` is the same.
+
+    With --check the script runs until its replicas have taken N steps, in epochs of half as many, and is left there.
+    The exit code is 0 if nothing was found, and 2 otherwise.
 
     \b
     Examples:
       sambasim app logreg.py compile --data-parallel -ws 2 --pef-name logreg
       mpirun -np 2 sambasim app logreg.py run --data-parallel --reduce-on-rdu --pef out/logreg/logreg.pef
+      mpirun -np 2 sambasim app --check logreg.py run --data-parallel --pef out/logreg/logreg.pef
       sambasim app logreg.py run -h
     """
-    file = script.absolute()
+    if as_json and not check:
+        raise click.UsageError("--json is for the report of a --check; what the script prints is its own")
+    file, code = script.absolute(), 0
     try:
-        run_script(script, file, arguments)
+        if check:
+            from sambasim.cli.check import check_script
+
+            code = check_script(script, file, arguments, steps=check_steps, as_json=as_json)
+        else:
+            run_script(script, file, arguments)
     except SystemExit as error:
         code = _leave(error, file)
         # A text that the script left with is for Python to print.
         raise SystemExit(code if isinstance(error.code, int | None) else error.code) from None
     except BaseException as error:
         raise SystemExit(_leave(error, file)) from None
+    raise SystemExit(code)
 
 
 def run_script(script: Path, file: Path, arguments: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from sambasim.compiler.explain import tracer_error
+from sambasim.compiler.precision import default_type, widen
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -77,15 +78,18 @@ class CapturedGraph:
     constants: dict[str, Tensor]
 
 
-def capture_training(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
+def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
     """The joint graph of forward, loss and backward of `step`, whose first output is the loss.
 
+    `widened` has float32 where a narrower type would not do: see `precision`.
     Raises CaptureError, with the user's file and line and torch's proposal, for what cannot be traced.
     """
     with _tracing("training step"):
         exported = _export(step, inputs, strict=True)
+        if widened:
+            widen(exported.graph_module)
         module = exported.module(check_guards=False)
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, default_type(torch.float32 if widened else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
     graph = joint.graph_module.graph
@@ -106,17 +110,21 @@ def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
     return differentiable and (any_shape or value.numel() == 1)
 
 
-def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor]) -> CapturedGraph:
+def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
     """The forward graph of `step` as it is set (call `step.eval()` first), without gradients.
 
-    Raises CaptureError as `capture_training` does.
+    `widened` as in `capture_training`. Raises CaptureError as `capture_training` does.
     """
     with _tracing("evaluation graph"), torch.no_grad():
         try:
             exported = _export(step, inputs, strict=False)
         except Exception:
             exported = _export(step, inputs, strict=True)  # its message names the user's line
-        if any(_mutates(node) for node in exported.graph.nodes):
+        if widened:
+            widen(exported.graph_module)
+            with default_type(torch.float32):
+                exported = exported.run_decompositions({})
+        elif any(_mutates(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})
     kinds = {
         InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant",

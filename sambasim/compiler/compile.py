@@ -27,6 +27,7 @@ from sambasim.compiler.passes.data_parallel import AddDataParallel
 from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
 from sambasim.compiler.passes.partition import Partition
 from sambasim.compiler.passes.placement import Place
+from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (
     EvaluationStep,
     TrainingStep,
@@ -117,9 +118,11 @@ def capture_model(
     """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation."""
     modes = [(module, module.training) for module in model.modules()]
     promoted = promote_plain_tensors(model)
+    dtype = STORED[options.dtype]
+    inputs = inputs_in(dtype, inputs)
     try:
         check_tensors(model, training=not options.inference)
-        with rare_collections():
+        with rare_collections(), stored_in(dtype, model):
             captures = _capture(model, inputs, options, by_keyword, any_loss, watch)
             watch.begin("translate to the graph")
             batch_size = next(iter(inputs.values())).shape[0]
@@ -152,7 +155,7 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
-        passes.append(AttachOptimizers(tuple(updates)))
+        passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding))
     if options.data_parallel:
         passes.append(AddDataParallel(options.world_size))
     passes.append(Place(load_device(options.arch)))
@@ -168,6 +171,7 @@ def _capture(
     watch: Stopwatch,
 ) -> Captures:
     names, tensors = tuple(inputs), tuple(inputs.values())
+    widened = STORED[options.dtype] is not None
     loss: LossOptions | None = None if options.inference else options.loss
     training = None
     if not options.inference:
@@ -176,27 +180,30 @@ def _capture(
         step = TrainingStep(model, names, mean, by_keyword, any_loss)
         if not model.training:
             model.train()
-        training = _capture_training(step, tensors, loss.name if loss else None)
+        training = _capture_training(step, tensors, loss.name if loss else None, widened)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
     mean_only = training_loss(loss.name, loss.args) if loss and by_sample is None else None
     evaluation_step = EvaluationStep(model, names, by_sample or mean_only, by_keyword).eval()
-    evaluation = _capture_evaluation(evaluation_step, tensors)
+    evaluation = _capture_evaluation(evaluation_step, tensors, widened)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
         with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` tells it
-            single = capture_evaluation(evaluation_step, tuple(tensor[:1].clone() for tensor in tensors))
+            ones = tuple(tensor[:1].clone() for tensor in tensors)
+            single = capture_evaluation(evaluation_step, ones, widened=widened)
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
-def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: str | None) -> CapturedGraph:
+def _capture_training(
+    step: TrainingStep, tensors: Sequence[Tensor], loss_name: str | None, widened: bool
+) -> CapturedGraph:
     """The captured training step, unless a capture would lose something that the model does. If the capture fails,
     PyTorch itself runs the model once: what is wrong there already is told in its words, which are better than those
     of a tracer. A model that is sound is spared that run."""
     looked = refuse_lost_effects(step, tensors)
     try:
-        captured = capture_training(step, tensors)
+        captured = capture_training(step, tensors, widened=widened)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if not starts_a_backward(captured, any_shape=step.any_loss):
@@ -206,11 +213,11 @@ def _capture_training(step: TrainingStep, tensors: Sequence[Tensor], loss_name: 
     return captured
 
 
-def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor]) -> CapturedGraph:
+def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor], widened: bool) -> CapturedGraph:
     """The captured evaluation graph, unless a capture would lose something that the model does."""
     looked = refuse_lost_effects(step, tensors)
     try:
-        captured = capture_evaluation(step, tensors)
+        captured = capture_evaluation(step, tensors, widened=widened)
     except CaptureError as error:
         raise explained(error, step, tensors, None) from error
     if not looked:

@@ -16,6 +16,12 @@ from sambasim.options.inputs import InputSpec
 
 Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
 
+_NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
+    "float32": (torch.float64,),
+    "bfloat16": (torch.float64, torch.float32),
+}
+"""What is converted where a PEF takes something narrower, by the dtype that it takes."""
+
 
 def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate: each tensor gets a first axis, the samples.
@@ -117,14 +123,15 @@ def _kind(value: object) -> str:
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
     """The batch, once it is what the PEF takes: `batch_size` samples of each input's dtype and shape.
 
-    float64 is narrowed to float32 where the PEF takes float32, as NumPy makes float64 of everything; nothing else is
-    converted. Raises DataError with the input, what is given, and what the PEF takes.
+    float64 is narrowed to float32 where the PEF takes float32, as NumPy makes float64 of everything, and both to
+    bfloat16, which data sets do not have; nothing else is converted. Raises DataError with the input, what is given,
+    and what the PEF takes.
     """
     checked: dict[str, Tensor] = {}
     for spec in inputs:
         given = batch[spec.name]
-        if given.dtype is torch.float64 and spec.dtype == "float32":
-            given = given.to(torch.float32)
+        if given.dtype in _NARROWED.get(spec.dtype, ()):
+            given = given.to(getattr(torch, spec.dtype))
         dtype = str(given.dtype).removeprefix("torch.")
         if dtype != spec.dtype or tuple(given.shape) != (batch_size, *spec.shape):
             takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))

@@ -58,6 +58,10 @@ class RuntimeArgument:
     meaning: str
 
 
+ROUNDING_SEED = "rounding_seed"
+"""The runtime argument that a program has if, and only if, optimizer steps round to bfloat16 stochastically."""
+
+
 @dataclass(frozen=True, slots=True)
 class GradientGroup:
     """What data parallelism adds to a parameter group: the symbol that wraps its gradients, reduced as one."""

@@ -44,7 +44,8 @@ class BuildOptions(Options):
     """How it is compiled: the `[compile]` table.
 
     `world_size` is the least number of replicas that may run the PEF. `arch` names the device that is
-    compiled for.
+    compiled for. `dtype` is what parameters, activations and gradients are stored in; with bf16 and
+    `stochastic_rounding`, optimizer steps round at random, in the mean without error.
     """
 
     pef_name: Annotated[str, AfterValidator(_plain_file_name)] | None = None
@@ -54,6 +55,8 @@ class BuildOptions(Options):
     inference: bool = False
     opt_level: Literal["o0", "o1", "o3"] = "o3"
     arch: Literal["sn10", "sn30", "sn40"] = "sn30"
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    stochastic_rounding: bool = False
 
     @model_validator(mode="after")
     def _flags_fit_together(self) -> "BuildOptions":
@@ -65,6 +68,10 @@ class BuildOptions(Options):
         if self.inference and self.data_parallel:
             what = "cannot be with inference, which has no gradients to reduce"
             problems.append(Problem("data_parallel", what, "leave out --data-parallel or --inference"))
+        if self.stochastic_rounding and self.dtype != "bf16":
+            what = f"would round nothing: in {self.dtype} no number is rounded to bf16"
+            remedy = "add --dtype bf16, or leave out --enable-stoc-rounding"
+            problems.append(Problem("stochastic_rounding", what, remedy))
         if problems:
             raise Refused(*problems)
         return self

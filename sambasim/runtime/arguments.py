@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from sambasim.errors import InternalError
-from sambasim.ir.program import Program
+from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.options.training import OptimizerOptions
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
-def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int) -> Arguments:
+def bind_arguments(
+    program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int = 0
+) -> Arguments:
     """A value for every runtime argument: the program's defaults, under those of this run.
 
     Raises InternalError for a hyperparameter that the program does not take.
@@ -23,6 +25,8 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
     }
     if program.data_parallel is not None:
         given |= {"dp_scale_factor": world_size, "dp_replica": rank}
+    if ROUNDING_SEED in bound:
+        given[ROUNDING_SEED] = seed
     unknown = sorted(set(given) - set(bound))
     if unknown:
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")

@@ -99,13 +99,13 @@ class Executable:
         self._end_pass(accumulate)
         return outputs
 
-    def forward(self) -> dict[str, Tensor]:
-        """The forward sections alone; returns the outputs by symbol. Raises what `run` does.
+    def forward(self, section_done: Callable[[int], None] = _unheard) -> dict[str, Tensor]:
+        """The forward sections alone; returns the outputs by symbol. `section_done` and what it raises are as in `run`.
 
         Buffers are changed at the end of it. Activations are kept until `backward`, or until the next pass begins.
         """
         self._live = self._registers.initial.copy()
-        self._run_parts(self._writing[: self._forward_parts], False, _unheard)
+        self._run_parts(self._writing[: self._forward_parts], False, section_done)
         outputs = self._outputs()
         self._keep_buffers()
         return outputs

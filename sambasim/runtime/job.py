@@ -98,7 +98,11 @@ class TrainingJob:
         self._emulated = options.emulate_replicas or 1
         self._roles = roles(communicator.topology.world_size, options.parameter_servers or 0)
         self._arguments = bind_arguments(
-            self._program, self._resolved.optimizer, self._world_size, communicator.topology.rank
+            self._program,
+            self._resolved.optimizer,
+            self._world_size,
+            communicator.topology.rank,
+            self._resolved.training.seed,
         )
         self._threads = options.threads or default_threads(communicator, self._emulated)
 

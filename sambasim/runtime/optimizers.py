@@ -1,7 +1,8 @@
 """OPT: one optimizer step on slices of groups, by torch's fused kernels.
 
 The kernels run on any slice of a group that starts and ends at a multiple of 64 elements, with the bits of a run on the
-whole group. What does not change from step to step (views, lists, which kernel) is put together once.
+whole group. What does not change from step to step (views, lists, which kernel) is put together once. What is stored in
+16 bits is updated in float32: see `wide_update`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,9 +12,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ROUNDING_SEED, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments, of_optimizer
 from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.wide_update import WideUpdates
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
 SliceUpdate: TypeAlias = Callable[[Tensor], None]
@@ -33,12 +35,14 @@ class Scalars:
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self.kind = kind
         self.hyperparameters = hyperparameters
+        self.step = 0
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
         given = self.hyperparameters
+        self.step = step
         self.number.fill_(step)
         self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
         if self.kind == "sgd":
@@ -93,6 +97,9 @@ class Optimizers:
         self._program = program
         self._memory = memory
         self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
+        self._number_of = {group.name: number for number, group in enumerate(program.groups)}
+        seed = arguments.get(ROUNDING_SEED)
+        self._wide = WideUpdates(None if seed is None else int(seed))
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rates."""
@@ -102,16 +109,17 @@ class Optimizers:
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
         """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step.
 
-        It divides the gradient by `divisor`, in place.
+        It divides the gradient by `divisor`, in place; by 1 where the group's type is not one that `divides_exactly`.
         """
-        memory = self._memory
-        states = self._program.optimizers[group.optimizer].states
-        return slice_update(
-            memory.region(group, "parameter")[start:stop],
-            {state: memory.region(group, state)[start:stop] for state in states},
-            self._scalars[group.optimizer],
-            divisor,
-        )
+        memory, scalars = self._memory, self._scalars[group.optimizer]
+        parameter = memory.region(group, "parameter")[start:stop]
+        states = {
+            state: memory.region(group, state)[start:stop] for state in self._program.optimizers[group.optimizer].states
+        }
+        if divides_exactly(group.dtype):
+            return slice_update(parameter, states, scalars, divisor)
+        update = partial(slice_update, scalars=scalars)
+        return self._wide.slice(self._number_of[group.name], start, parameter, states, lambda: scalars.step, update)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         """Optimizer number `index` takes these hyperparameters, by name, from the next step on; others stay."""

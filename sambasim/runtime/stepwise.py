@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
-from sambasim.ir.graph import SectionKind
+from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
@@ -27,6 +27,7 @@ from sambasim.runtime.executor import Executable
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
+from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.device_memories import Devices, allocate_devices
 from sambasim.runtime.sync.interface import BytesMoved, GradientSync, slices_of
@@ -74,6 +75,8 @@ class StepwiseReplica:
         }
         self.steps = 0
         """OPTs that were run: what Adam corrects its averages by."""
+        self.clock: SectionClock | None = None
+        """Times the sections of whole steps and of FWD alone. While there is one, sync waits for the backward's end."""
 
     @property
     def mode(self) -> Mode | None:
@@ -102,7 +105,7 @@ class StepwiseReplica:
             return self._whole_step(tangent, mode)
         outputs: Mapping[str, Tensor] = {}
         if SectionKind.FWD in kinds:
-            outputs = self._executable.forward()
+            outputs = self._forward()
             self._note_loss(outputs)
         if SectionKind.BCKWD in kinds:
             self._backward(tangent)
@@ -171,15 +174,39 @@ class StepwiseReplica:
     def _own_slice(self, group: ParameterGroup) -> tuple[int, int]:
         return slices_of(self._program, self._communicator.world_size)[group.name][self._communicator.rank]
 
+    @property
+    def _graph(self) -> Graph:
+        return self._program.training or self._program.evaluation
+
     def _bound(self) -> Executable:
-        graph = self._program.training or self._program.evaluation
-        return Executable(graph, self._program, self._memory.tensor)
+        return Executable(self._graph, self._program, self._memory.tensor)
+
+    def _forward(self) -> Mapping[str, Tensor]:
+        if self.clock is None:
+            return self._executable.forward()
+        self.clock.begin([section for section in self._graph.sections if section.kind is SectionKind.FWD])
+        outputs = self._executable.forward(self.clock.count_over)
+        self.clock.end()
+        return outputs
 
     def _whole_step(self, tangent: Tensor | None, mode: Mode) -> Mapping[str, Tensor]:
         sync = self._begin_update(mode)
+        if self.clock is not None:
+            return self._timed_step(tangent, sync, self.clock)
         outputs = self._executable.run(tangent, section_done=sync.section_done)
         self._note_loss(outputs)
         self._finish_update(sync)
+        return outputs
+
+    def _timed_step(self, tangent: Tensor | None, sync: GradientSync, clock: SectionClock) -> Mapping[str, Tensor]:
+        clock.begin(self._graph.sections)
+        outputs = self._executable.run(tangent, section_done=clock.count_over)
+        self._note_loss(outputs)
+        clock.go_on()
+        unheard, sync.kind_over = sync.kind_over, clock.kind_over
+        self._finish_update(sync)
+        sync.kind_over = unheard
+        clock.end()
         return outputs
 
     def _backward(self, tangent: Tensor | None) -> None:

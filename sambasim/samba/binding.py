@@ -8,16 +8,21 @@ from torch import Tensor, nn
 from sambasim.errors import DataError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Inputs, flat, name_of
 from sambasim.samba.tensor import to_torch
 
 
-def bind(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """Plain tensors by input symbol, in the order in which `inputs` gives them.
+def inputs_of(program: Program) -> Mapping[str, Symbol]:
+    """The inputs of `program`, by name."""
+    return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
+
+
+def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Plain tensors by input symbol, in the order in which `inputs` gives them; `wanted` are those of the program.
 
     Raises DataError, with both sides, for a tensor that fits no input, and for an input that no tensor is given for.
     """
-    wanted = {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
     tensors = flat(inputs)
     keys: list[str | None] = [*inputs] if isinstance(inputs, Mapping) else [name_of(tensor) for tensor in tensors]
     _check_names(keys, wanted, model)
@@ -30,7 +35,7 @@ def bind(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, Tensor
                 f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
                 remedy="give one tensor for each input",
             )
-        bound[name] = _fitting(name, wanted[name], to_torch(tensor), program.batch_size)
+        bound[name] = _fitting(name, wanted[name], to_torch(tensor), batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
         raise DataError(
@@ -58,8 +63,16 @@ def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tens
     shape, given = symbol.type.shape, tuple(tensor.shape)
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
         raise DataError(
-            f"{name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data set",
-            remedy="give drop_last=True to the DataLoader",
+            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
+            "set, or -b is another than when the PEF was compiled",
+            where=app_line(),
+            remedy=f"give drop_last=True to the DataLoader; or -b {batch_size}",
+        )
+    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
+        raise DataError(
+            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time",
+            where=app_line(),
+            remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
         )
     if shape != given:
         raise DataError(

@@ -8,14 +8,20 @@ from torch import Tensor
 
 from sambasim.samba.tensor import to_torch
 
+_ROUNDING = 2.0**-8
+"""Rounding to bf16, which has 8 significant bits, changes a number by at most this part of it."""
+
 
 def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0) -> None:
     """Passes if every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
 
+    What the device gives in bf16 cannot be nearer than that type allows: there 1/256 is added to `rtol`.
     Both are tensors, arrays or numbers, compared in float64; equal infinities are close, and NaN is close to nothing.
     Raises AssertionError, which says how many elements differ and by how much at most, or that the shapes differ.
     """
     found, expected = _float64(samba), _float64(gold)
+    if isinstance(samba, Tensor) and samba.dtype is torch.bfloat16:
+        rtol += _ROUNDING
     if found.shape != expected.shape:
         raise AssertionError(f"{label}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was expected")
     difference = (found - expected).abs()

@@ -18,6 +18,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.output import print_whole_lines
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.torch_process_group import bring_up, take_down
+from sambasim.samba.checks import watching
 from sambasim.samba.door import ending
 
 
@@ -50,6 +51,7 @@ def communicator() -> Communicator:
         if context.communicator.world_size > 1:
             ending.install()  # an app that was started by plain `python` has nobody else around it
             print_whole_lines()
+        watching.begin(context.communicator)
     return context.communicator
 
 

@@ -34,7 +34,7 @@ class Machine:
 
     def to_device(self) -> None:
         """Collective where a node's replicas share their parameters. The weights and buffers of the host, and the state
-        of its optimizers, to the device; a state that the host does not have begins anew.
+        of its optimizers, to the device, in bf16 rounded to nearest; a state that the host does not have begins anew.
 
         Raises WeightsError for a tensor of the model that has another shape than in the PEF.
         """
@@ -56,7 +56,8 @@ class Machine:
         self.replica.meet()
 
     def to_host(self) -> None:
-        """The weights and buffers of the device, and the state of its optimizers, to the host."""
+        """The weights and buffers of the device, and the state of its optimizers, to the host: without a change of
+        value, each in the type that it has there."""
         tensors = self._host_tensors()
         states = self._states() if self.replica.steps else []
         values = [self.replica.read(name) for name, *_ in states]
@@ -65,7 +66,7 @@ class Machine:
                 tensors[path].copy_(self.replica.read(symbol.name))
         for (_, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
-            entry[_TORCH_STATES.get(state, state)] = value
+            entry[_TORCH_STATES.get(state, state)] = value.to(parameter.dtype)
             if state != "momentum":
                 entry["step"] = torch.tensor(float(self.replica.steps))
 

@@ -1,11 +1,13 @@
-"""SambaFlow's names on a PyTorch model: `model.name` and `parameter.sn_name`."""
+"""SambaFlow's names on a PyTorch model: `model.name`, `parameter.sn_name`, and `model.run` of older apps."""
 
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from torch import nn
 
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
+from sambasim.samba.session import session
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -15,7 +17,9 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
 
     `model.name` is the lower-cased name of its class (`"logreg"`), behind `parent_module_prefix` and `__` if that is
     given; a parameter's `sn_name` is the symbol that a PEF has for it (`"logreg__lin_layer__weight"`). A parameter that
-    has several paths is named by the first. Raises ModelError if it is no model, or has a tensor or module `name`.
+    has several paths is named by the first. `model.run(inputs, …)` is `session.run` for this model, unless its class
+    has a `run` of its own, or it is part of another model.
+    Raises ModelError if it is no model, or has a tensor or module `name`.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -36,4 +40,12 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     for path, parameter in model.named_parameters():
         symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
         parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's name, which torch does not know
+    if not hasattr(type(model), "run") and parent_module_prefix is None:
+        vars(model)["run"] = partial(_run, model)
     return model
+
+
+def _run(model: nn.Module, inputs: Any, *arguments: Any, **options: Any) -> Any:
+    """`session.run`. Raises OptionError where `model` is not what the session has loaded."""
+    session.program(model)
+    return session.run(inputs, *arguments, **options)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.passes.optimizer import Update
@@ -19,6 +20,9 @@ from sambasim.samba.tensor import SambaTensor, to_torch
 
 Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Optimizer: TypeAlias = SGD | Adam | AdamW
+
+DTYPES = ("fp32", "bf16")
+"""What --dtype takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ def request(
     ModelError for a trained parameter that no optimizer has.
     """
     named, by_keyword = name_inputs(model, inputs)
+    named = {name: _widened(tensor) for name, tensor in named.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
     first = optimizers[0].options()[0] if updates else None
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
@@ -106,6 +111,7 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     """The fields of BuildOptions that an app's arguments give; `name` is what the app calls its PEF."""
     level = "o0" if config.get("o0") else "o1" if config.get("o1") else None
+    dtype = config.get("dtype")
     given = {
         "pef_name": config.get("pef_name") or name,
         "output_folder": config.get("output_folder"),
@@ -113,6 +119,8 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
         "world_size": config.get("world_size"),
         "opt_level": level,
         "arch": config.get("arch"),
+        "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
+        "stochastic_rounding": config.get("enable_stoc_rounding"),
     }
     folder = given["output_folder"]
     return {**given, "output_folder": None if folder is None else Path(str(folder))}
@@ -122,6 +130,11 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
     """The fields of BuildOptions with which a PEF says that it was compiled."""
     names = set(BuildOptions.model_fields) - {"output_folder", "inference"}
     return {name: value for name, value in compile_options.items() if name in names}
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Apps convert labels to int16, as the vendor's device has them; PyTorch takes class indices in int64."""
+    return tensor.long() if tensor.dtype is torch.int16 else tensor
 
 
 def _takes_any(model: nn.Module) -> bool:

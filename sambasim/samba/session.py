@@ -4,7 +4,9 @@ There is one for each process, `samba.session`. Host and device have weights of 
 model's, and change only by `to_cpu`; those of the device change by `run`, and by `to_device`.
 """
 
+from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,11 +15,15 @@ from torch import Tensor, nn
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
-from sambasim.samba.binding import bind
-from sambasim.samba.checks import Checks
+from sambasim.samba.binding import bind, inputs_of
+from sambasim.samba.checks import arguments
+from sambasim.samba.checks.keywords import checks_keywords, nearest
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.machine import Machine
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, flat, request
@@ -26,19 +32,25 @@ from sambasim.samba.tensor import SambaTensor
 _WITH_OPTIMIZER = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
 """Kinds that are part of an optimizer step, and run where OPT does."""
 
+_PROFILE = "samba_profile"
+
 
 class Session:
     """What apps call `samba.session`."""
 
     def __init__(self) -> None:
         self.profiler = Profiler()
+        self._config: Mapping[str, object] = {}
         self._machine: Machine | None = None
         self._checks: Checks | None = None
         self._traced: Sequence[SambaTensor] = ()
+        self._wanted: Mapping[str, Symbol] = {}
+        self._of_the_mean: Tensor | None = None
         self._inputs: Mapping[str, Tensor] = {}
         self._given: Mapping[str, float] = {}
         self._outputs: Mapping[str, SambaTensor] = {}
 
+    @checks_keywords
     def compile(
         self,
         model: nn.Module,
@@ -56,7 +68,8 @@ class Session:
     ) -> str:
         """Compile `model` for the batch `inputs`, and write the PEF. Returns its absolute path.
 
-        config_dict: what the command line said, `vars(args)`: --pef-name, --output-folder, --data-parallel and the rest
+        config_dict: what the command line said, `vars(args)`: --pef-name, --output-folder, --data-parallel and the
+            rest; None for what `setup` was given
         pef_metadata, metadata: kept in the PEF as text
 
         `app_dir` is where the app lies; a PEF goes into the working directory's `out` unless --output-folder says
@@ -65,8 +78,9 @@ class Session:
         """
         from sambasim.compiler.compile import compile_model  # it takes seconds to import, and a run may do without
 
-        config = dict(config_dict or {})
+        config = dict(self._config if config_dict is None else config_dict)
         forward_only = bool(config.get("inference")) if inference is None else inference
+        arguments.note_not_passed_on(context.current().arguments, config, inference=forward_only)
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(model, inputs, as_sequence(optimizers), fields, inference=forward_only)
         kept = {str(key): str(value) for key, value in {**(pef_metadata or {}), **(metadata or {})}.items()}
@@ -88,9 +102,11 @@ class Session:
         is set on one of them holds for all. For `utils.trace_graph`."""
         self._machine, self._traced = machine, tuple(traced)
         self._checks = Checks(machine, context.communicator())
+        self._wanted, self._of_the_mean = inputs_of(machine.program), tangent_of_mean(machine.program)
         self._inputs, self._given = {}, {}
         self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
+    @checks_keywords
     def run(
         self,
         input_tensors: Inputs | None = None,
@@ -115,7 +131,9 @@ class Session:
         """
         machine, checks = self._loaded()
         kinds = self._kinds(machine, section_types)
-        batch = {} if input_tensors is None else bind(machine.program, machine.model, input_tensors)
+        batch: Mapping[str, Tensor] = {}
+        if input_tensors is not None:
+            batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
         self._inputs = batch or self._inputs
@@ -123,9 +141,43 @@ class Session:
             self._change(machine, hyperparam_dict)
             self._given = dict(hyperparam_dict)
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-        checks.before(kinds, batch, mode)
+        checks.before(kinds, batch, mode, self._given)
         found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
         return self._answer(found, output_tensors)
+
+    def setup(self, cfg: Namespace | Mapping[str, object]) -> None:
+        """What `compile` takes where it is given no config_dict: what `parse_app_args` returned, a SambaConfig, an
+        SNConfig, or names with values. Raises OptionError for anything else."""
+        if not isinstance(cfg, Namespace | Mapping):
+            raise OptionError(
+                f"a session is set up from names with values, and this is of type {type(cfg).__name__}",
+                remedy="session.setup(args), with what parse_app_args returned",
+            )
+        self._config = dict(cfg if isinstance(cfg, Mapping) else vars(cfg))
+
+    @property
+    def tracing(self) -> bool:
+        """Whether a model's forward is being traced now, by `compile` or `trace_graph`, and is not computed."""
+        return torch.compiler.is_compiling()
+
+    def start_samba_profile(self) -> None:
+        """The event `samba_profile` of `profiler` begins."""
+        self.profiler.start_event(_PROFILE)
+
+    def end_samba_profile(self) -> None:
+        """The event `samba_profile` of `profiler` ends. Raises OptionError if it has not begun."""
+        self.profiler.end_event(_PROFILE)
+
+    @contextmanager
+    def timed(self, model: nn.Module) -> Iterator[SectionClock]:
+        """Within it, whole steps and forwards are timed section by section, and sections run one after another: sync
+        does not go on beside the backward. Raises OptionError if no PEF is loaded for `model`."""
+        replica = self._loaded(model)[0].replica
+        replica.clock = clock = SectionClock()
+        try:
+            yield clock
+        finally:
+            replica.clock = None
 
     def program(self, model: nn.Module) -> Program:
         """What the loaded PEF holds. Raises OptionError if none is loaded for `model`."""
@@ -137,7 +189,9 @@ class Session:
 
     def to_device(self, model: nn.Module | None = None) -> None:
         """The weights and buffers of the host, and the state of its optimizers, to the device."""
-        self._loaded(model)[0].to_device()
+        machine, checks = self._loaded(model)
+        checks.before_new_weights()
+        machine.to_device()
 
     to_rdu = to_device
 
@@ -223,8 +277,9 @@ class Session:
         unknown = sorted(set(hyperparameters) - known)
         if unknown:
             raise OptionError(
-                f"hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
-                remedy=f"they take {', '.join(sorted(known))}",
+                f"AP04: hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
+                where=app_line(),
+                remedy=nearest(unknown[0], sorted(known)),
             )
         of_each = [
             {k: float(v) for k, v in hyperparameters.items() if f"{optimizer.name}__{k}" in names}
@@ -245,7 +300,6 @@ class Session:
         if SectionKind.BCKWD not in kinds or program.loss is None:
             return None
         type_ = program.symbols[program.loss].type
-        dtype = getattr(torch, type_.dtype)
         others = [t.sn_name for t in (*self._traced, *self._outputs.values()) if t.sn_grad is not None]
         if any(name != program.loss for name in others):
             raise OptionError(
@@ -256,22 +310,23 @@ class Session:
         traced = next((t.sn_grad for t in self._traced if t.sn_name == program.loss), None)
         given = self._outputs[program.loss].sn_grad if traced is None else traced
         if given is None:
-            return torch.full(type_.shape, 1 / type_.numel, dtype=dtype)
+            return self._of_the_mean
         if given.ndim and tuple(given.shape) != type_.shape:
             raise DataError(
                 f"sn_grad of {program.loss} has the shape {tuple(given.shape)}, and the output {type_.shape}",
                 remedy="set one number, or one for each element of the output",
             )
-        return given.to(dtype).expand(type_.shape).contiguous()
+        return given.to(getattr(torch, type_.dtype)).expand(type_.shape).contiguous()
 
     def _answer(
         self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
     ) -> SambaTensor | tuple[SambaTensor, ...]:
+        fresh = {}
         for name, value in found.items():
             before = self._outputs[name]
-            tensor = SambaTensor(value, name=name, batch_dim=before.batch_dim)
-            tensor.sn_grad = before.sn_grad
-            self._outputs = {**self._outputs, name: tensor}
+            fresh[name] = SambaTensor(value, name=name, batch_dim=before.batch_dim)
+            fresh[name].sn_grad = before.sn_grad
+        self._outputs = {**self._outputs, **fresh}
         names = self._names_of(wanted)
         answers = tuple(self._outputs[name] for name in names)
         return answers[0] if isinstance(wanted, Tensor) else answers
@@ -299,6 +354,14 @@ class Session:
                 f"the PEF has no tensor {name}", remedy=f"sambasim inspect {machine.program.name} lists them"
             )
         return SambaTensor(machine.replica.read(name), name=name)
+
+
+def tangent_of_mean(program: Program) -> Tensor | None:
+    """The gradient of the mean of the loss, of the type of the loss; None for an inference PEF."""
+    if program.loss is None:
+        return None
+    type_ = program.symbols[program.loss].type
+    return torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
 
 
 def outputs_of(program: Program) -> Iterator[SambaTensor]:

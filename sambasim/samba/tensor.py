@@ -79,6 +79,7 @@ class SambaTensor(Tensor):
                 f"a SambaTensor holds real numbers, and {_called(name)} is complex",
                 remedy="torch.view_as_real(tensor), whose last dimension holds the two parts",
             )
+        _check_batch_dim(plain, name, batch_dim)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._describe_like(given)
@@ -92,11 +93,6 @@ class SambaTensor(Tensor):
         return tensor
 
     def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:
-        if batch_dim is not None and not -self.ndim <= batch_dim < self.ndim:
-            raise DataError(
-                f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(self.shape)}",
-                remedy="batch_dim is the dimension that counts samples, mostly 0; leave it out where none does",
-            )
         if name is not None:
             self.sn_name = name
         if batch_dim is not None:
@@ -171,8 +167,12 @@ class SambaTensor(Tensor):
         return self
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """The numbers as an array in the same memory, also where autograd follows the tensor."""
-        return to_torch(self).detach().numpy(force=force)
+        """The numbers as an array in the same memory, also where autograd follows the tensor.
+
+        Those of bfloat16, which numpy does not have, as a copy in float32.
+        """
+        plain = to_torch(self).detach()
+        return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy(force=force)
 
     def new_empty(self, *arguments: Any, **options: Any) -> Any:
         """As torch's; `copy.deepcopy` insists that it gives a SambaTensor."""
@@ -240,6 +240,14 @@ def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
         raise DataError(
             f"the tensor has the shape {tuple(tensor.shape)}, and the shape {tuple(shape)} was given beside it",
             remedy="leave out shape=, or reshape the tensor",
+        )
+
+
+def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:
+    if batch_dim is not None and not -tensor.ndim <= batch_dim < tensor.ndim:
+        raise DataError(
+            f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}",
+            remedy="batch_dim is the dimension that counts samples, mostly 0; leave it out where none does",
         )
 
 

@@ -1,6 +1,7 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.errors import OptionError, PefError
-from sambasim.ir.program import Program
+from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.runtime.capacity import check_device
@@ -17,9 +18,12 @@ from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.runtime.threads import default_threads
 from sambasim.samba import context
+from sambasim.samba.checks import arguments
+from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.difference import first_difference
 from sambasim.samba.machine import Machine
-from sambasim.samba.request import Inputs, Optimizer, Request, as_sequence, build_fields_of, request
+from sambasim.samba.request import DTYPES, Inputs, Optimizer, Request, as_sequence, build_fields_of, request
 from sambasim.samba.session import outputs_of, session
 from sambasim.samba.tensor import SambaTensor
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from sambasim.compiler.build import Built
 
 
+@checks_keywords
 def trace_graph(
     model: nn.Module,
     inputs: Inputs,
@@ -50,7 +55,8 @@ def trace_graph(
 
     The backward starts from the gradient of the mean of the first output, unless the app sets its `sn_grad`. The rest
     of the arguments is taken as apps give it, and changes nothing.
-    Raises PefError if the PEF was compiled from another graph, with the first difference.
+    Raises PefError if the PEF was compiled from another graph, with the first difference; OptionError if it was
+    compiled with another --dtype than the command line has.
     """
     if loss_indices not in (None, [0], (0,)):
         raise OptionError(
@@ -60,13 +66,16 @@ def trace_graph(
     path = locate(pef)
     document = read(path)
     check_device(document)
+    _check_dtype(document)
     communicator = context.communicator()
     keep_freed_memory()
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
     asked, built, traced = _trace(model, inputs, optimizers, document)
     _compare(document, traced)
-    replica = StepwiseReplica(document.program, communicator)
+    arguments.note_changed(context.current().arguments, document.metadata)
+    seed = communicator.broadcast_object(torch.initial_seed())
+    replica = StepwiseReplica(_seeded(document.program, seed), communicator)
     _place_constants(document, dict(map_weights(path)), built, replica)
     for index, update in enumerate(asked.updates):
         replica.change(index, update.hyperparameters)
@@ -77,6 +86,26 @@ def trace_graph(
         machine.to_device()
     model.output_tensors = outputs  # type: ignore[assignment]  # apps read it there
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _check_dtype(document: PefDocument) -> None:
+    """Raises OptionError for a --dtype on the command line that is not that of the PEF."""
+    typed = getattr(context.current().arguments, "dtype", None)
+    compiled = document.compile_options.get("dtype", "fp32")
+    if typed in DTYPES and typed != compiled:
+        raise OptionError(
+            f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}",
+            remedy=f"leave out --dtype, or compile again with --dtype {typed}",
+        )
+
+
+def _seeded(program: Program, seed: int) -> Program:
+    """`program` with `seed` for what its optimizer steps draw when they round."""
+    arguments = (
+        replace(argument, default=seed) if argument.name == ROUNDING_SEED else argument
+        for argument in program.runtime_arguments
+    )
+    return replace(program, runtime_arguments=tuple(arguments))
 
 
 def _trace(
@@ -119,7 +148,9 @@ def _place_constants(
 def _compare(document: PefDocument, traced: Program) -> None:
     difference = first_difference(document.program, traced)
     if difference is not None:
+        cause = arguments.likely_cause(context.current().arguments, document.metadata)
         raise PefError(
-            f"the PEF {document.program.name} was compiled from another graph: {difference}",
+            f"the PEF {document.program.name} was compiled from another graph: {difference}{cause}",
+            where=app_line(),
             remedy="compile the app again, and run it with the same model, batch size and optimizers",
         )

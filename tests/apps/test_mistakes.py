@@ -1,11 +1,13 @@
 """Mistakes of data parallel apps that pass in silence on the hardware: each is caught, its corrected twin is clean."""
 
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.mpi import Result, run_job, run_mpi
+from tests.support.mpi import ROOT, Result, run_job, run_mpi
 
 APP = """\
 import sys
@@ -13,48 +15,94 @@ import torch
 from sambaflow import samba
 from sambaflow.samba import utils
 from sambaflow.samba.utils.argparser import parse_app_args
+from sambaflow.samba.utils.pef_utils import get_pefmeta
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
-args = parse_app_args(argv=sys.argv[1:])
-rank = utils.get_rank()
+args = parse_app_args(sys.argv[1:], common_parser_fn=lambda parser: parser.add_argument("--width", type=int, default=1))
+rank, replicas = utils.get_rank(), utils.get_world_size()
 utils.set_seed({seed})
-model = torch.nn.Sequential(torch.nn.Linear(6, 1))
+model = torch.nn.Sequential(torch.nn.Linear(6, args.width))
 samba.from_torch_model_(model)
 optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-torch.manual_seed({data_seed})
-batches = [samba.randn(4, 6, name="x", batch_dim=0) for _ in range(3)]
+inputs = [samba.randn(4, 6, name="x", batch_dim=0)]
 if args.command == "compile":
-    samba.session.compile(model, batches[:1], optimizer, name="net", config_dict=vars(args))
-else:
-    utils.trace_graph(model, batches[:1], optimizer, pef=args.pef)
-    for batch in batches:
-        samba.session.run([batch], model.output_tensors, {passed})
-    print("trained", rank)
+    samba.session.compile(model, inputs, optimizer, "net", config_dict={config}, pef_metadata=get_pefmeta(args, model))
+    sys.exit()
+utils.trace_graph(model, inputs, optimizer, pef=args.pef)
+data = TensorDataset(torch.randn(25, 6, generator=torch.Generator().manual_seed(1)){type})
+sampler = {sampler}
+loader = samba.SambaLoader(DataLoader(data, batch_size=4, sampler=sampler, drop_last={drop_last}), ["x"])
+for epoch in range(2):
+    {epoch}
+    for batch in loader:
+        samba.session.run(batch, model.output_tensors, {{"lr": {rate}}}, {passed})
+samba.session.to_cpu(model)
+if {saves}:
+    torch.save(model.state_dict(), "weights.pt")
+with open("log.txt", "a") as log, open(f"log_{{rank}}.txt", "w") as own:
+    print("trained", rank, file=log)
+    print("trained", rank, file=own)
+print("trained", rank)
 """
 RIGHT = {
     "seed": "7",
-    "data_seed": "rank",
+    "config": "vars(args)",
+    "type": "",
+    "sampler": "DistributedSampler(data, replicas, rank)",
+    "drop_last": "True",
+    "epoch": "sampler.set_epoch(epoch)",
+    "rate": "0.1 / (epoch + 1)",
     "passed": "data_parallel=args.data_parallel, reduce_on_rdu=args.reduce_on_rdu",
+    "saves": "rank == 0",
 }
-RUN_LINE = APP[: APP.index("samba.session.run(")].count("\n") + 1
+RUN = "samba.session.run("
+LINES = {
+    words: APP[: APP.index(words)].count("\n") + 1
+    for words in (RUN, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
+}
+RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
+
+
+def _write(folder: Path, mistakes: Mapping[str, str]) -> None:
+    """The app with `mistakes` in place of what is right."""
+    (folder / "app.py").write_text(APP.format(**{**RIGHT, **mistakes}))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the corrected app was compiled."""
+    """Where the right app was compiled."""
     where = tmp_path_factory.mktemp("app")
-    (where / "app.py").write_text(APP.format(**RIGHT))
+    _write(where, {})
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
-    run_job(argv, cwd=where, timeout=120).check()
+    assert run_job(argv, cwd=where, timeout=120).check().stderr == ""
     return where
 
 
+def _argv(*flags: str, check: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "sambasim", *check, "app.py", "run", "--pef", "net", *flags]
+
+
 def _run(folder: Path, *flags: str, **mistakes: str) -> Result:
-    (folder / "app.py").write_text(APP.format(**{**RIGHT, **mistakes}))
-    argv = [sys.executable, "-m", "sambasim", "app.py", "run", "--pef", "net", "--data-parallel", *flags]
-    return run_mpi(2, argv, cwd=folder, timeout=120)
+    _write(folder, mistakes)
+    return run_mpi(2, _argv("--data-parallel", *flags), cwd=folder, timeout=120)
 
 
-def test_the_corrected_app_is_clean(folder: Path) -> None:
+def _alone(folder: Path, *flags: str, **mistakes: str) -> Result:
+    _write(folder, mistakes)
+    return run_job(_argv(*flags), cwd=folder, timeout=120)
+
+
+def _check(folder: Path, *flags: str, **mistakes: str) -> Result:
+    _write(folder, mistakes)
+    return run_mpi(2, _argv("--data-parallel", *flags, check=("--check", "--json")), cwd=folder, timeout=120)
+
+
+def _line(words: str) -> str:
+    return f"app.py:{LINES[words]}: {words}"
+
+
+def test_the_right_app_is_clean(folder: Path) -> None:
     result = _run(folder, "--reduce-on-rdu").check()
     assert sorted(result.stdout.splitlines()) == ["trained 0", "trained 1"]
     assert result.stderr == ""
@@ -65,20 +113,158 @@ def test_the_corrected_app_is_clean(folder: Path) -> None:
     [
         ({"passed": ""}, "DP01: 2 replicas train apart: the PEF is data parallel, but session.run is not told"),
         ({"seed": "rank"}, "DP03: replica 1 starts from other weights than replica 0: sequential__0__weight differs"),
-        ({"data_seed": "7"}, "DP04: replicas 0 and 1 are fed the same samples, again in step 2"),
+        (
+            {"sampler": RANDOM.format(3), "epoch": "pass"},
+            "DP04: replicas 0 and 1 are fed the same samples, again in step 2",
+        ),
+        ({"rate": "0.1 * (rank + 1)"}, "DP07: before step 1 replica 1 trains with lr 0.2, and replica 0 with 0.1"),
+        (
+            {"epoch": "sampler.set_epoch(epoch); rank and epoch and (model[0].bias.data.fill_(2), "
+             "samba.session.to_device(model))"},
+            "DP07: before step 8 replica 1 has other weights than replica 0: sequential__0__",
+        ),
     ],
-    ids=["DP01", "DP03", "DP04"],
-)
-def test_a_mistake_is_caught_with_its_line(folder: Path, mistakes: dict[str, str], words: str) -> None:
+    ids=["DP01", "DP03", "DP04", "DP07-rate", "DP07-weights"],
+)  # fmt: skip
+def test_a_mistake_is_refused_with_its_line(folder: Path, mistakes: dict[str, str], words: str) -> None:
+    if "before step 8" in words:  # of six steps of two epochs there would be no eighth
+        mistakes = {**mistakes, "passed": f"{RIGHT['passed']}), samba.session.run(batch, {RIGHT['passed']}"}
     result = _run(folder, **mistakes)
     assert result.returncode == 2
     assert f"error[data-parallel] (every rank): {words}" in result.stderr
-    assert f"app.py:{RUN_LINE}: samba.session.run(" in result.stderr
+    assert _line(RUN) in result.stderr
     assert "  try:   " in result.stderr
     assert "trained" not in result.stdout
 
 
-def test_a_flag_that_is_not_passed_on_is_noticed(folder: Path) -> None:
-    result = _run(folder, "--reduce-on-rdu", passed="data_parallel=True").check()
-    assert result.stderr.startswith("note: DP02: --reduce-on-rdu was typed, but session.run is not told")
-    assert result.stderr.count("DP02") == 1
+def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> None:
+    result = _run(
+        folder,
+        "--reduce-on-rdu",
+        passed="data_parallel=True",
+        sampler="DistributedSampler(data, replicas, rank, seed=rank)",
+        epoch="pass",
+        saves="True",
+    ).check()
+    notes = dict(note.split(": ", 1) for note in result.stderr.split("note: ")[1:])
+    assert sorted(notes) == ["DP02", "DP05", "DP06", "DP08"]
+    assert notes["DP02"].startswith("--reduce-on-rdu was typed, but session.run is not told")
+    assert notes["DP05"].startswith(
+        "the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are skipped"
+    )
+    assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
+    assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
+    assert result.stderr.count("note: ") == len(notes)
+    where = {"DP02": RUN, "DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("}
+    assert all(_line(where[code]) in note for code, note in notes.items())
+
+
+def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> None:
+    mistake = (
+        "sampler.set_epoch(epoch); rank and epoch and (model[0].bias.data.fill_(2), samba.session.to_device(model))"
+    )
+    result = _run(folder, epoch=mistake).check()
+    assert result.stderr.startswith(
+        "note: DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
+    )
+    last = f"{RIGHT['saves']} or samba.session.to_device(model)"
+    assert _run(folder, saves=last).stderr == "", "what a rank gives its device once it has trained is its own affair"
+
+
+def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
+    _write(folder, {"config": "{'output_folder': 'other'}"})
+    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
+    result = run_job(argv, cwd=folder, timeout=120).check()
+    assert "note: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
+    assert _line("samba.session.compile(") in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "mistakes", "code", "words", "line"),
+    [
+        ((), {"drop_last": "False"}, "data", "AP01: x has 1 samples, and the PEF takes 4 at a time", RUN),
+        (("--width", "2"), {}, "pef", "(AP02: since then --width was 1 and is 2)", "utils.trace_graph("),
+        ((), {"passed": "data_paralel=True"}, "keyword", "AP04: session.run takes no data_paralel", RUN),
+    ],
+    ids=["AP01", "AP02", "AP04"],
+)  # fmt: skip
+def test_what_does_not_fit_the_pef_is_refused(
+    folder: Path, flags: tuple[str, ...], mistakes: dict[str, str], code: str, words: str, line: str
+) -> None:
+    result = _alone(folder, *flags, **mistakes)
+    assert result.returncode != 0
+    assert words in result.stderr
+    assert f"error[{code}]: " in result.stderr
+    assert _line(line) in result.stderr
+    assert "  try:   " in result.stderr
+
+
+def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
+    result = _alone(folder, "--grad-accumulation-steps", "2").check()
+    notes = result.stderr.split("note: ")[1:]
+    assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and now is 2\n")
+    assert _line("utils.trace_graph(") in notes[0]
+    assert notes[1].startswith(
+        "DP02: --grad-accumulation-steps 2 was typed, but one backward makes an optimizer step\n"
+    )
+
+
+def _findings(result: Result) -> dict[str, str]:
+    """What a check has printed as JSON, each with its line, by code."""
+    (line,) = result.stdout.splitlines()
+    record = json.loads(line)
+    assert (record["script"], record["replicas"], record["error"]) == ("app.py", 2, None)
+    assert all(finding["remedy"] for finding in record["findings"])
+    return {finding["code"]: f"{finding['what']} {finding['where']}" for finding in record["findings"]}
+
+
+def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
+    result = _check(
+        folder,
+        "--reduce-on-rdu",
+        seed="rank",
+        passed="",
+        type=".double()",
+        sampler="DistributedSampler(data, replicas, 0)",
+        epoch="pass",
+    )
+    assert result.returncode == 2
+    found = _findings(result)
+    assert sorted(found) == ["AP03", "DP01", "DP03", "DP04", "DP06"]
+    assert found["AP03"].startswith("x is float64: the device computes in bf16")
+    assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03", "DP04"))
+    assert _line("for batch in") in found["DP06"]
+    assert sorted(result.stderr.splitlines()) == ["trained 0", "trained 1"], "what the app prints, and no notices"
+
+
+def test_a_check_that_cannot_go_on_tells_why(folder: Path) -> None:
+    _write(folder, {"passed": "data_paralel=True"})
+    result = run_job(_argv(check=("--check", "--json")), cwd=folder, timeout=120)
+    record = json.loads(result.stdout)
+    assert (result.returncode, record["findings"], record["error"]["code"]) == (2, [], "keyword")
+    assert record["error"]["remedy"] == "did you mean data_parallel=?"
+    assert result.stderr.startswith("error[keyword]: AP04: session.run takes no data_paralel")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "codes"),
+    [(RANDOM.format("rank"), ["DP05"]), ("list(range(rank, 25, replicas))", [])],
+    ids=["each-all", "each-its-own"],
+)
+def test_a_check_compares_the_samples_of_other_samplers(folder: Path, sampler: str, codes: list[str]) -> None:
+    result = _check(folder, sampler=sampler, epoch="pass")
+    found = _findings(result)
+    assert (list(found), result.returncode) == (codes, 2 if codes else 0)
+    if codes:
+        assert "samples of the first 5 steps are fed to several replicas" in found["DP05"]
+
+
+def test_a_check_of_an_example_is_clean(tmp_path: Path) -> None:
+    app = str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")
+    compiling = [sys.executable, "-m", "sambasim", app, "compile", "-b", "32", "--data-parallel", "--pef-name", "net"]
+    run_job(compiling, cwd=tmp_path, timeout=120).check()
+    flags = ["--check-steps", "6", app, "run", "-b", "32", "--pef", "net", "--data-parallel", "--checkpoint", "end.pt"]
+    result = run_mpi(2, ["sambasim", "app", "--check", *flags], cwd=tmp_path, timeout=120).check()
+    assert result.stdout.splitlines()[-1] == f"check of {app}, 2 replicas, 6 steps: no finding"
+    assert "epoch 1: loss" in result.stdout, "half of the steps are an epoch"
+    assert not (tmp_path / "end.pt").exists(), "the app is left before its end"

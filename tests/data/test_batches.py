@@ -115,6 +115,9 @@ def test_a_batch_is_checked_against_what_the_pef_takes() -> None:
     checked = check(batch, specs, 2)
     assert checked["x"].dtype is torch.float32
     assert checked["y"] is batch["y"]
+    narrower = [InputSpec("x", "bfloat16", (3,)), specs[1]]
+    for given in (torch.float64, torch.float32):
+        assert check({**batch, "x": batch["x"].to(given)}, narrower, 2)["x"].dtype is torch.bfloat16
     with pytest.raises(
         DataError, match=r"input x is float64\[2, 3\], and the PEF takes float32\[4, 3\]|float32\[2, 3\]"
     ):

@@ -17,7 +17,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
     return list(compile_examples(tmp_path_factory.mktemp("examples")))
 
 
-def _digests(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[str, str]) -> list[dict[str, object]]:
+def digests_of(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[str, str]) -> list[dict[str, object]]:
+    """What each PEF has been trained to by each way, with and without accumulation, on `np` ranks."""
     argv = [sys.executable, str(BODY), str(steps), str(threads), *map(str, paths)]
     result = run_mpi(np, argv, timeout=280, env=env).check()
     lines: list[dict[str, object]] = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
@@ -25,7 +26,8 @@ def _digests(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[
     return lines
 
 
-def _compare(lines: list[dict[str, object]]) -> None:
+def compare(lines: list[dict[str, object]]) -> None:
+    """All ways have the same bits, and no two PEFs do."""
     apart = [line for line in lines if not line["device"] == line["host"] == line["emulated"]]
     assert not apart
     digests = {str(line["device"]) for line in lines}
@@ -35,12 +37,12 @@ def _compare(lines: list[dict[str, object]]) -> None:
 @pytest.mark.parametrize("np", [np for np in RANKS if np > 1])
 def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled: list[CompiledExample]) -> None:
     """Every example, with SGD, Adam and AdamW, with and without clipping and accumulation."""
-    _compare(_digests(np, [one.path for one in compiled], steps=2, threads=1, env={}))
+    compare(digests_of(np, [one.path for one in compiled], steps=2, threads=1, env={}))
 
 
 def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) -> None:
     chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.clipped]
-    _compare(_digests(2, chosen, steps=2, threads=2, env={}))
+    compare(digests_of(2, chosen, steps=2, threads=2, env={}))
 
 
 EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
@@ -54,11 +56,11 @@ SEVERAL_NODES = [(2, TWO_NODES), (2, EACH_ALONE), (3, EACH_ALONE), (4, TWO_NODES
 def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     """MPICH makes nodes of one machine: two, or each rank on its own."""
     chosen = [one.path for one in compiled if one.optimizer == "adamw"]
-    _compare(_digests(np, chosen, steps=2, threads=1, env=nodes))
+    compare(digests_of(np, chosen, steps=2, threads=1, env=nodes))
 
 
 @pytest.mark.parametrize("nodes", [{}, TWO_NODES, EACH_ALONE], ids=["one node", "two nodes", "each alone"])
 def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.example in ("digits", "char_gpt")]
     assert chosen
-    _compare(_digests(8, chosen, steps=2, threads=1, env=nodes))
+    compare(digests_of(8, chosen, steps=2, threads=1, env=nodes))

@@ -176,8 +176,9 @@ def test_inputs_bind_by_name_and_then_by_place(loaded: tuple[Net, samba.optim.Ad
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (lambda: _inputs(size=3), "x has 3 samples, and the PEF takes 4 at a time: it is the end of the data set"),
-        (lambda: _inputs(size=5), r"x has the shape \(5, 5\), and the PEF was compiled for \(4, 5\)"),
+        (lambda: _inputs(size=3), "AP01: x has 3 samples, and the PEF takes 4 at a time: it is the end of the data"),
+        (lambda: _inputs(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
+        (lambda: [torch.ones(4, 3), _inputs()[1]], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
         (lambda: _inputs()[:1], "no tensor is given for the input target of the PEF"),
         (lambda: (*_inputs(), torch.zeros(4)), "3 tensors are given, and the PEF has 2 inputs: x, target"),
         (lambda: [samba.SambaTensor(_inputs()[0], name="images")], "a tensor is called images, and Net was compiled"),

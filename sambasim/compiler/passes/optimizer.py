@@ -14,7 +14,7 @@ from typing import ClassVar
 from sambasim.compiler.names import parameter_of, prefix_of
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
-from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
+from sambasim.ir.program import ROUNDING_SEED, Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, align
 from sambasim.ir.verify import Stage, state_name
 
@@ -43,12 +43,14 @@ class Update:
 class AttachOptimizers:
     """`updates`, one after another; every parameter with a gradient must belong to one of them.
 
+    With `stochastic_rounding`, their steps round parameters and state by draws that a run's seed decides.
     Raises OptionError if some of them clip and others do not, or by another norm.
     """
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
     updates: tuple[Update, ...]
+    stochastic_rounding: bool = False
 
     def __call__(self, program: Program) -> Program:
         training = program.training
@@ -78,11 +80,14 @@ class AttachOptimizers:
         )
 
     def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
-        return [
+        arguments = [
             RuntimeArgument(f"{optimizer.name}__{name}", value, f"{name} of {optimizer.kind}")
             for optimizer, update in zip(optimizers, self.updates, strict=True)
             for name, value in sorted(update.hyperparameters.items())
         ]
+        if self.stochastic_rounding:
+            arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))
+        return arguments
 
     def _extend(self, training: Graph, groups: tuple[ParameterGroup, ...], prefix: str) -> Graph:
         nodes, sections = list(training.nodes), list(training.sections)

@@ -1,7 +1,7 @@
 """What every way of syncing offers, and what it counts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -51,6 +51,10 @@ def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ..
     return {group.name: cut(group.numel, world_size, granule) for group in program.groups}
 
 
+def _unheard(kind: SectionKind) -> None:
+    """Nobody times sections."""
+
+
 class GradientSync(ABC):
     """One rank's part in REDUCE, GRADNORM, OPT and GATHER: what lies between the backward and the next forward.
 
@@ -63,6 +67,8 @@ class GradientSync(ABC):
         self.divisor = int(arguments.get("dp_scale_factor", 1))
         self.optimizers = optimizers
         self.bytes_moved = BytesMoved()
+        self.kind_over: Callable[[SectionKind], None] = _unheard
+        """Told of each section of the update that is over, where it is a pass over memory of its own."""
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from functools import cached_property
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
@@ -54,9 +55,12 @@ class PhasedSync(GradientSync):
         watch = _Watch()
         with watch:
             self.reduce()
+        self.kind_over(SectionKind.REDUCE)
         norm = self._clip(watch) if self._normed else None
+        self.kind_over(SectionKind.GRADNORM)
         for name, gradient in self._owned_gradients.items():
             self._updates[name](gradient)
+            self.kind_over(SectionKind.OPT)
         with watch:
             self.gather()
             everybody = self.gather_losses(losses)

@@ -67,6 +67,7 @@ def leave(error: BaseException, script: Path | None) -> int:
     if told:
         _tell(error, script)
     communicator = communicator or _find_the_others(error)
+    _compare_no_more()
     if communicator is None or communicator.world_size == 1:
         if not told and communicator is not None:
             _tell(error, script)
@@ -147,6 +148,13 @@ def _joined() -> "Communicator | None":
     # end to load anything.
     loaded = sys.modules.get("sambasim.samba.context")
     return None if loaded is None else cast("Communicator | None", loaded.current().communicator)
+
+
+def _compare_no_more() -> None:
+    """The ranks of a job that fails do not meet again."""
+    watching = sys.modules.get("sambasim.samba.checks.watching")
+    if watching is not None:
+        watching.abandon()
 
 
 def _main_script() -> Path | None:

@@ -34,6 +34,15 @@ class Facade(ModuleType):
         # An object wins over a module of the same name: `samba.session` is the session, wherever its class lives.
         return import_module(child) if isinstance(value, ModuleType) and child in MODULES else value
 
+    def __call__(self, *arguments: object, **options: object) -> object:
+        """What the thing does that the module is named after: `samba.lazy_param()` works, whichever of the two was
+        imported last. Raises TypeError where there is none, as Python does."""
+        value = vars(import_module(MODULES[self.__name__])).get(self.__name__.rpartition(".")[2])
+        if not callable(value):
+            raise TypeError(f"{self.__name__} is a module, and not callable")
+        result: object = value(*arguments, **options)
+        return result
+
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *dir(import_module(MODULES[self.__name__])), *children(self.__name__)})
 

@@ -6,6 +6,7 @@ from sambasim.samba.trace import trace_graph
 from sambasim.samba.utils.folders import get_file_dir
 from sambasim.samba.utils.measuring import measure_performance
 from sambasim.samba.utils.ranks import get_rank, get_world_size, is_main_process
+from sambasim.samba.utils.section_measuring import measure_sections
 from sambasim.samba.utils.seeds import set_seed
 from sambasim.samba.utils.weight_norm import weight_norm_
 
@@ -16,6 +17,7 @@ __all__ = [
     "get_world_size",
     "is_main_process",
     "measure_performance",
+    "measure_sections",
     "set_seed",
     "trace_graph",
     "weight_norm_",

@@ -141,11 +141,6 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     levels = [f"--{level}" for level in _LEVELS if level in destinations and getattr(arguments, level)]
     if len(levels) > 1:
         raise OptionError(f"{' and '.join(levels)} exclude each other", remedy=f"leave out all but {levels[-1]}")
-    if "dtype" in destinations and arguments.dtype == "bf16":
-        raise OptionError(
-            "--dtype bf16 is not offered: models are computed in fp32, with the bits of PyTorch",
-            remedy="--dtype fp32, or leave --dtype out",
-        )
     if "log_level" in destinations and arguments.log_level is not None:
         logging.getLogger(_LOGGER).setLevel(arguments.log_level.upper())
     _tell_inert(arguments, [flag for flag in flags if flag.inert])

@@ -67,8 +67,7 @@ _COMMON = (
     Flag(
         ("--dtype",),
         EVERYWHERE,
-        "The numbers that are computed with. bf16 is refused: it is not offered.",
-        "fp32",
+        "What numbers are stored in: fp32 unless compile says bf16; elsewhere it may be left out.",
         choices=("fp32", "bf16"),
     ),
     Flag(
@@ -91,9 +90,8 @@ _COMMON = (
     Flag(
         ("--gold-file-path",),
         EVERYWHERE,
-        "A file of expected results.",
+        "A file of expected results: TestWithGold writes it, and compares with it from then on.",
         placeholder="FILE",
-        inert="the results of PyTorch, computed at once, are the expected ones",
     ),
     switch(("--visualize",), EVERYWHERE, "Draw the graph.", "sambasim inspect shows the graph of a PEF"),
     switch(("--enable-profiler",), EVERYWHERE, "Let the device profile itself.", "there is no device to do it"),
@@ -122,8 +120,7 @@ _COMPILE = (
     switch(
         ("--enable-stoc-rounding",),
         _ONLY_COMPILE,
-        "Round to bf16 at random, in the mean without error.",
-        "in fp32 nothing is rounded to bf16",
+        "With --dtype bf16: optimizer steps round at random, in the mean without error.",
     ),
     Flag(
         ("--num-spatial-batches",),
@@ -205,7 +202,7 @@ _WITH_PEF = (
 _MEASURING = (
     Flag(("--num-iterations",), MEASURING, "Steps that are measured.", 100, at_least_one, placeholder="N"),
     Flag(("--min-duration",), MEASURING, "Seconds that are measured at least.", 0.0, seconds, placeholder="SECONDS"),
-    switch(("--run-graph-only",), MEASURING, "Measure the graph without moving inputs and outputs."),
+    switch(("--run-graph-only",), MEASURING, "Measure the sections alone, without what places inputs and outputs."),
     Flag(
         ("--json",),
         MEASURING,

@@ -1,21 +1,32 @@
-"""How long a PEF's step takes here: `measure_performance`, which is measured, and predicts nothing of a device."""
+"""How long a PEF's step takes here: `measure_performance`. And what it has in common with `measure_sections`.
+
+Everything is measured on this machine, and is called so. The column for a device is there, and empty: no model of a
+device's time is built yet, and a figure that nobody computed is not made up.
+"""
 
 import json as json_format
 import statistics
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
+from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
 from sambasim.samba import context
 from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
+from sambasim.samba.utils.json_file import write_json
+from sambasim.samba.utils.pef_utils import get_pef_info
 from sambasim.units import format_seconds
 
 WARM_UP_STEPS = 3
+MEASURED = "on this machine, not on a device"
+NOT_PREDICTED = "-"
+"""What stands in a table where a prediction for the device would; in JSON it is null."""
 
 
 def measure_performance(
@@ -28,73 +39,117 @@ def measure_performance(
     n_iterations: int = 100,
     min_duration: float = 0.0,
     json: str | None = None,
+    bench_report_json: str | None = None,
+    compiled_stats_json: str | None = None,
     data_parallel: bool = False,
     reduce_on_rdu: bool = False,
     **others: object,
-) -> dict[str, float | int | str]:
+) -> dict[str, JsonValue]:
     """Run the loaded PEF on `inputs` again and again, and tell how long a step takes on this machine. Collective.
 
+    run_graph_only: a step is then the sum of its sections, one after another; placing inputs and checks do not count
     n_iterations: timed steps, after WARM_UP_STEPS that are not
     min_duration: seconds that the timed steps take at least; then there are more of them
     json: a file for the figures, or "-" for a line on stdout instead of the table
+    bench_report_json, compiled_stats_json: files for the figures, and for what `sambasim inspect --json` tells
     data_parallel, reduce_on_rdu: as for session.run
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
-    `n_chips`, `run_graph_only` and other keywords of the vendor change nothing: every step here is the graph alone.
+    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is None: nothing is predicted yet.
     Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's.
     """
     program = session.program(model)
-    if batch_size != program.batch_size:
-        raise OptionError(
-            f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
-            remedy=f"-b {program.batch_size}, or compile again",
-        )
-    if n_iterations < 1:
-        raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
-    kinds = [SectionKind.FWD] if inference or program.training is None else None
+    kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
 
     def step() -> float:
         began_s = time.perf_counter()
         session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
         return time.perf_counter() - began_s
 
-    for _ in range(WARM_UP_STEPS):
-        step()
+    def graph_alone() -> float:
+        with session.timed(model) as clock:
+            step()
+        return sum(one.elapsed_s for one in clock.passes[-1])
+
     world = context.communicator()
-    times_s = [step() for _ in range(n_iterations)]
-    # All ranks take as many steps as the one that wants the most, for they take them together.
-    more = max(world.all_gather_object(_steps_until(min_duration, times_s)))
-    times_s += [step() for _ in range(more)]
+    times_s = time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s = max(world.all_gather_object(statistics.median(times_s)))
-    figures: dict[str, float | int | str] = {
-        "measured": "on this machine, not on a device",
+    figures: dict[str, JsonValue] = {
+        "measured": MEASURED,
         "replicas": world.world_size,
         "batch_size": batch_size,
         "steps": len(times_s),
         "step_s": median_s,
         "samples_per_s": world.world_size * batch_size / median_s,
+        "predicted_step_s": None,
     }
-    if world.rank == 0:
-        _tell(figures, json)
+    table = (
+        f"{title(world.world_size, len(times_s))}: "
+        f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
+    )
+    report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
+
+
+def checked_kinds(
+    program: Program, batch_size: int | None, n_iterations: int, *, inference: bool
+) -> list[SectionKind] | None:
+    """The section types of a step that is measured; None for all. Raises OptionError for what cannot be measured."""
+    if batch_size not in (None, program.batch_size):
+        raise OptionError(
+            f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
+            remedy=f"-b {program.batch_size}, or compile again",
+        )
+    if n_iterations < 1:
+        raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
+    return [SectionKind.FWD] if inference or program.training is None else None
+
+
+def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
+    """Collective. The seconds that `step` says it took, each time, after WARM_UP_STEPS that do not count."""
+    for _ in range(WARM_UP_STEPS):
+        step()
+    times_s = [step() for _ in range(n_iterations)]
+    # All ranks take as many steps as the one that wants the most, for they take them together.
+    more = max(context.communicator().all_gather_object(_steps_until(min_duration, times_s)))
+    return times_s + [step() for _ in range(more)]
+
+
+def title(replicas: int, steps: int) -> str:
+    """What the figures of `steps` steps are of."""
+    return f"measured on this machine, {replicas} {'replica' if replicas == 1 else 'replicas'}, {steps} steps"
+
+
+def report(
+    figures: Mapping[str, JsonValue],
+    table: str,
+    json: str | None,
+    bench_report_json: str | None,
+    compiled_stats_json: str | None,
+) -> None:
+    """Rank 0 tells the figures: as one line of JSON, or as `table`; and writes the files that were asked for."""
+    if context.communicator().rank != 0:
+        return
+    for file in (json, bench_report_json):
+        if file is not None and file != "-":
+            write_json(file, figures)
+    if compiled_stats_json is not None:
+        write_json(compiled_stats_json, get_pef_info(_pef_of_this_process()))
+    sys.stdout.write(f"{json_format.dumps(figures)}\n" if json == "-" else table)
+    sys.stdout.flush()
+
+
+def _pef_of_this_process() -> str:
+    pef = getattr(context.current().arguments, "pef", None)
+    if pef is None:
+        raise OptionError(
+            "compiled_stats_json is given, and this process was not given a --pef",
+            remedy="parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file",
+        )
+    return str(pef)
 
 
 def _steps_until(duration_s: float, times_s: list[float]) -> int:
     """How many more steps fill `duration_s`, by those that were taken."""
     left_s = duration_s - sum(times_s)
     return max(0, round(left_s / statistics.median(times_s))) if left_s > 0 else 0
-
-
-def _tell(figures: dict[str, float | int | str], json: str | None) -> None:
-    line = json_format.dumps(figures)
-    if json == "-":
-        print(line, flush=True)
-        return
-    if json is not None:
-        Path(json).write_text(f"{line}\n", encoding="utf-8")
-    replicas, steps = figures["replicas"], figures["steps"]
-    sys.stdout.write(
-        f"measured on this machine, {replicas} {'replica' if replicas == 1 else 'replicas'}, {steps} steps: "
-        f"{format_seconds(float(figures['step_s']))} a step, {float(figures['samples_per_s']):.0f} samples/s\n"
-    )
-    sys.stdout.flush()

@@ -1,25 +1,22 @@
 """What `sambaflow` is in a process with the door open, and the errors for what it is not."""
 
-import sys
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from sambasim.samba.door import finder
 from sambasim.samba.door.absent import AbsentModuleError, AbsentNameError, what_there_is
 from sambasim.samba.door.table import MODULES, ROOT
+from tests.support.door import open_door
 
 
 @pytest.fixture(autouse=True)
 def door() -> Iterator[None]:
-    """Open it in this process, and shut it again."""
-    before = list(sys.meta_path)
-    finder.install()
-    yield
-    sys.meta_path[:] = before
-    for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
-        del sys.modules[name]
+    """It is open in each test."""
+    with open_door():
+        yield
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -36,7 +33,8 @@ def test_every_row_has_its_package(name: str) -> None:
     owner = name.rpartition(".")[0]
     assert owner in MODULES or name == ROOT
     if owner:
-        assert getattr(import_module(owner), name.rpartition(".")[2]) is import_module(name)
+        module = import_module(name)
+        assert getattr(import_module(owner), name.rpartition(".")[2]) is module
 
 
 def test_our_modules_keep_their_names() -> None:
@@ -90,6 +88,16 @@ def test_where_nothing_is_near_what_there_is() -> None:
     many = [f"name{index}" for index in range(14)]
     assert what_there_is("sambaflow.a", "xyz", many, many).endswith("name7, and 2 more")
     assert what_there_is("sambaflow.a", "xyz", [], []) == "the app without it: sambaflow.a is empty here"
+
+
+def test_a_thing_and_its_module_of_the_same_name_are_called_alike() -> None:
+    samba: Any = import_module("sambaflow.samba")
+    module: Any = import_module("sambaflow.samba.materialize")
+    assert samba.materialize is module, "Python put it there when it was imported"
+    tensor = samba.randn(2)
+    assert samba.materialize(tensor) is module.materialize(tensor) is tensor
+    with pytest.raises(TypeError, match=r"sambaflow\.samba\.env is a module, and not callable"):
+        samba.env()
 
 
 def test_other_names_are_left_to_others() -> None:

@@ -160,7 +160,7 @@ def test_an_app_may_have_a_world_size_of_its_own() -> None:
         (["compile", "--mapping", "flat"], "invalid choice: 'flat'", "python app.py compile --help"),
         (["compile", "--log-level", "loud"], "'loud' is no level of logging", "python app.py compile --help"),
         (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),
-        (["compile", "--dtype", "bf16"], "--dtype bf16 is not offered", "--dtype fp32, or leave --dtype out"),
+        (["compile", "--dtype", "bf8"], "invalid choice: 'bf8'", "python app.py compile --help"),
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], what: str, remedy: str) -> None:

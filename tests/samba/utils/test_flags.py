@@ -53,7 +53,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], object], ...] = (
     ("--gold-file-path", ALL, None),
     ("--visualize", ALL, False),
     ("--enable-profiler", ALL, False),
-    ("--dtype", ALL, "fp32"),
+    ("--dtype", ALL, None),
     ("--threads", NOT_COMPILE, None),
 )
 
@@ -92,7 +92,7 @@ def test_no_two_flags_share_a_name_or_a_destination() -> None:
 def test_a_default_is_one_of_the_choices() -> None:
     with_choices = [flag for flag in FLAGS if flag.choices]
     assert {flag.destination for flag in with_choices} == {"mapping", "dtype", "arch", "tensor_parallel"}
-    assert all(flag.default in (flag.choices or ()) for flag in with_choices)
+    assert all(flag.default in (None, *(flag.choices or ())) for flag in with_choices)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,100 @@
+"""`sambasim app --check`: run an app for a few steps, and report what its replicas do wrong."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from pydantic import BaseModel, ConfigDict
+
+from sambasim.cli.app import run_script
+from sambasim.errors import SambasimError
+from sambasim.runtime.launcher import launched_rank
+
+if TYPE_CHECKING:
+    from sambasim.samba.checks.on_demand import Report
+
+FOUND = 2
+"""The exit code of a check that has found something."""
+
+
+class Told(BaseModel):
+    """A finding, or the error that ended the app: `code` is that of the table of findings, or of the error's class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: str
+    what: str
+    where: str | None
+    remedy: str | None
+
+
+class CheckRecord(BaseModel):
+    """What `--json` prints. `error` is what ended the app before the check was over."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    script: str
+    replicas: int
+    steps: int
+    findings: tuple[Told, ...]
+    error: Told | None
+
+
+def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: int, as_json: bool) -> int:
+    """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0.
+
+    as_json: print it as one line; what the script prints goes to stderr then
+
+    Returns the exit code: 0, or FOUND. Raises what escapes the script, unless it stands for the script's end.
+    """
+    from sambasim.samba.checks import on_demand
+
+    check, stdout = on_demand.begin(steps), sys.stdout
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        try:
+            run_script(script, file, arguments)
+        except (on_demand.CheckIsOver, StopIteration):
+            pass  # an app that draws batches by next() cannot know that epochs are short now
+        except SystemExit as leaving:
+            if leaving.code not in (0, None):
+                raise
+        except SambasimError as error:
+            if as_json and launched_rank(os.environ) == 0:
+                _print_json(stdout, script, check.own_report(), error)
+            raise
+    report = check.report()
+    if launched_rank(os.environ) == 0:
+        if as_json:
+            _print_json(stdout, script, report)
+        else:
+            stdout.write(_in_words(script, report))
+            stdout.flush()
+    return FOUND if report.findings else 0
+
+
+def _in_words(script: Path, report: "Report") -> str:
+    replicas = "1 replica" if report.replicas == 1 else f"{report.replicas} replicas"
+    steps = "1 step" if report.steps == 1 else f"{report.steps} steps"
+    number = len(report.findings)
+    found = "no finding" if not number else "1 finding" if number == 1 else f"{number} findings"
+    lines = [f"check of {script}, {replicas}, {steps}: {found}"]
+    for finding in report.findings:
+        where = [f"  where: {finding.where}"] if finding.where else []
+        lines += [finding.words, *where, f"  try:   {finding.remedy}"]
+    return "\n".join(lines) + "\n"
+
+
+def _print_json(stdout: TextIO, script: Path, report: "Report", error: SambasimError | None = None) -> None:
+    record = CheckRecord(
+        script=str(script),
+        replicas=report.replicas,
+        steps=report.steps,
+        findings=tuple(Told(**asdict(finding)) for finding in report.findings),
+        error=None if error is None else Told(code=error.code, what=error.what, where=error.where, remedy=error.remedy),
+    )
+    stdout.write(record.model_dump_json() + "\n")
+    stdout.flush()

@@ -1,0 +1,71 @@
+"""AP02 and DP02: the command line against that of the compile, and against what is passed on to it."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.telling import telling
+
+_AGREEING = (
+    "batch_size",
+    "microbatch_size",
+    "grad_accumulation_steps",
+    "inference",
+    "mapping",
+    "data_parallel_mode",
+)
+"""Arguments of the library that compile and run both have, and that must say the same on the device. Another --dtype
+is refused, by `trace_graph`."""
+
+_PASSED_ON: Mapping[str, object] = {
+    "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
+    "dtype": None, "enable_stoc_rounding": False,
+}  # fmt: skip
+"""Arguments that session.compile must be given, each with its default."""
+
+_OF_A_COMMAND = frozenset({"command", "pef", "pef_name", "output_folder", "data_parallel", "world_size"})
+"""Arguments that differ by nature."""
+
+
+def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *, inference: bool) -> None:
+    """Tell which flags were typed and are not in `config`, which session.compile was given (DP02)."""
+    if typed is None or typed.command != "compile":
+        return
+    given = {**config, "inference": inference}
+    missing = [
+        name
+        for name, default in _PASSED_ON.items()
+        if getattr(typed, name, default) != default and given.get(name, default) == default
+    ]
+    if missing:
+        what = f"{', '.join(map(_flag, missing))} was typed, but session.compile is not told"
+        telling.tell(Finding("DP02", what, app_line(), "session.compile(…, config_dict=vars(args))"))
+
+
+def note_changed(typed: Namespace | None, metadata: Mapping[str, str]) -> None:
+    """Tell the arguments of the library that are not what the PEF was compiled with (AP02)."""
+    for name, before, now in changed(typed, metadata):
+        if name in _AGREEING:
+            what = f"{_flag(name)} was {before} when the PEF was compiled, and now is {now}"
+            remedy = f"{_flag(name)} as then, or compile again"
+            telling.tell(Finding("AP02", what, app_line(), remedy))
+
+
+def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Name, value then and value now of each argument of app and library that `metadata`, which the app gave when it
+    was compiled, has otherwise than the command line. What only one of the two has is left out."""
+    for name, value in sorted(vars(typed).items()) if typed is not None else ():
+        before = metadata.get(name)
+        if before is not None and before != str(value) and name not in _OF_A_COMMAND and value is not None:
+            yield name, before, str(value)
+
+
+def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
+    """What is added to the refusal of another graph: the arguments that changed, or nothing."""
+    told = [f"{_flag(name)} was {before} and is {now}" for name, before, now in changed(typed, metadata)]
+    return f" (AP02: since then {', '.join(told)})" if told else ""
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

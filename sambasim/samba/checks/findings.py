@@ -1,0 +1,91 @@
+"""The table of findings, which the README's page is made from, and what one of them is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sambasim.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`sentence` is the finding, `told` what happens in a run; a finding that is `refused` ends it."""
+
+    sentence: str
+    told: str
+    refused: bool = False
+
+
+FINDINGS: Mapping[str, Row] = {
+    "DP01": Row(
+        "`session.run` is not given `data_parallel=` at several replicas of a data parallel PEF: they train apart",
+        "refused at the first step",
+        refused=True,
+    ),
+    "DP02": Row(
+        "a flag was typed and is not passed on: `--reduce-on-rdu` to `session.run`; `--grad-accumulation-steps`, and "
+        "every backward is followed by an optimizer step; `--data-parallel`, `-ws`, `--o0`, `--o1` or `--inference` to "
+        "`session.compile`",
+        "a notice",
+    ),
+    "DP03": Row("replicas start from different weights", "refused at the first step", refused=True),
+    "DP04": Row(
+        "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
+        "2 and 8",
+        "refused",
+        refused=True,
+    ),
+    "DP05": Row(
+        "samples are skipped, or seen by several replicas beyond the sampler's padding: the samplers of the replicas "
+        "differ in seed, epoch, length or number of replicas; or, with `--check` and without such a sampler, replicas "
+        "share samples",
+        "a notice",
+    ),
+    "DP06": Row("a sampler shuffles each epoch in the same order, for its epoch is never set", "a notice"),
+    "DP07": Row(
+        "weights or hyperparameters differ between replicas: looked at in steps 1, 2, 8, 64, 512 … and at the end, "
+        "with `--check` in every step",
+        "refused; at the end a notice",
+        refused=True,
+    ),
+    "DP08": Row("several ranks write the same file", "a notice, at the end at the latest"),
+    "AP01": Row(
+        "a batch has another size than the PEF takes: it is the end of the data set, or `-b` is another",
+        "refused",
+        refused=True,
+    ),
+    "AP02": Row(
+        "an argument of the library is another than when the PEF was compiled, as the app's `pef_metadata` tells",
+        "a notice; where the graph differs too it is refused, and the arguments that changed are named",
+    ),
+    "AP03": Row(
+        "values that the device would convert at a loss: labels beyond int16, inputs of type float64",
+        "told with `--check` alone, for here they are exact",
+    ),
+    "AP04": Row(
+        "a keyword of `session.run`, `session.compile` or `trace_graph`, or a hyperparameter, is not known",
+        "refused, with the nearest that is",
+        refused=True,
+    ),
+}
+"""By code. Codes stay the same between releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found: what it is, where in the app, as `file:line: code`, and what to type there."""
+
+    code: str
+    what: str
+    where: str | None
+    remedy: str
+
+    @property
+    def words(self) -> str:
+        """Code and finding, in a line."""
+        return f"{self.code}: {self.what}"
+
+
+class KeywordError(UserError, TypeError):
+    """A function of the library was called with a keyword that it does not have."""
+
+    code = "keyword"

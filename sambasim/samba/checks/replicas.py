@@ -1,0 +1,149 @@
+"""The checks of a loaded PEF: what the session asks before it runs sections."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sambasim.ir.graph import SectionKind
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.stepwise import Mode
+from sambasim.samba import context
+from sambasim.samba.checks import on_demand, samplers, samples, sync, watching, weights
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.samplers import Division
+from sambasim.samba.checks.telling import telling
+from sambasim.samba.checks.weights import Trained
+from sambasim.samba.machine import Machine
+
+_BATCHES_COMPARED = (1, 2, 8)
+"""Steps in which the replicas compare what they are fed. Once it may be chance that it is the same, where samples
+repeat; twice it is not."""
+
+_RARER = 8
+"""Weights are compared in these steps too, and in those whose number is a higher power of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a replica shows the others before a step."""
+
+    trained: Trained
+    fed: tuple[str, ...]
+    division: Division | None
+    files: Mapping[str, str]
+
+
+class Checks:
+    """Those of one loaded PEF. Every rank makes one, and asks it in the same order."""
+
+    def __init__(self, machine: Machine, communicator: Communicator) -> None:
+        self._machine = machine
+        self._communicator = communicator
+        self._accumulation = sync.Accumulation(context.current().arguments)
+        self._step = 0
+        self._fed: tuple[str, ...] = ()
+        self._alike = 0
+        self._given: Mapping[str, float] = {}
+        self._shared = False
+        self._last: Trained | None = None
+        self._where: str | None = None
+        watched, check = watching.current(), on_demand.current()
+        if watched is not None:
+            watched.compare_last = self._compare_last
+            if check is not None:
+                watched.samplers.shortened = check.short_epoch(machine.program.batch_size)
+
+    def mode(self, kinds: Collection[SectionKind], *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
+        """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
+        if SectionKind.OPT not in kinds:
+            return Mode.ALONE
+        return sync.mode_of(
+            self._machine.program,
+            self._communicator.world_size,
+            context.current().arguments,
+            context.typed_command(),
+            data_parallel=data_parallel,
+            reduce_on_rdu=reduce_on_rdu,
+        )
+
+    def before(
+        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Mapping[str, float]
+    ) -> None:
+        """Look at what the replicas are about to begin with. Collective with an optimizer step in a mode but ALONE.
+
+        given: the hyperparameters of all optimizers that the app has set since it made them
+
+        Raises DataParallelError.
+        """
+        self._accumulation.note(kinds)
+        # Measured and tested is on the same data everywhere, and nothing is wrong with that.
+        trains = context.current().command in (None, "run")
+        check = on_demand.current()
+        if check is not None:
+            check.note(self._machine.program, kinds, batch, trains=trains)
+        if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
+            self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
+        if SectionKind.OPT not in kinds:
+            return
+        self._step += 1
+        watched = watching.current()
+        if watched is not None:
+            watched.samplers.note_step()
+        if mode is Mode.ALONE:
+            return
+        self._given = given
+        self._last = None
+        if self._looks():
+            self._compare()
+        self._shared = True
+
+    def before_new_weights(self) -> None:
+        """The app is about to give the device other weights, perhaps on this rank alone, and then to train no more."""
+        if self._shared and self._last is None:
+            self._last = weights.trained(self._machine, self._given)
+
+    def _looks(self) -> bool:
+        if on_demand.current() is not None or self._step in _BATCHES_COMPARED:
+            return True
+        step = self._step
+        while step % _RARER == 0:
+            step //= _RARER
+        return step == 1
+
+    def _compare(self) -> None:
+        """What every replica is about to take its next step with."""
+        where = self._where = app_line()
+        watched = watching.current()
+        own = Look(
+            weights.trained(self._machine, self._given),
+            self._fed,
+            watched.samplers.division() if watched else None,
+            watched.files.take_new() if watched else {},
+        )
+        looks = self._communicator.all_gather_object(own)
+        trained = [look.trained for look in looks]
+        if self._step == 1:
+            telling.tell(weights.different_start(trained, where))
+        if not (telling.has("DP03") or telling.has("DP07")):
+            telling.tell(weights.different_course(trained, f"before step {self._step}", where))
+        if not telling.has("DP05"):
+            telling.tell(samplers.wrong_division([look.division for look in looks], where))
+        self._compare_batches([look.fed for look in looks], where)
+        if watched is not None:
+            watched.files.compare([look.files for look in looks])
+
+    def _compare_batches(self, fed: list[tuple[str, ...]], where: str | None) -> None:
+        self._fed = ()
+        same = samples.alike(fed) if all(fed) else None
+        if same is not None:
+            self._alike += 1
+            if self._alike == 2 and not telling.has("DP04"):
+                telling.tell(samples.same_samples(*same, self._step, where))
+
+    def _compare_last(self) -> None:
+        """What the last step has left. Collective."""
+        if self._shared and not (telling.has("DP03") or telling.has("DP07")):
+            own = self._last or weights.trained(self._machine, self._given)
+            trained = self._communicator.all_gather_object(own)
+            telling.tell(weights.different_course(trained, "at the end", self._where), at_end=True)

@@ -1,0 +1,140 @@
+"""DP04, DP05 and DP06: what torch's DistributedSamplers say of how the data are divided among the replicas."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.telling import telling
+
+Sampler: TypeAlias = "DistributedSampler[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a sampler divides a data set of `length` samples, in one epoch."""
+
+    num_replicas: int
+    rank: int
+    length: int
+    order: tuple[int, int] | None
+    """Seed and epoch; None for the data set's own order."""
+    drop_last: bool
+
+
+@dataclass(slots=True)
+class Pass:
+    """One iteration of a sampler; `trained` is true once an optimizer step has used samples of it."""
+
+    sampler: Sampler
+    division: Division
+    where: str | None
+    trained: bool = False
+
+
+class Samplers:
+    """The DistributedSamplers of this process, from `start` to `stop`.
+
+    Only those that feed optimizer steps matter: it is right to evaluate in one order, or to go over the data before.
+    """
+
+    def __init__(self) -> None:
+        self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
+        """What is left of the indices of an epoch: all of them, unless a check on demand is to see a second one."""
+        self._last: Pass | None = None
+        self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
+        self._original: Callable[[Sampler], Iterator[Any]] | None = None
+
+    def start(self) -> None:
+        """Watch every sampler that is iterated from now on."""
+        original = self._original = DistributedSampler.__iter__
+
+        def watched(sampler: Sampler) -> Iterator[Any]:
+            indices = self.shortened(original(sampler))
+            return self._drawn(Pass(sampler, _division(sampler), app_line()), indices)
+
+        DistributedSampler.__iter__ = watched  # type: ignore[method-assign]  # apps make these samplers, and not we
+
+    def stop(self) -> None:
+        """Leave torch as it was."""
+        if self._original is not None:
+            DistributedSampler.__iter__ = self._original  # type: ignore[method-assign]
+            self._original = None
+
+    def note_step(self) -> None:
+        """An optimizer step uses what was drawn last."""
+        last = self._last
+        if last is None or last.trained:
+            return
+        last.trained = True
+        order = last.division.order
+        if order is None:
+            return
+        orders = self._orders.setdefault(last.sampler, set())
+        if order in orders:
+            what = f"the sampler shuffles again as before, for its epoch is still {order[1]}"
+            telling.tell(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
+        orders.add(order)
+
+    def division(self) -> Division | None:
+        """By which the optimizer steps are fed now; None if they are fed by no such sampler, or by one that divides
+        nothing."""
+        if self._last is None or not self._last.trained or self._last.division.num_replicas == 1:
+            return None
+        return self._last.division
+
+    def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
+        for index in indices:
+            self._last = current
+            yield index
+
+
+def wrong_division(divisions: Sequence[Division | None], where: str | None) -> Finding | None:
+    """DP04 or DP05, where each replica is fed by a sampler."""
+    known = [division for division in divisions if division is not None]
+    if len(known) < len(divisions):
+        return None
+    world_size = len(known)
+    remedy = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank(), seed=0), and "
+    remedy += "set_epoch(epoch) with the same epoch on every rank"
+    for rank, division in enumerate(known):
+        if division.num_replicas != world_size:
+            what = f"the sampler of replica {rank} divides the data among {division.num_replicas} replicas, "
+            return Finding("DP05", f"{what}and there are {world_size}", where, remedy)
+    for rank, division in enumerate(known):
+        if division in known[:rank]:
+            what = f"replicas {known.index(division)} and {rank} are fed the same samples: both samplers have rank "
+            return Finding("DP04", f"{what}{division.rank}", where, remedy)
+    for rank, division in enumerate(known):
+        apart = _difference(known[0], division)
+        if apart is not None:
+            what = f"the samplers of replicas 0 and {rank} differ in {apart}: samples are skipped, and seen twice"
+            return Finding("DP05", what, where, remedy)
+    return None
+
+
+def _difference(one: Division, other: Division) -> str | None:
+    if one.length != other.length:
+        return f"the length of their data, {one.length} and {other.length}"
+    if (one.order is None) != (other.order is None):
+        return "shuffle="
+    if one.drop_last != other.drop_last:
+        return "drop_last="
+    for word, index in (("seed", 0), ("epoch", 1)):
+        if one.order and other.order and one.order[index] != other.order[index]:
+            return f"their {word}, {one.order[index]} and {other.order[index]}"
+    return None
+
+
+def _division(sampler: Sampler) -> Division:
+    return Division(
+        sampler.num_replicas,
+        sampler.rank,
+        len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
+        (sampler.seed, sampler.epoch) if sampler.shuffle else None,
+        sampler.drop_last,
+    )

@@ -1,0 +1,49 @@
+"""What becomes of a finding: in a run an error or a notice, in a check on demand a part of the report."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sambasim.errors import DataParallelError
+from sambasim.runtime.launcher import launched_rank
+from sambasim.samba.checks.findings import FINDINGS, Finding
+
+
+@dataclass(slots=True)
+class Telling:
+    """How findings are told in this process.
+
+    on_demand: whether they are kept for a report, and the run goes on
+    """
+
+    on_demand: bool = False
+    _found: dict[tuple[str, str], Finding] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """Those of this rank so far, each once."""
+        return tuple(self._found.values())
+
+    def tell(self, finding: Finding | None, *, at_end: bool = False) -> None:
+        """Raises DataParallelError for a finding that is refused, unless the run is over, or is a check on demand.
+
+        What is compared among ranks is told on each of them, and one prints it.
+        """
+        if finding is None:
+            return
+        if FINDINGS[finding.code].refused and not (self.on_demand or at_end):
+            raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
+        is_new = (finding.code, finding.what) not in self._found
+        self._found[finding.code, finding.what] = finding
+        if is_new and not self.on_demand and launched_rank(os.environ) == 0:
+            where = f"\n  where: {finding.where}" if finding.where else ""
+            print(f"note: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
+
+    def has(self, code: str) -> bool:
+        """Whether a finding of this code was told."""
+        return any(found == code for found, _ in self._found)
+
+
+telling = Telling()
+"""That of this process."""

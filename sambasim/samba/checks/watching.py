@@ -1,0 +1,67 @@
+"""What is watched in this process, from when it has found the other ranks until it leaves them."""
+
+import atexit
+from collections.abc import Callable
+
+from sambasim.runtime.ranks import Communicator
+from sambasim.samba.checks.files import Files
+from sambasim.samba.checks.samplers import Samplers
+from sambasim.samba.checks.telling import telling
+
+
+class Watching:
+    """Samplers and files, and what is to be compared last, which each loaded PEF says anew."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.samplers = Samplers()
+        self.files = Files(communicator.node_of)
+        self.compare_last: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self.samplers.start()
+        self.files.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self.samplers.stop()
+        self.files.stop()
+
+
+_watching: Watching | None = None
+
+
+def begin(communicator: Communicator) -> None:
+    """Watch what several replicas, or one that is checked on demand, do from now on. Every rank calls it once.
+
+    At exit the ranks compare for the last time, unless the job has failed: the others may never come then.
+    """
+    global _watching
+    if communicator.world_size > 1 or telling.on_demand:
+        _watching = Watching(communicator)
+        _watching.start()
+        atexit.register(finish)
+
+
+def current() -> Watching | None:
+    """What is watched now."""
+    return _watching
+
+
+def finish() -> None:
+    """Compare what the ranks have done, and watch no more. Collective, the first time that it is called."""
+    if _watching is not None:
+        files, compare_last = _watching.files, _watching.compare_last
+        communicator = _watching.communicator
+        abandon()
+        files.compare(communicator.all_gather_object(files.take_new()))
+        compare_last()
+
+
+def abandon() -> None:
+    """Watch no more, and compare nothing."""
+    global _watching
+    if _watching is not None:
+        _watching.stop()
+        _watching = None

@@ -1,0 +1,73 @@
+"""DP03 and DP07: replicas that do not have the same weights, or are not trained with the same hyperparameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.digests import tensor_sha256
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a replica trains, and how: digests of its parameters by symbol, the optimizer steps that they have had, and
+    the hyperparameters of each of its optimizers."""
+
+    weights: Mapping[str, str]
+    steps: int
+    hyperparameters: Sequence[Mapping[str, float | bool]]
+
+
+def trained(machine: Machine, given: Mapping[str, float]) -> Trained:
+    """Of this rank. `given` are the hyperparameters of all optimizers that the app has set since they were made."""
+    weights = {
+        name: tensor_sha256(machine.replica.read(name))
+        for name, symbol in machine.program.symbols.items()
+        if symbol.kind is SymbolKind.PARAMETER
+    }
+    made = [options.hyperparameters() for one in machine.optimizers for options in one.options()]
+    hyperparameters = [{name: given.get(name, value) for name, value in one.items()} for one in made]
+    return Trained(weights, machine.replica.steps, hyperparameters)
+
+
+def different_start(replicas: Sequence[Trained], where: str | None) -> Finding | None:
+    """DP03, of replicas before their first step."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
+        apart = [name for name, digest in first.weights.items() if replica.weights[name] != digest]
+        if replica.steps != first.steps:
+            apart.append("the number of optimizer steps")
+        if apart:
+            return Finding(
+                "DP03",
+                f"replica {rank} starts from other weights than replica 0: {apart[0]} differs",
+                where,
+                "samba.utils.set_seed(…) before the model is made, on every rank; or load one checkpoint",
+            )
+    return None
+
+
+def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07, of replicas that started alike. `when` is a time, such as "before step 8"."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
+        for one, other in zip(first.hyperparameters, replica.hyperparameters, strict=True):
+            apart = [name for name, value in one.items() if other[name] != value]
+            if apart:
+                return Finding(
+                    "DP07",
+                    f"{when} replica {rank} trains with {apart[0]} {other[apart[0]]:g}, and replica 0 with "
+                    f"{one[apart[0]]:g}",
+                    where,
+                    "the same hyperparam_dict on every rank: let it depend on the step, and not on the rank",
+                )
+        changed = [name for name, digest in first.weights.items() if replica.weights[name] != digest]
+        if changed:
+            return Finding(
+                "DP07",
+                f"{when} replica {rank} has other weights than replica 0: {changed[0]} differs",
+                where,
+                "load weights into the model on every rank before samba.session.to_device(model), or on none",
+            )
+    return None

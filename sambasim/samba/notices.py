@@ -1,0 +1,16 @@
+"""What is said, once, when an app uses a name that changes nothing here although it may expect an effect."""
+
+import os
+import sys
+
+from sambasim.runtime.launcher import launched_rank
+
+_SAID: set[str] = set()
+
+
+def say_once(name: str, why: str) -> None:
+    """One line on stderr the first time in this process that `name` comes, on rank 0 alone."""
+    if name not in _SAID:
+        _SAID.add(name)
+        if launched_rank(os.environ) == 0:
+            sys.stderr.write(f"notice: {name} is taken, and without effect here: {why}\n")

@@ -1,0 +1,1 @@
+"""`samba.schema`: see `snconfig`."""

@@ -1,0 +1,45 @@
+"""`AccuracyReport`: what an app found about its model's accuracy, as a file of JSON."""
+
+import os
+
+from pydantic import JsonValue
+from torch import Tensor
+
+from sambasim.errors import OptionError
+from sambasim.samba.utils.json_file import as_json, write_json
+
+__all__ = ["AccuracyReport"]
+
+
+class AccuracyReport:
+    """Figures under names: `AccuracyReport(val_accuracy=97.5, batch_size=32, num_iterations=1000).save(args.json)`.
+
+    Any names may be given; each is an attribute, and values are numbers, texts, or tensors of one element. The figures
+    are the app's: nothing is computed or checked here. Raises OptionError for a value that JSON cannot hold.
+    """
+
+    def __init__(self, **figures: object) -> None:
+        self.figures: dict[str, JsonValue] = {name: _plain(name, value) for name, value in figures.items()}
+
+    def __getattr__(self, name: str) -> object:
+        figures = vars(self).get("figures", {})
+        if name not in figures:
+            raise AttributeError(f"this report has no {name}; it has {', '.join(figures) or 'nothing'}")
+        return figures[name]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures as one line of JSON. Raises OptionError if the file cannot be written."""
+        write_json(path, self.figures)
+
+
+def _plain(name: str, value: object) -> bool | int | float | str | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, float):
+        return as_json(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    raise OptionError(
+        f"{name} is of type {type(value).__name__}, and a report holds numbers and texts",
+        remedy="give one number, a tensor of one element, or a text",
+    )

@@ -1,0 +1,1 @@
+"""`samba.utils.dataset`: see `mnist`."""

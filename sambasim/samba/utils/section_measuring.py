@@ -1,0 +1,120 @@
+"""How long each section of a PEF takes here: `measure_sections`."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+from torch import nn
+
+from sambasim.ir.graph import Section
+from sambasim.samba import context
+from sambasim.samba.request import Inputs
+from sambasim.samba.session import session
+from sambasim.samba.utils.measuring import (
+    MEASURED,
+    NOT_PREDICTED,
+    WARM_UP_STEPS,
+    checked_kinds,
+    report,
+    time_steps,
+    title,
+)
+from sambasim.units import format_seconds
+
+
+class SectionFigure(BaseModel):
+    """One row: a section, or several that run as one pass over memory.
+
+    sections: their indices in the graph
+    measured_s: on this machine, the median over steps; with several replicas, of the one that it took longest
+    predicted_s: on the device; None, because nothing models its time yet
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sections: tuple[int, ...]
+    kind: str
+    name: str
+    measured_s: float
+    predicted_s: float | None = None
+
+
+def measure_sections(
+    model: nn.Module,
+    inputs: Inputs,
+    batch_size: int | None = None,
+    n_chips: int = 1,
+    inference: bool = False,
+    run_graph_only: bool = False,
+    n_iterations: int = 100,
+    min_duration: float = 0.0,
+    json: str | None = None,
+    bench_report_json: str | None = None,
+    compiled_stats_json: str | None = None,
+    data_parallel: bool = False,
+    reduce_on_rdu: bool = False,
+    **others: object,
+) -> dict[str, JsonValue]:
+    """Run the loaded PEF on `inputs` again and again, and tell how long each of its sections takes. Collective.
+
+    The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph. They
+    run one after another: gradient sync, which otherwise goes on beside the backward, waits for its end. So their sum
+    can be more than a step. With one replica, REDUCE and GATHER have nothing to do. With several and `reduce_on_rdu`,
+    they are one pass over memory with OPT, and have one row.
+
+    Raises OptionError as `measure_performance` does.
+    """
+    program = session.program(model)
+    kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
+    with session.timed(model) as clock:
+
+        def step() -> float:
+            began_s = time.perf_counter()
+            session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
+            return time.perf_counter() - began_s
+
+        steps = len(time_steps(step, n_iterations, min_duration))
+    world = context.communicator()
+    passes = clock.passes[WARM_UP_STEPS:]
+    medians = [statistics.median(one.elapsed_s for one in times) for times in zip(*passes, strict=True)]
+    slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
+    rows = [_figure(one.sections, measured_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    figures: dict[str, JsonValue] = {
+        "measured": MEASURED,
+        "replicas": world.world_size,
+        "batch_size": program.batch_size,
+        "steps": steps,
+        "sections_s": sum(slowest),
+        "sections": [row.model_dump(mode="json") for row in rows],
+    }
+    report(figures, _table(rows, title(world.world_size, steps)), json, bench_report_json, compiled_stats_json)
+    return figures
+
+
+def _figure(sections: Sequence[Section], measured_s: float) -> SectionFigure:
+    first, last = sections[0], sections[-1]
+    return SectionFigure(
+        sections=tuple(section.index for section in sections),
+        kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
+        name=first.name if first is last else f"{first.name} … {last.name}",
+        measured_s=measured_s,
+    )
+
+
+def _table(rows: Sequence[SectionFigure], heading: str) -> str:
+    cells = [("section", "kind", "name", "measured", "predicted")]
+    for row in rows:
+        index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), NOT_PREDICTED))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), NOT_PREDICTED))
+    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column >= 3 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    body = "\n".join(lines)
+    return f"{heading}: medians\n{body}\npredicted: of a device, not modelled yet\n"

@@ -1,0 +1,68 @@
+"""Numbers by which a person finds out where a model goes wrong: `dump_accuracy_debug_info`."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import JsonValue
+from torch import Tensor, nn
+
+from sambasim.errors import OptionError
+from sambasim.ir.types import SymbolKind
+from sambasim.samba.session import session
+from sambasim.samba.utils.json_file import as_json
+from sambasim.samba.utils.ranks import get_rank
+
+__all__ = ["dump_accuracy_debug_info"]
+
+_FILE = "accuracy_debug_info.rank{rank}.jsonl"
+_DUMPED = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
+
+
+def dump_accuracy_debug_info(folder: str | os.PathLike[str], model: nn.Module, step: int = 0) -> Path:
+    """Add to the file of this rank in `folder` a line of JSON for each parameter, gradient, buffer and optimizer state
+    on the device: its norm, mean, least and largest element, and how many are not finite. Returns the path.
+
+    step: a number for the lines, as the app counts
+
+    A parameter or buffer has the largest difference to the host's as well: it shows what `to_cpu` and `to_device` were
+    not called for. No event file of TensorBoard is written: the lines are plain, for any tool.
+    Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
+    """
+    path = Path(folder) / _FILE.format(rank=get_rank())
+    lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another folder") from error
+    return path
+
+
+def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
+    program = session.program(model)
+    host = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in _DUMPED]
+    tensors = session.get_tensors_by_name([symbol.name for symbol in symbols])
+    for symbol, tensor in zip(symbols, tensors, strict=True):
+        device = tensor.sn_data.double()
+        row: dict[str, JsonValue] = {"name": symbol.name, "kind": symbol.kind.value, **_figures(device)}
+        if symbol.torch_names and symbol.torch_names[0] in host:
+            apart = (device - host[symbol.torch_names[0]].detach().double()).abs()
+            row["largest_difference_to_host"] = as_json(float(apart.max())) if apart.numel() else 0.0
+        yield row
+
+
+def _figures(values: Tensor) -> dict[str, JsonValue]:
+    if not values.numel():
+        return {"elements": 0}
+    return {
+        "elements": values.numel(),
+        "norm": as_json(float(values.norm())),
+        "mean": as_json(float(values.mean())),
+        "least": as_json(float(values.min())),
+        "largest": as_json(float(values.max())),
+        "not_finite": int((~values.isfinite()).sum()),
+    }

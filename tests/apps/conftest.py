@@ -1,0 +1,28 @@
+"""One thread, because bits are compared at one count; and the example of a class of tests, compiled."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.apps.support import App
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads are numerics. The count before is restored."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="class")
+def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> App:
+    """The `example` of a class that derives from ExampleTests, compiled for two replicas and more."""
+    app = App(request.cls.example, tmp_path_factory.mktemp("app"))
+    name = app.example.name
+    result = app.compile()
+    assert result.stdout == f"PEF file {app.folder}/out/{name}/{name}.pef created\nCompilation succeeded\n"
+    assert result.stderr == ""
+    return app

@@ -1,0 +1,195 @@
+"""An example app in a test: compiled once, called by each way in, and held against a plain PyTorch loop.
+
+A test file of an example says which script it is and how a plain loop trains the same; the tests come with the class:
+
+    class TestLenet(ExampleTests):
+        example = Example("lenet", batch_size=32, train=("-e", "2"), saved="weights.pt",
+            save=("--checkpoint", "weights.pt"), told="accuracy 9")
+
+        def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+            torch.manual_seed(256)
+            return plain.train(app.module().LeNet(), …, replicas, …)
+
+        def test_what_only_this_app_does(self, app: App) -> None:
+            result = app.call("run", "--resume", "weights.pt", np=2)
+
+`app` is a fixture of conftest.py: the App, compiled in a folder of its own, once for a class. `app.module()` is the
+script itself, imported: its model and data are what the plain loop trains. The loop is in `plain.py`, or of its parts.
+
+The ways in, by the name that `App.call` takes:
+
+    app       sambasim app SCRIPT.py run …
+    check     sambasim app --check SCRIPT.py run …
+    module    python -m sambasim SCRIPT.py run …
+    env       eval "$(sambasim env)", and then python SCRIPT.py run …
+    direct    python COPY.py run …, of a copy that imports `sambasim` where the script imports `sambaflow`
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.mpi import ROOT, Result, mpirun, run_job
+
+SCRIPTS = ROOT / "examples" / "sambaflow"
+WAYS = ("app", "module", "env", "direct")
+
+_IMPORT = re.compile(r"^(\s*(?:from|import) )sambaflow( import samba\b|\.samba\b)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """`name` is that of SCRIPTS/NAME.py, and of its PEF.
+
+    batch_size: `-b` of every command
+    every: further flags of every command
+    train: flags of `run` that keep it short
+    save: flags of `run` that make it write weights
+    saved: the file with them: a state_dict of the model, or a dict with one as "model"
+    told: a regular expression for what `run` prints in one line, of one rank
+    always_whole: whether four replicas and the check are part of every run of the tests. Those of the other examples
+        take minutes, and run where SAMBASIM_TEST_APPS is "whole": by `make test-apps`
+    """
+
+    name: str
+    batch_size: int
+    save: tuple[str, ...]
+    saved: str
+    told: str
+    every: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    always_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """An example, and the folder in which its commands are called."""
+
+    example: Example
+    folder: Path
+
+    def compile(self, *flags: str, pef: str | None = None) -> Result:
+        """Compile it, by default for two replicas and more."""
+        return self.call("compile", *(flags or ("--data-parallel", "-ws", "2")), "--pef-name", pef or self.example.name)
+
+    def weights(self, np: int, *flags: str, way: str = "module") -> dict[str, Tensor]:
+        """Train on `np` replicas; the weights that the app has written. Fails the test if it warns of anything."""
+        path = self.folder / self.example.saved
+        path.unlink(missing_ok=True)
+        result = self.call("run", *self.example.train, *self.example.save, *flags, np=np, way=way)
+        told = [line for line in result.stdout.splitlines() if re.search(self.example.told, line)]
+        assert len(told) == 1, result.stdout
+        assert result.stderr == ""
+        saved = torch.load(path)
+        weights: dict[str, Tensor] = saved.get("model", saved)
+        return weights
+
+    def call(
+        self, command: str, *flags: str, np: int = 1, way: str = "module", pef: str | None = None, check: bool = True
+    ) -> Result:
+        """One command of the app, under mpirun if `np` is above 1. Fails the test unless it exits with 0.
+
+        pef: by name, another than the one that all commands share
+        check: whether it must exit with 0
+        """
+        words = [command, "-b", str(self.example.batch_size), *self.example.every]
+        if command != "compile":
+            words += ["--pef", pef or self.example.name, "--threads", "1"]
+        argv = [*([mpirun(), "-np", str(np)] if np > 1 else []), *self._start(way), *words, *flags]
+        if way == "env":
+            argv = ["sh", "-c", f'eval "$(sambasim env)" && exec {shlex.join(argv)}']
+        result = run_job(argv, timeout=180, cwd=self.folder)
+        return result.check() if check else result
+
+    def module(self) -> ModuleType:
+        """The script as a module: the copy with the direct imports."""
+        folder = self._copies()
+        spec = spec_from_file_location(f"app_{self.example.name}", folder / f"{self.example.name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(folder))  # a script may import others that lie beside it
+            spec.loader.exec_module(module)
+        return module
+
+    def _start(self, way: str) -> Sequence[str]:
+        script = f"{self.example.name}.py"
+        starts = {
+            "app": [str(Path(sys.executable).parent / "sambasim"), "app", str(SCRIPTS / script)],
+            "check": [str(Path(sys.executable).parent / "sambasim"), "app", "--check", str(SCRIPTS / script)],
+            "module": [sys.executable, "-m", "sambasim", str(SCRIPTS / script)],
+            "env": ["python", str(SCRIPTS / script)],
+            "direct": [sys.executable, str(self.folder / "direct" / script)],
+        }
+        if way == "direct":
+            self._copies()
+        return starts[way]
+
+    def _copies(self) -> Path:
+        """The folder of scripts that import `sambasim` where the examples import `sambaflow`."""
+        folder = self.folder / "direct"
+        folder.mkdir(exist_ok=True)
+        for script in SCRIPTS.glob("*.py"):
+            (folder / script.name).write_text(_IMPORT.sub(r"\1sambasim\2", script.read_text()))
+        return folder
+
+
+class ExampleTests:
+    """What holds for every example. A class that derives from it gives `example` and `plainly`."""
+
+    example: Example
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        """The weights of a plain PyTorch loop that trains as the app does."""
+        raise NotImplementedError
+
+    def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
+        assert differences(app.weights(1, way="direct"), self.plainly(app, 1)) == []
+
+    def test_two_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
+        expected = self.plainly(app, 2)
+        assert differences(app.weights(2, "--data-parallel", way="direct"), expected) == []
+        assert differences(app.weights(2, "--data-parallel", "--reduce-on-rdu", way="env"), expected) == []
+
+    def test_four_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
+        self._skip_unless_whole()
+        expected = self.plainly(app, 4)
+        assert differences(app.weights(4, "--data-parallel", way="module"), expected) == []
+        assert differences(app.weights(4, "--data-parallel", "--reduce-on-rdu", way="app"), expected) == []
+
+    def test_device_and_host_agree(self, app: App) -> None:
+        result = app.call("test", way="app")
+        assert (result.stdout, result.stderr) == ("device and host agree\n", "")
+
+    def test_a_check_finds_nothing(self, app: App) -> None:
+        self._skip_unless_whole()
+        result = app.call("run", *app.example.train, "--data-parallel", np=2, way="check")
+        assert result.stdout.splitlines()[-1].endswith(" steps: no finding")
+        assert result.stderr == ""
+
+    def test_the_step_is_measured(self, app: App) -> None:
+        result = app.call("measure-performance", "--num-iterations", "5", "--json", way="direct")
+        assert result.stdout.count("\n") == 1
+        assert f'"replicas": 1, "batch_size": {app.example.batch_size}, "steps": 5' in result.stdout
+        assert result.stderr == ""
+
+    def _skip_unless_whole(self) -> None:
+        if not self.example.always_whole and os.environ.get("SAMBASIM_TEST_APPS") != "whole":
+            pytest.skip("of this example only in make test-apps")
+
+
+def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """The names of the tensors that are not equal bit for bit. Fails the test if there are other names in one."""
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]

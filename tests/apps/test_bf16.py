@@ -1,0 +1,140 @@
+"""The logistic regression app in bf16: either sync has the bits of a plain loop in bf16, which learns as in fp32."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.quickstart.digits import digits
+from tests.apps import plain
+from tests.apps.support import App, Example, differences
+
+BATCH, EPOCHS, RATE, MOMENTUM = 32, 2, 0.1, 0.9
+DEVICE = ("--data-parallel", "--reduce-on-rdu")
+
+EXAMPLE = Example(
+    "logistic_regression",
+    batch_size=BATCH,
+    train=("-e", str(EPOCHS)),
+    save=("--checkpoint", "weights.pt"),
+    saved="weights.pt",
+    told="held out: accuracy",
+)
+
+
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory: pytest.TempPathFactory) -> App:
+    app = App(EXAMPLE, tmp_path_factory.mktemp("bf16"))
+    app.compile("--data-parallel", "-ws", "2", "--dtype", "bf16")
+    return app
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> App:
+    app = App(EXAMPLE, tmp_path_factory.mktemp("rounding"))
+    app.compile("--data-parallel", "-ws", "2", "--dtype", "bf16", "--enable-stoc-rounding")
+    return app
+
+
+class WideSGD:
+    """torch's fused SGD in float32, on parameters and momenta that are rounded to bf16 after each step; padded as in
+    `plain.PaddedOptimizer`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._momenta: list[Tensor | None] = [None] * len(parameters)
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Update the parameters by these gradients, one for each."""
+        for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            padding = (0, -parameter.numel() % plain.ALIGNMENT_ELEMENTS)
+            wide = nn.Parameter(nn.functional.pad(parameter.detach().flatten(), padding).float())
+            wide.grad = nn.functional.pad(gradient.flatten(), padding).float()
+            optimizer = torch.optim.SGD([wide], lr=RATE, momentum=MOMENTUM, fused=True)
+            momentum = self._momenta[number]
+            if momentum is not None:
+                optimizer.state[wide]["momentum_buffer"] = momentum.float()
+            optimizer.step()
+            self._momenta[number] = optimizer.state[wide]["momentum_buffer"].bfloat16()
+            parameter.data.copy_(wide.detach()[: parameter.numel()].view_as(parameter))
+
+
+def _padded_sgd(parameters: Sequence[nn.Parameter]) -> plain.PaddedOptimizer:
+    return plain.PaddedOptimizer(
+        parameters, lambda flats: torch.optim.SGD(flats, lr=RATE, momentum=MOMENTUM, fused=True)
+    )
+
+
+def _plainly(
+    app: App,
+    replicas: int,
+    dtype: torch.dtype,
+    optimizer: Callable[[Sequence[nn.Parameter]], WideSGD | plain.PaddedOptimizer],
+) -> dict[str, Tensor]:
+    """The weights of a plain loop in which the model and its inputs are of `dtype`, and the loss is of float32."""
+    module = app.module()
+    torch.manual_seed(256)
+    model = module.LogReg().to(dtype)
+    samples = module.FlatDigits(digits()[0])
+    updating = optimizer(list(model.parameters()))
+    for epoch in range(EPOCHS):
+        loaders = []
+        for rank in range(replicas):
+            sampler: DistributedSampler[tuple[Tensor, Tensor]] = DistributedSampler(samples, replicas, rank)
+            sampler.set_epoch(epoch)
+            loaders.append(DataLoader(samples, batch_size=BATCH, sampler=sampler, drop_last=True))
+        for batches in zip(*loaders, strict=True):
+            losses = [model.criterion(model.lin_layer(image.to(dtype)).float(), label) for image, label in batches]
+            gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+            updating.step(plain.mean(gradients))
+    return {name: tensor.float() for name, tensor in model.state_dict().items()}
+
+
+def _held_out_loss(weights: dict[str, Tensor]) -> float:
+    held_out = digits()[1]
+    images = torch.stack([held_out[index][0].flatten() for index in range(len(held_out))])
+    labels = torch.stack([held_out[index][1] for index in range(len(held_out))])
+    logits = nn.functional.linear(images, weights["lin_layer.weight"], weights["lin_layer.bias"])
+    return float(nn.functional.cross_entropy(logits, labels))
+
+
+def test_one_replica_trains_as_a_plain_loop_in_bf16_does(bf16: App) -> None:
+    assert differences(bf16.weights(1), _plainly(bf16, 1, torch.bfloat16, WideSGD)) == []
+
+
+def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(bf16: App) -> None:
+    expected = _plainly(bf16, 2, torch.bfloat16, WideSGD)
+    host = bf16.weights(2, "--data-parallel")
+    assert differences(host, expected) == []
+    assert differences(bf16.weights(2, *DEVICE), expected) == []
+    in_fp32 = _plainly(bf16, 2, torch.float32, _padded_sgd)
+    assert differences(host, in_fp32) == list(host)
+    assert abs(_held_out_loss(host) - _held_out_loss(in_fp32)) < 0.02
+
+
+def test_four_replicas_have_the_same_bits_by_either_sync(bf16: App) -> None:
+    assert differences(bf16.weights(4, "--data-parallel"), bf16.weights(4, *DEVICE)) == []
+
+
+@pytest.mark.parametrize("np", [2, 4])
+def test_stochastic_rounding_has_the_same_bits_by_either_sync(np: int, bf16: App, rounding: App) -> None:
+    host = rounding.weights(np, "--data-parallel")
+    assert differences(host, rounding.weights(np, *DEVICE)) == []
+    assert differences(host, bf16.weights(np, *DEVICE)) == list(host)
+
+
+def test_device_and_host_agree_within_the_tolerances_of_the_app(bf16: App) -> None:
+    """3e-3 for the loss, the logits and the gradient of one step."""
+    result = bf16.call("test")
+    assert (result.stdout, result.stderr) == ("device and host agree\n", "")
+
+
+def test_a_run_in_another_dtype_is_refused(bf16: App) -> None:
+    result = bf16.call("run", "--dtype", "fp32", check=False)
+    assert result.returncode != 0
+    assert "error[option]: --dtype is fp32, and the PEF logistic_regression was compiled with --dtype bf16" in (
+        result.stderr
+    )

@@ -1,0 +1,31 @@
+"""The feed-forward app: Adam with weight decay."""
+
+import torch
+from torch import Tensor
+
+from tests.apps import plain
+from tests.apps.support import App, Example, ExampleTests
+
+
+class TestFeedForward(ExampleTests):
+    example = Example(
+        "feed_forward",
+        batch_size=32,
+        train=("-e", "2"),
+        save=("--checkpoint", "weights.pt"),
+        saved="weights.pt",
+        told=r"held out: accuracy [89]\d",  # of 10 % to begin with
+    )
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(256)
+        model = module.FeedForward(64, 128, 10)
+        return plain.train(
+            model,
+            module.datasets()[0],
+            replicas,
+            epochs=2,
+            batch_size=32,
+            optimizer=lambda flats: torch.optim.Adam(flats, lr=0.001, weight_decay=1e-4, fused=True),
+        )

@@ -1,0 +1,99 @@
+"""Which operators of torch add up in float32 where they are given bfloat16; the others are those that are widened."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sambasim.compiler.precision import ADDING
+
+Operator: TypeAlias = Callable[..., Tensor]
+
+ROUNDING = 2.0**-8
+INDEX = torch.arange(4096) % 4
+
+
+def _normal(*shape: int, mean: float = 0.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + 10_000 * seed)
+    return (torch.randn(shape, generator=generator) + mean).bfloat16()
+
+
+ADDS_IN_FLOAT32: dict[str, tuple[Operator, tuple[Tensor, ...]]] = {
+    "matmul": (torch.matmul, (_normal(16, 4096), _normal(4096, 16))),
+    "linear": (functional.linear, (_normal(512, 64), _normal(16, 64), _normal(16))),
+    "bmm": (torch.bmm, (_normal(2, 16, 512), _normal(2, 512, 16))),
+    "conv2d": (functional.conv2d, (_normal(4, 32, 12, 12), _normal(32, 32, 3, 3))),
+    "attention": (
+        functional.scaled_dot_product_attention,
+        tuple(_normal(2, 4, 64, 32, seed=seed) for seed in range(3)),
+    ),
+    "sum": (torch.sum, (_normal(100_000, mean=1.0),)),
+    "sum of rows": (lambda x: x.sum(0), (_normal(4096, 64, mean=1.0),)),
+    "mean": (torch.mean, (_normal(100_000, mean=1.0),)),
+    "cumsum": (lambda x: x.cumsum(0), (_normal(4096, mean=1.0),)),
+    "softmax": (lambda x: x.softmax(1), (_normal(64, 512),)),
+    "batch_norm": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
+        (_normal(32, 8, 8, 8), _normal(8), _normal(8)),
+    ),
+    "gelu": (functional.gelu, (_normal(4096),)),
+    "scatter_add": (
+        lambda x: torch.zeros(4, 8, dtype=x.dtype).scatter_add(0, INDEX[:, None].expand(-1, 8), x),
+        (_normal(4096, 8, mean=1.0),),
+    ),
+    "expand": (lambda x: x.expand(4096, 64), (_normal(64),)),
+}
+
+OF_ADDING: dict[str, tuple[Operator, tuple[Tensor, ...]]] = {
+    "aten.avg_pool1d.default": (lambda x: functional.avg_pool1d(x, 15, 1), (_normal(4, 4, 64),)),
+    "aten.avg_pool2d.default": (lambda x: functional.avg_pool2d(x, 7, 1), (_normal(4, 4, 32, 32),)),
+    "aten.avg_pool3d.default": (lambda x: functional.avg_pool3d(x, 5, 1), (_normal(2, 2, 16, 16, 16),)),
+    "aten.embedding.default": (lambda table: functional.embedding(INDEX, table), (_normal(4, 8),)),
+    "aten.index.Tensor": (lambda table: table[INDEX], (_normal(4, 8),)),
+    "aten.layer_norm.default": (
+        lambda x, w, b: functional.layer_norm(x, (64,), w, b),
+        (_normal(4096, 64), _normal(64), _normal(64)),
+    ),
+    "aten.prod.default": (torch.prod, ((1 + _normal(4096) * 2**-6).bfloat16(),)),
+    "aten.prod.dim_int": (lambda x: x.prod(0), ((1 + _normal(4096, 4) * 2**-6).bfloat16(),)),
+}
+
+
+def _results(function: Operator, operands: tuple[Tensor, ...], dtype: torch.dtype) -> list[Tensor]:
+    """The result, and the gradient at each operand of a sum of the result with weights."""
+    leaves = [operand.to(dtype).requires_grad_() for operand in operands]
+    result = function(*leaves)
+    weights = _normal(*result.shape, mean=1.0, seed=9).to(result.dtype)
+    return [result.detach(), *torch.autograd.grad(result, leaves, weights)]
+
+
+def _error(function: Operator, operands: tuple[Tensor, ...]) -> float:
+    """The largest error of the kernels for bfloat16, in roundings of the largest number of each result."""
+    narrow, wide = (_results(function, operands, dtype) for dtype in (torch.bfloat16, torch.float32))
+    worst = [
+        (one.double() - other.double()).abs().max() / other.double().abs().max()
+        for one, other in zip(narrow, wide, strict=True)
+    ]
+    return float(max(worst)) / ROUNDING
+
+
+@pytest.mark.parametrize("name", ADDS_IN_FLOAT32)
+def test_torchs_kernels_for_bfloat16_add_up_in_float32(name: str) -> None:
+    """What is rounded once is less than one rounding off; some kernels round twice."""
+    assert _error(*ADDS_IN_FLOAT32[name]) < 2
+
+
+@pytest.mark.parametrize("name", OF_ADDING)
+def test_what_is_widened_would_round_after_each_addition(name: str) -> None:
+    if name == "aten.avg_pool3d.default":
+        with pytest.raises(NotImplementedError):
+            _error(*OF_ADDING[name])
+    else:
+        assert _error(*OF_ADDING[name]) > 2
+
+
+def test_every_operator_that_is_widened_is_shown_here() -> None:
+    assert OF_ADDING.keys() == ADDING

@@ -1,0 +1,136 @@
+"""measure-performance and measure-sections: what is measured here, and the empty column of what is predicted."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sambasim.errors import OptionError
+from tests.samba.api.conftest import BATCH, Net, exercises, imported
+from tests.support.mpi import run_job, run_mpi
+
+APP = """\
+import sys
+import torch
+from sambaflow import samba
+from sambaflow.samba import utils
+from sambaflow.samba.utils.argparser import parse_app_args
+from sambaflow.samba.utils.common import common_app_driver
+
+args = parse_app_args(argv=sys.argv[1:])
+utils.set_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 1))
+samba.from_torch_model_(model)
+optimizer = samba.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
+inputs = [samba.randn(args.batch_size, 6, name="x", batch_dim=0)]
+common_app_driver(args, model, inputs, optimizer, name="net", app_dir=utils.get_file_dir(__file__))
+"""
+SHORT = {"n_iterations": 4, "min_duration": 0.0}
+
+
+@exercises("samba.utils.measure_performance")
+def test_a_step_is_measured(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = traced
+    measure = samba.utils.measure_performance
+    capsys.readouterr()
+    figures = measure(
+        model, inputs, BATCH, 1, False, run_graph_only=False, json=str(tmp_path / "a.json"),
+        bench_report_json=str(tmp_path / "b.json"), data_parallel=False, reduce_on_rdu=False, **SHORT,
+    )  # fmt: skip
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text()) == figures
+    assert capsys.readouterr().out.startswith("measured on this machine, 1 replica, 4 steps: ")
+    assert figures["samples_per_s"] == pytest.approx(BATCH / figures["step_s"])
+    assert figures["predicted_step_s"] is None
+    graph_alone = measure(model, inputs, BATCH, run_graph_only=True, **SHORT)
+    assert graph_alone["step_s"] > 0
+    assert measure(model, inputs, BATCH, inference=True, n_iterations=2, min_duration=0.02)["steps"] > 2
+    with pytest.raises(OptionError, match="the batch size is 8, and the PEF was compiled for 4"):
+        measure(model, inputs, 8)
+
+
+@exercises("samba.utils.measure_sections")
+def test_every_section_is_measured(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = traced
+    information = imported("samba.utils.pef_utils").get_pef_info(pef)
+    sections = next(graph["sections"] for graph in information["graphs"] if graph["name"] == "training")
+    capsys.readouterr()
+    figures = samba.utils.measure_sections(model, inputs, BATCH, json="-", **SHORT)
+    assert json.loads(capsys.readouterr().out) == figures
+    rows = figures["sections"]
+    assert [(row["sections"], row["kind"], row["name"]) for row in rows] == [
+        ([section["index"]], section["kind"], section["name"]) for section in sections
+    ]
+    assert all(row["measured_s"] > 0 for row in rows)
+    assert {row["predicted_s"] for row in rows} == {None}
+    assert figures["sections_s"] == pytest.approx(sum(row["measured_s"] for row in rows))
+    forward = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)
+    assert {row["kind"] for row in forward["sections"]} == {"FWD"}
+    table = capsys.readouterr().out.splitlines()
+    assert table[0] == "measured on this machine, 1 replica, 4 steps: medians"
+    assert table[1].split() == ["section", "kind", "name", "measured", "predicted"]
+    assert table[2].split()[-1] == "-"
+    assert table[-1] == "predicted: of a device, not modelled yet"
+    samba.session.run(inputs)
+
+
+def test_measuring_does_not_change_what_is_trained(samba: Any, inputs: tuple[Any, Any], pef: str) -> None:
+    ends = []
+    for measured in (False, True):
+        model = samba.from_torch_model_(Net())
+        optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model.load_state_dict({name: value.fill_(0.1) for name, value in model.state_dict().items()})
+        samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
+        if measured:
+            samba.utils.measure_sections(model, inputs, n_iterations=2)
+        else:
+            for _ in range(5):  # those that warm up train too
+                samba.session.run(inputs)
+        samba.session.to_cpu(model)
+        ends.append(model.state_dict())
+    assert all(value.equal(ends[1][name]) for name, value in ends[0].items())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the app was compiled."""
+    where = tmp_path_factory.mktemp("app")
+    (where / "app.py").write_text(APP)
+    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
+    run_job(argv, cwd=where, timeout=120).check()
+    return where
+
+
+def _measured(folder: Path, command: str, *flags: str, np: int = 1) -> dict[str, Any]:
+    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", "net", "--num-iterations", "3"]
+    argv += ["--json", *flags]
+    done = run_mpi(np, argv, cwd=folder, timeout=120) if np > 1 else run_job(argv, cwd=folder, timeout=120)
+    figures: dict[str, Any] = json.loads(done.check().stdout)
+    assert done.stderr == ""
+    return figures
+
+
+@exercises("samba.utils.common.common_app_driver")
+def test_the_driver_compiles_and_measures(folder: Path) -> None:
+    files = ["--bench-report-json", "bench.json", "--compiled-stats-json", "stats.json", "--run-graph-only"]
+    figures = _measured(folder, "measure-performance", *files)
+    assert json.loads((folder / "bench.json").read_text()) == figures
+    assert json.loads((folder / "stats.json").read_text())["name"] == "net"
+    rows = _measured(folder, "measure-sections")["sections"]
+    assert [row["kind"] for row in rows][-4:] == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "kinds"),
+    [([], ["REDUCE", "GRADNORM", "OPT", "GATHER"]), (["--reduce-on-rdu"], ["REDUCE+GRADNORM+OPT+GATHER"])],
+    ids=["host", "device"],
+)
+def test_sections_of_two_replicas(folder: Path, flags: list[str], kinds: list[str]) -> None:
+    figures = _measured(folder, "measure-sections", "--data-parallel", *flags, np=2)
+    assert (figures["replicas"], figures["steps"]) == (2, 3)
+    assert [row["kind"] for row in figures["sections"] if row["kind"] not in ("FWD", "BCKWD")] == kinds

@@ -1,0 +1,175 @@
+"""The session as apps use it: what they compile and trace, run, and move."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim.errors import OptionError, PefError
+from tests.samba.api.conftest import BATCH, Net, exercises, imported, seeded_net
+
+
+@exercises("samba.session.compile", "samba.utils.pef_utils.get_pefmeta", "samba.utils.pef_utils.get_pefmeta_dict")
+def test_compile_as_apps_do(
+    samba: Any, inputs: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pef_utils = imported("samba.utils.pef_utils")
+    model = samba.from_torch_model_(seeded_net())
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    args = Namespace(command="compile", pef_name="net", output_folder=str(tmp_path), data_parallel=True, world_size=2)
+    path = samba.session.compile(
+        model, inputs, optimizer, name="net", app_dir=samba.utils.get_file_dir(__file__), config_dict=vars(args),
+        pef_metadata=pef_utils.get_pefmeta(args, model), squeeze_bs_dim=True, init_output_grads=True,
+        io_host_memory=True, metadata={"conv_tiling": "none"},
+    )  # fmt: skip
+    assert path == str(tmp_path / "net" / "net.pef")
+    assert capsys.readouterr().out.endswith(f"PEF file {path} created\nCompilation succeeded\n")
+    kept = pef_utils.get_pefmeta_dict(path)
+    assert (kept["world_size"], kept["conv_tiling"], kept["model_repr"]) == ("2", "none", repr(model))
+
+
+@exercises("samba.utils.pef_utils.get_pef_info")
+def test_what_is_in_a_pef(pef: str) -> None:
+    information = imported("samba.utils.pef_utils").get_pef_info(pef)
+    kinds = {section["kind"] for graph in information["graphs"] for section in graph["sections"]}
+    assert kinds == {"FWD", "BCKWD", "OPT"}
+    assert information["batch_size"] == BATCH
+
+
+@exercises("samba.session.setup", "samba.schema.snconfig.SNConfig")
+def test_a_session_that_was_set_up_compiles_as_it_says(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
+    config = imported("samba.schema.snconfig").SNConfig(pef_name="first", output_folder=str(tmp_path))
+    config.pef_name = "second"
+    samba.session.setup(config)
+    model = samba.from_torch_model_(seeded_net())
+    path = samba.session.compile(model, inputs, samba.optim.SGD(model.parameters(), lr=0.1))
+    samba.session.setup({})
+    assert path == str(tmp_path / "second" / "second.pef")
+    with pytest.raises(OptionError, match="a session is set up from names with values"):
+        samba.session.setup("net")
+
+
+@exercises("samba.session.tracing")
+def test_a_model_knows_when_it_is_traced(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
+    class Asks(Net):
+        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            losses, outputs = super().forward(x, target)
+            return (losses * 2 if samba.session.tracing else losses), outputs
+
+    torch.manual_seed(0)
+    model = samba.from_torch_model_(Asks())
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    path = samba.session.compile(model, inputs, optimizer, name="asks", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, inputs, optimizer, pef=path)
+    losses, _ = samba.session.run(inputs, section_types=["FWD"])
+    assert not samba.session.tracing
+    assert torch.equal(losses.torch(), model(*inputs)[0].torch() * 2)
+
+
+@exercises("samba.utils.trace_graph")
+def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any], pef: str) -> None:
+    model = samba.from_torch_model_(seeded_net())
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    outputs = samba.utils.trace_graph(
+        model, inputs, optimizer, init_output_grads=True, loss_indices=[0], pef=pef, mapping="section",
+        data_parallel_mode="normal", transfer_device=False, distlearn_config=None, dev_mode=True, config_dict={},
+    )  # fmt: skip
+    assert [tensor.sn_name for tensor in outputs] == [tensor.sn_name for tensor in model.output_tensors]
+    assert not outputs[0].has_data
+    (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
+    assert not weight.any(), "nothing was sent to the device"
+    wider = samba.from_torch_model_(Net(width=16))
+    optimizer = samba.optim.SGD(wider.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(PefError, match="was compiled from another graph: net__first__weight is parameter"):
+        samba.utils.trace_graph(wider, inputs, optimizer, pef=pef)
+
+
+@exercises("samba.session.run")
+def test_a_step_by_every_keyword(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
+    model, _ = traced
+    first = samba.session.run(
+        input_tensors=inputs, output_tensors=model.output_tensors, hyperparam_dict={"lr": 0.2, "momentum": 0.5},
+        data_parallel=False, reduce_on_rdu=False, section_types=["FWD", "BCKWD", "OPT"], graph_name="net",
+    )[0]  # fmt: skip
+    later = samba.session.run(inputs, model.output_tensors[0])
+    assert later.mean().item() < first.mean().item()
+    losses = samba.session.run(inputs, section_types=["fwd"])[0]
+    losses.sn_grad = torch.zeros(BATCH)
+    samba.session.run(section_types=["bckwd"])
+    (gradient,) = samba.session.get_tensors_by_name(["net__first__weight__grad"])
+    assert not gradient.any(), "the backward starts from sn_grad"
+
+
+@exercises("samba.session.to_cpu", "samba.session.to_device", "samba.session.to_rdu")
+def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
+    model, optimizer = traced
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    samba.session.run(inputs)
+    assert torch.equal(model.first.weight, start["first.weight"])
+    samba.session.to_cpu(model)
+    assert not torch.equal(model.first.weight, start["first.weight"])
+    assert len(optimizer.state_dict()["state"]) == 4
+    losses, _ = samba.session.run(inputs, section_types=["FWD"])
+    assert torch.equal(losses.torch(), samba.to_torch(model(*inputs)[0]))
+    for send in (samba.session.to_device, samba.session.to_rdu):
+        with torch.no_grad():
+            model.first.bias.add_(1)
+        send(model)
+        (bias,) = samba.session.get_tensors_by_name(["net__first__bias"])
+        assert torch.equal(bias.torch(), model.first.bias)
+
+
+@exercises("samba.session.get_tensors_by_name", "samba.session.tensor_dict", "samba.session.optim_dict")
+def test_tensors_are_found_by_name(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
+    model, optimizer = traced
+    samba.session.run(inputs)
+    names = ["net__second__weight__grad", "net__second__weight__sgd0__momentum"]
+    gradient, momentum = samba.session.get_tensors_by_name(names)
+    assert torch.equal(gradient.torch(), momentum.torch())
+    assert set(samba.session.tensor_dict) == {"x", "target", *(one.sn_name for one in model.output_tensors)}
+    assert samba.session.optim_dict == {"sgd0": optimizer}
+
+
+@exercises("samba.session.buffer_dict")
+def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
+    model = samba.from_torch_model_(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    batch = [samba.randn(BATCH, 3, name="x", batch_dim=0)]
+    path = samba.session.compile(model, batch, optimizer, name="norm", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, batch, optimizer, pef=path)
+    samba.session.run(batch)
+    buffers = samba.session.buffer_dict
+    assert buffers["sequential__1__running_mean"].any()
+    assert buffers["sequential__1__num_batches_tracked"] == 1
+    assert not model[1].running_mean.any(), "the host has not been told"
+
+
+@exercises(
+    "samba.session.profiler.start_event",
+    "samba.session.profiler.end_event",
+    "samba.session.profiler.event",
+    "samba.session.start_samba_profile",
+    "samba.session.end_samba_profile",
+    "samba.profiler.Profiler",
+    "samba.profiler.Event",
+)
+def test_what_an_app_brackets_is_timed(samba: Any) -> None:
+    profiling = imported("samba.profiler")
+    profiler = samba.session.profiler
+    assert isinstance(profiler, profiling.Profiler)
+    before = len(profiler.events)
+    samba.session.start_samba_profile()
+    profiler.start_event("load")
+    profiler.end_event("load")
+    with profiler.event("train"):
+        pass
+    samba.session.end_samba_profile()
+    events = profiler.events[before:]
+    assert all(isinstance(event, profiling.Event) for event in events)
+    assert [event.name for event in events] == ["load", "train", "samba_profile"]
+    assert events[2].elapsed_s >= events[0].elapsed_s + events[1].elapsed_s > 0
+    with pytest.raises(OptionError, match="the event samba_profile ends, and has not begun"):
+        samba.session.end_samba_profile()

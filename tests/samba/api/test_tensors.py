@@ -1,0 +1,120 @@
+"""Tensors: made, named, turned into others, and calculated with."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sambasim.errors import DataError
+from tests.samba.api.conftest import exercises, imported
+
+
+@exercises("samba.randn", "samba.SambaTensor.host_memory")
+def test_randn_as_inputs_are_made(samba: Any) -> None:
+    torch.manual_seed(3)
+    image = samba.randn(4, 6, name="image", batch_dim=0, named_dims=("B", "F"), requires_grad=True)
+    torch.manual_seed(3)
+    assert torch.equal(samba.to_torch(image), torch.randn(4, 6))
+    assert (image.sn_name, image.batch_dim, image.named_dims, image.requires_grad) == ("image", 0, ("B", "F"), True)
+    image.host_memory, image.mem_type = False, "ddr"
+    assert (image.host_memory, image.mem_type) == (False, "ddr")
+    assert samba.randn((2, 3)).requires_grad_().shape == (2, 3)
+
+
+@exercises("samba.randint")
+def test_randint_with_high_alone_and_with_low(samba: Any) -> None:
+    for bounds in ((10, (50,)), (0, 10, (50,))):
+        label = samba.randint(*bounds, name="label", batch_dim=0, dtype=torch.int32)
+        assert (label.sn_name, label.batch_dim, label.dtype) == ("label", 0, torch.int32)
+        assert 0 <= label.min() < label.max() < 10
+    assert samba.randint(5, 6, shape=(2, 2)).tolist() == [[5, 5], [5, 5]]
+
+
+@exercises("samba.from_torch_tensor", "samba.from_torch")
+def test_from_torch_shares_memory(samba: Any) -> None:
+    plain = torch.zeros(2, 3)
+    for make in (samba.from_torch_tensor, samba.from_torch):
+        tensor = make(plain, name="x", batch_dim=0)
+        plain += 1
+        assert torch.equal(tensor.torch(), plain)
+        assert (tensor.sn_name, tensor.batch_dim) == ("x", 0)
+
+
+@exercises("samba.to_torch")
+def test_to_torch_takes_either_kind(samba: Any) -> None:
+    plain = torch.ones(2)
+    assert samba.to_torch(plain) is plain
+    assert type(samba.to_torch(samba.from_torch_tensor(plain))) is Tensor
+
+
+@exercises("samba.SambaTensor", "samba.sambatensor.SambaTensor")
+def test_a_samba_tensor_by_every_keyword(samba: Any) -> None:
+    kind = imported("samba.sambatensor").SambaTensor
+    assert kind is samba.SambaTensor
+    tensor = kind(
+        shape=(4, 3), dtype=torch.float32, name="x", batch_dim=0, named_dims=("B", "F"), sized_dims=(4, 3),
+        materializer=lambda: torch.ones(4, 3), is_complex=False, region_name="weights",
+    )  # fmt: skip
+    assert tensor.sum() == 12
+    assert (tensor.region_name, tensor.sized_dims) == ("weights", (4, 3))
+    assert "shape=(4, 3), dtype=torch.float32, batch_dim=0" in repr(tensor)
+    assert torch.equal(kind(torch.ones(2)).torch(), torch.ones(2))
+    with pytest.raises(DataError, match="holds real numbers"):
+        kind(torch.ones(2), is_complex=True)
+
+
+@exercises("samba.SambaTensor.torch", "samba.SambaTensor.rdu", "samba.SambaTensor.float")
+def test_a_tensor_is_chained_and_moved(samba: Any) -> None:
+    image = samba.randn(4, 3, name="image", batch_dim=0)
+    for form in (image.bfloat16().float(), image.cpu(), image.rdu(), image.rdu().cpu().float()):
+        assert (form.sn_name, form.batch_dim, form.dtype) == ("image", 0, torch.float32)
+    assert torch.equal(image.bfloat16().float().torch(), image.torch().bfloat16().float())
+    image.numpy()[0, 0] = 7
+    assert image.torch()[0, 0] == 7
+
+
+@exercises("samba.SambaTensor.sn_data", "samba.SambaTensor.sn_grad", "samba.SambaTensor.has_data")
+def test_data_and_gradient(samba: Any) -> None:
+    tensor = samba.SambaTensor(shape=(2,), name="x")
+    assert not tensor.has_data
+    tensor.sn_data = torch.tensor([1.0, 2.0])
+    assert tensor.has_data
+    assert tensor.sn_data.tolist() == [1, 2]
+    assert tensor.sn_grad is None
+    tensor.sn_grad = samba.randn(2)
+    assert type(tensor.sn_grad) is Tensor
+
+
+@exercises("samba.cat", "samba.sigmoid", "samba.addmm")
+def test_operators_on_samba_tensors(samba: Any) -> None:
+    one, other = samba.randn(2, 3, name="one"), samba.randn(2, 3, name="other")
+    assert torch.equal(samba.cat([one, other]).torch(), torch.cat([one.torch(), other.torch()]))
+    assert torch.equal(samba.sigmoid(one).torch(), torch.sigmoid(one.torch()))
+    added = samba.addmm(samba.zeros(2, 2), one, other.t())
+    assert torch.equal(added.torch(), torch.addmm(torch.zeros(2, 2), one.torch(), other.torch().t()))
+
+
+@exercises("samba.SambaLoader", "samba.sambaloader.SambaLoader")
+def test_a_loader_names_what_a_torch_loader_gives(samba: Any) -> None:
+    loader_of = imported("samba.sambaloader").SambaLoader
+    assert loader_of is samba.SambaLoader
+    images, labels = torch.randn(10, 6), torch.arange(10)
+    loader = loader_of(DataLoader(TensorDataset(images, labels), batch_size=4, drop_last=True), ["image", "label"])
+    assert len(loader) == 2
+    for index, (image, label) in enumerate(loader):
+        assert (image.sn_name, image.batch_dim, label.sn_name) == ("image", 0, "label")
+        assert torch.equal(image.torch(), images[4 * index : 4 * index + 4])
+
+
+@exercises("samba.nn", "samba.nn.parameter.SambaParameter")
+def test_old_apps_import_nn_from_here() -> None:
+    samba_nn = imported("samba.nn")
+    assert samba_nn.Linear is nn.Linear
+    assert samba_nn.functional is nn.functional
+    parameter = imported("samba.nn.parameter").SambaParameter(torch.ones(3), name="scale")
+    module = samba_nn.Module()
+    module.scale = parameter
+    assert [name for name, _ in module.named_parameters()] == ["scale"]
+    assert isinstance(nn.Linear(1, 1).weight, imported("samba.nn.parameter").SambaParameter)

@@ -1,0 +1,61 @@
+"""Values that the device would convert at a loss."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.ir.program import Program
+from sambasim.pef import read
+from sambasim.samba.checks.conversions import lossy
+
+
+class Tagger(nn.Module):
+    """Tokens `[batch]` to the loss of each against its label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 4)
+
+    def forward(self, token: Tensor, scale: Tensor, label: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.embedding(token) * scale, label)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    model = Tagger()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    inputs = [torch.zeros(2, dtype=torch.int64), torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)]
+    folder = str(tmp_path_factory.mktemp("out"))
+    pef = samba.session.compile(model, inputs, optimizer, "net", config_dict={"output_folder": folder})
+    return read(Path(pef)).program
+
+
+def _batch(token: int = 1, scale: torch.dtype = torch.float32, label: int = 1) -> dict[str, Tensor]:
+    return {
+        "token": torch.tensor([0, token]),
+        "scale": torch.ones(2, 1, dtype=scale),
+        "label": torch.tensor([label, 0]),
+    }
+
+
+@pytest.mark.parametrize("batch", [_batch(), _batch(token=50_000), _batch(label=32_767), _batch(label=-100)])
+def test_what_stays_as_it_is_is_no_finding(program: Program, batch: dict[str, Tensor]) -> None:
+    assert list(lossy(program, batch, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (_batch(label=32_768), "AP03: label has 32768: the device keeps labels as int16, up to 32767"),
+        (_batch(label=-40_000), "AP03: label has -40000: the device keeps labels as int16"),
+        (_batch(scale=torch.float64), "AP03: scale is float64: the device computes in bf16"),
+    ],
+)
+def test_what_does_not_is(program: Program, batch: dict[str, Tensor], words: str) -> None:
+    (finding,) = lossy(program, batch, "app.py:1: run()")
+    assert finding.words.startswith(words)
+    assert finding.where == "app.py:1: run()"

@@ -1,0 +1,121 @@
+"""DistributedSamplers, watched: in which order they shuffle, and how they divide the data among replicas."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.samba.checks import samplers as module
+from sambasim.samba.checks.samplers import Division, Samplers, wrong_division
+from sambasim.samba.checks.telling import Telling
+
+LENGTH = 8
+DATA = cast("Dataset[int]", range(LENGTH))  # it has all that a data set needs
+RIGHT = [Division(2, rank, LENGTH, (0, 3), False) for rank in range(2)]
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> Telling:
+    """What is told, in place of this process's own."""
+    own = Telling(on_demand=True)
+    monkeypatch.setattr(module, "telling", own)
+    return own
+
+
+@pytest.fixture
+def watched() -> Iterator[Samplers]:
+    samplers = Samplers()
+    original = DistributedSampler.__iter__
+    samplers.start()
+    yield samplers
+    samplers.stop()
+    assert DistributedSampler.__iter__ is original, "torch is as it was"
+
+
+def _sampler(rank: int = 0, **others: bool) -> "DistributedSampler[int]":
+    return DistributedSampler(DATA, 2, rank, **others)
+
+
+def _train(watched: Samplers, sampler: "DistributedSampler[int]", workers: int = 0) -> list[int]:
+    loader: DataLoader[int] = DataLoader(DATA, sampler=sampler, num_workers=workers)
+    drawn = []
+    for batch in loader:
+        watched.note_step()
+        drawn.append(int(batch))
+    return drawn
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_is_never_set_is_found(watched: Samplers, telling: Telling, workers: int) -> None:
+    sampler = _sampler()
+    first = _train(watched, sampler, workers)
+    assert not telling.findings
+    assert _train(watched, sampler, workers) == first, "so it is a mistake"
+    (finding,) = telling.findings
+    assert finding.words == "DP06: the sampler shuffles again as before, for its epoch is still 0"
+    assert finding.where is not None
+    assert finding.where.endswith("for batch in loader:")
+
+
+def test_an_epoch_that_is_set_is_not(watched: Samplers, telling: Telling) -> None:
+    sampler = _sampler()
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders.append(tuple(_train(watched, sampler)))
+    assert len(set(orders)) == 3
+    assert not telling.findings
+
+
+def test_the_order_of_the_data_and_evaluation_are_not(watched: Samplers, telling: Telling) -> None:
+    in_order, evaluation, training = _sampler(shuffle=False), _sampler(), _sampler(1)
+    for epoch in range(2):
+        _train(watched, in_order)
+        assert list(evaluation) == list(evaluation), "no optimizer step uses them"
+        training.set_epoch(epoch)
+        for number, _ in enumerate(training):
+            if number == 2:
+                assert len(list(evaluation)) == 4, "in the midst of an epoch"
+            else:
+                watched.note_step()
+    assert not telling.findings
+
+
+def test_the_division_is_that_of_the_sampler_that_feeds_optimizer_steps(watched: Samplers) -> None:
+    assert watched.division() is None
+    list(_sampler(1))
+    assert watched.division() is None
+    _train(watched, _sampler(1))
+    assert watched.division() == Division(2, 1, LENGTH, (0, 0), False)
+    _train(watched, DistributedSampler(DATA, 1, 0))
+    assert watched.division() is None, "the app divides the data itself"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rank": 0}, "DP04: replicas 0 and 1 are fed the same samples: both samplers have rank 0"),
+        ({"num_replicas": 4}, "DP05: the sampler of replica 1 divides the data among 4 replicas, and there are 2"),
+        (
+            {"order": (1, 3)},
+            "DP05: the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are",
+        ),
+        ({"order": (0, 4)}, "DP05: the samplers of replicas 0 and 1 differ in their epoch, 3 and 4: samples are"),
+        ({"order": None}, "DP05: the samplers of replicas 0 and 1 differ in shuffle=: samples are skipped"),
+        ({"length": 9}, "DP05: the samplers of replicas 0 and 1 differ in the length of their data, 8 and 9: samples"),
+        ({"drop_last": True}, "DP05: the samplers of replicas 0 and 1 differ in drop_last=: samples are skipped"),
+    ],
+)
+def test_samplers_that_do_not_divide_the_data_are_found(change: dict[str, object], words: str) -> None:
+    finding = wrong_division([RIGHT[0], replace(RIGHT[1], **change)], "app.py:1: run()")  # type: ignore[arg-type]
+    assert finding is not None
+    assert finding.words.startswith(words)
+    assert finding.where == "app.py:1: run()"
+
+
+def test_samplers_that_divide_the_data_are_not() -> None:
+    assert wrong_division(RIGHT, None) is None
+    assert wrong_division([None, RIGHT[1]], None) is None

@@ -1,0 +1,53 @@
+"""Batches of replicas against each other."""
+
+import torch
+
+from sambasim.samba.checks.samples import alike, digests, sample_digests, shared_samples
+
+
+def _fed(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:
+    return [tuple(map(str, samples[start : start + batch_size])) for start in range(0, len(samples), batch_size)]
+
+
+def test_a_sample_has_one_digest_whatever_batch_it_is_in() -> None:
+    x, label = torch.arange(12.0).view(4, 3), torch.tensor([1, 2, 1, 2])
+    whole = sample_digests({"x": x, "label": label})
+    assert len(set(whole)) == 4
+    order = [2, 0]
+    assert sample_digests({"x": x[order], "label": label[order]}) == (whole[2], whole[0])
+    assert sample_digests({"x": x[order], "label": label[[1, 1]]}) != (whole[2], whole[0])
+
+
+def test_the_first_replicas_that_are_fed_alike_are_named() -> None:
+    batches = [digests({"x": torch.full((2, 2), value)}) for value in (1.0, 2.0, 3.0, 2.0)]
+    assert alike(batches) == (1, 3)
+    assert alike(batches[:3]) is None
+
+
+def test_replicas_that_share_samples_are_found() -> None:
+    data = list(range(64))
+    apart = [_fed(data[rank::2]) for rank in range(2)]
+    assert shared_samples(apart, None) is None
+    whole = [_fed(data), _fed(data[::-1])]
+    finding = shared_samples(whole, "app.py:1: run()")
+    assert finding is not None
+    assert finding.words == "DP05: 64 of the 64 samples of the first 16 steps are fed to several replicas"
+
+
+def test_a_second_epoch_in_another_order_is_no_finding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    epochs = [torch.randperm(48, generator=generator).tolist() for _ in range(3)]
+    fed = [_fed([sample for epoch in epochs for sample in epoch[rank::2]]) for rank in range(2)]
+    assert shared_samples(fed, None) is None
+
+
+def test_drawing_with_replacement_is_no_finding() -> None:
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        draws = [torch.randint(500, (400,), generator=generator).tolist() for _ in range(3)]
+        assert shared_samples([_fed(drawn) for drawn in draws], None) is None
+
+
+def test_the_padding_of_a_sampler_is_no_finding() -> None:
+    fed = [_fed([*range(rank, 13, 4), 0]) for rank in range(4)]
+    assert shared_samples(fed, None) is None

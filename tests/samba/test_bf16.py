@@ -1,0 +1,279 @@
+"""`--dtype bf16` in one process: what is stored, what the app sees of it, and how optimizer steps round."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.errors import ModelError, OptionError
+from sambasim.ir.graph import TorchConstant, node_references
+from sambasim.ir.program import ROUNDING_SEED, Program
+from sambasim.ir.types import SymbolKind
+from sambasim.pef import read
+from sambasim.samba import context
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+from sambasim.samba.utils.argparser import SambaConfig
+
+BATCH, WORDS = 512, 3
+BF16 = torch.bfloat16
+
+
+class Tagger(nn.Module):
+    """The loss of each word's tag, and the scores."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 8)
+        self.norm = nn.LayerNorm(8)
+        self.scores = nn.Linear(8, 4)
+        self.scale = torch.full((8,), 1 / 3)
+
+    def forward(self, word: Tensor, x: Tensor, tag: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.norm(self.table(word) + x * self.scale)
+        # These are of the type that is torch's default, and a linear layer takes one type only.
+        place = torch.arange(8) / 8 + torch.zeros(8) + torch.where(word[:, None] > 0, 0.5, 0.0)
+        scores = self.scores(hidden + place)
+        return nn.functional.cross_entropy(scores, tag), scores
+
+
+def _tagger() -> Tagger:
+    torch.manual_seed(0)
+    model = Tagger()
+    samba.from_torch_model_(model)
+    return model
+
+
+def _inputs(tag_type: torch.dtype = torch.int64, number: int = 0) -> tuple[samba.SambaTensor, ...]:
+    generator = torch.Generator().manual_seed(number)
+    return (
+        samba.from_torch_tensor(torch.randint(WORDS, (BATCH,), generator=generator), name="word", batch_dim=0),
+        samba.from_torch_tensor(torch.randn(BATCH, 8, generator=generator), name="x", batch_dim=0),
+        samba.from_torch_tensor(torch.randint(4, (BATCH,), generator=generator).to(tag_type), name="tag", batch_dim=0),
+    )
+
+
+def _adam(model: nn.Module) -> samba.optim.AdamW:
+    return samba.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def _compiled(folder: Path, *, tag_type: torch.dtype = torch.int64, **config: object) -> str:
+    model = _tagger()
+    given = {"output_folder": str(folder), **config}
+    return session.compile(model, _inputs(tag_type), _adam(model), name="tagger", config_dict=given)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _compiled(tmp_path_factory.mktemp("bf16"), dtype="bf16")
+
+
+@pytest.fixture(scope="module")
+def rounding_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _compiled(tmp_path_factory.mktemp("rounding"), dtype="bf16", enable_stoc_rounding=True)
+
+
+@pytest.fixture
+def command_line() -> Iterator[context.Context]:
+    """What was typed, to be changed; as before afterwards."""
+    current = context.current()
+    before = current.arguments
+    yield current
+    current.arguments = before
+
+
+def _loaded(pef: str, seed: int = 0) -> tuple[Tagger, samba.optim.AdamW]:
+    model = _tagger()
+    optimizer = _adam(model)
+    torch.manual_seed(seed)
+    trace_graph(model, _inputs(), optimizer, pef=pef)
+    return model, optimizer
+
+
+def _rounded(model: Tagger) -> Tagger:
+    """The model on the host with the weights that the device has."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def _floats(program: Program, *kinds: SymbolKind) -> set[str]:
+    types = [symbol.type.dtype for symbol in program.symbols.values() if symbol.kind in kinds]
+    return {dtype for dtype in types if "float" in dtype}
+
+
+def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, tmp_path: Path) -> None:
+    program = read(Path(pef)).program
+    for kind in (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE, SymbolKind.INPUT):
+        assert _floats(program, kind) == {"bfloat16"}
+    assert _floats(program, SymbolKind.CONSTANT, SymbolKind.ACCUMULATION_GROUP) == {"bfloat16"}
+    assert program.symbols["tagger__loss"].type.dtype == "float32"
+    assert program.symbols["tagger__outputs__0"].type.dtype == "bfloat16"
+    assert read(Path(pef)).compile_options["dtype"] == "bf16"
+    plain = read(Path(_compiled(tmp_path))).program
+    assert plain.symbols.keys() == program.symbols.keys()
+    assert _floats(plain, *SymbolKind) == {"float32"}
+
+
+def test_no_value_owes_its_type_to_torchs_default(pef: str) -> None:
+    """A run has another default than the capture had."""
+    program = read(Path(pef)).program
+    for graph in program.graphs:
+        types = {**graph.values, **{name: symbol.type for name, symbol in program.symbols.items()}}
+        for node in graph.nodes:
+            narrow = [name for name in node.results if name is not None and types[name].dtype == "bfloat16"]
+            told = any(isinstance(value, TorchConstant) for value in (*node.args, *(v for _, v in node.kwargs)))
+            assert not narrow or told or any("float" in types[name].dtype for name in node_references(node)), node
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    model = _tagger()
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
+    scale = model.scale
+    session.compile(model, _inputs(), _adam(model), config_dict={"output_folder": str(tmp_path), "dtype": "bf16"})
+    after = model.state_dict()
+    assert torch.get_default_dtype() is torch.float32
+    assert model.scale is scale
+    assert {name: tensor.data_ptr() for name, tensor in after.items()} == {k: where for k, (where, _) in before.items()}
+    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
+
+
+def test_tensors_that_share_memory_are_refused_in_bf16_too(tmp_path: Path) -> None:
+    model = _tagger()
+    model.norm.bias.data = model.norm.weight.data
+    with pytest.raises(ModelError, match="two tensors in the same memory"):
+        session.compile(model, _inputs(), _adam(model), config_dict={"output_folder": str(tmp_path), "dtype": "bf16"})
+    assert model.norm.bias.dtype is torch.float32
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:
+    model, _ = _loaded(pef)
+    loss, scores = session.run(_inputs(), model.output_tensors)
+    assert (loss.dtype, scores.dtype) == (torch.float32, BF16)
+    assert scores.numpy().dtype == np.float32
+    assert np.array_equal(scores.numpy(), scores.float().numpy())
+    assert loss.numpy().dtype == np.float32
+    gold_loss, gold_scores = _rounded(_tagger())(*(samba.to_torch(tensor) for tensor in _inputs()))
+    samba.utils.assert_close(loss, gold_loss, "loss")
+    samba.utils.assert_close(scores, gold_scores, "scores", threshold=1e-2)
+
+
+@pytest.mark.parametrize("name", ["tagger__table__weight", "tagger__norm__weight", "tagger__norm__bias"])
+def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str, name: str) -> None:
+    """By torch's kernels of bfloat16, a sum of 170 gradients is off by some percent."""
+    model, _ = _loaded(pef)
+    session.run(_inputs(), section_types=["FWD", "BCKWD"])
+    (found,) = session.get_tensors_by_name([f"{name}__grad"])
+    gold = _rounded(model)
+    gold(*(samba.to_torch(tensor) for tensor in _inputs()))[0].backward()
+    expected = dict(gold.named_parameters())[name.removeprefix("tagger__").replace("__", ".")].grad
+    assert expected is not None
+    apart = (found.torch().double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert float(apart) < 0.01
+
+
+def test_weights_go_to_the_device_rounded_and_come_back_as_they_are(pef: str) -> None:
+    model, optimizer = _loaded(pef)
+    session.to_cpu(model)
+    for own, host in zip(_tagger().parameters(), model.parameters(), strict=True):
+        assert host.dtype is torch.float32
+        assert torch.equal(host, own.bfloat16().float())
+    session.run(_inputs())
+    session.to_cpu(model)
+    state = optimizer.state[model.scores.weight]
+    assert state["exp_avg"].dtype is torch.float32
+    names = ["tagger__scores__weight", "tagger__scores__weight__adamw0__exp_avg"]
+    before = [tensor.clone() for tensor in session.get_tensors_by_name(names)]
+    assert torch.equal(state["exp_avg"], before[1].float())
+    session.to_device(model)
+    assert all(map(torch.equal, session.get_tensors_by_name(names), before))
+
+
+def test_labels_may_be_int16_when_it_is_compiled_and_when_it_runs(pef: str, tmp_path: Path) -> None:
+    losses = []
+    for compiled in (pef, _compiled(tmp_path, tag_type=torch.int16, dtype="bf16")):
+        for tag_type in (torch.int16, torch.int64):
+            model, _ = _loaded(compiled)
+            loss = session.run(_inputs(tag_type), model.output_tensors[0])
+            assert isinstance(loss, Tensor)
+            losses.append(loss.item())
+    assert len(set(losses)) == 1
+    assert losses[0] > 0
+
+
+def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(
+    pef: str, command_line: context.Context
+) -> None:
+    command_line.arguments = SambaConfig("run", pef=pef)
+    _loaded(pef)
+    command_line.arguments = SambaConfig("run", pef=pef, dtype="bf16")
+    _loaded(pef)
+    command_line.arguments = SambaConfig("run", pef=pef, dtype="fp32")
+    with pytest.raises(
+        OptionError, match="--dtype is fp32, and the PEF tagger was compiled with --dtype bf16"
+    ) as error:
+        _loaded(pef)
+    assert error.value.remedy == "leave out --dtype, or compile again with --dtype fp32"
+
+
+def test_stochastic_rounding_without_bf16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="in fp32 no number is rounded to bf16") as error:
+        _compiled(tmp_path, enable_stoc_rounding=True)
+    assert error.value.remedy == "add --dtype bf16, or leave out --enable-stoc-rounding"
+
+
+def _trained(pef: str, seed: int) -> list[Tensor]:
+    model, _ = _loaded(pef, seed)
+    for number in range(3):
+        session.run(_inputs(number=number))
+    session.to_cpu(model)
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def test_the_apps_seed_decides_how_steps_are_rounded(pef: str, rounding_pef: str) -> None:
+    assert [argument.name for argument in read(Path(rounding_pef)).program.runtime_arguments].count(ROUNDING_SEED) == 1
+    first = _trained(rounding_pef, seed=1)
+    assert _alike(first, _trained(rounding_pef, seed=1))
+    assert not _alike(first, _trained(rounding_pef, seed=2))
+    to_nearest = _trained(pef, seed=1)
+    assert not _alike(first, to_nearest)
+    assert _alike(to_nearest, _trained(pef, seed=2))
+
+
+def test_a_checkpoint_goes_on_with_the_draws_that_would_have_come(rounding_pef: str) -> None:
+    expected = _trained(rounding_pef, seed=1)
+    model, optimizer = _loaded(rounding_pef, seed=1)
+    for number in range(2):
+        session.run(_inputs(number=number))
+    session.to_cpu(model)
+    weights, state = model.state_dict(), optimizer.state_dict()
+    resumed = _tagger()
+    again = _adam(resumed)
+    resumed.load_state_dict(weights)
+    again.load_state_dict(state)
+    torch.manual_seed(1)
+    trace_graph(resumed, _inputs(), again, pef=rounding_pef)
+    session.run(_inputs(number=2))
+    session.to_cpu(resumed)
+    assert _alike(list(resumed.parameters()), expected)
+
+
+def test_an_inference_pef_computes_in_bf16_too(tmp_path: Path) -> None:
+    model = _tagger()
+    given = {"output_folder": str(tmp_path), "dtype": "bf16", "inference": True}
+    path = session.compile(model, _inputs(), name="tagger", config_dict=given)
+    trace_graph(model, _inputs(), pef=path)
+    loss, scores = session.run(_inputs(), model.output_tensors)
+    assert (loss.dtype, scores.dtype) == (torch.float32, BF16)

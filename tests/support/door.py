@@ -1,0 +1,19 @@
+"""`sambaflow` in the process of the tests."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sambasim.samba.door import finder
+from sambasim.samba.door.table import ROOT
+
+
+@contextmanager
+def open_door() -> Iterator[None]:
+    """Within it, `import sambaflow` finds sambasim's; then nothing of it is left."""
+    before = list(sys.meta_path)
+    finder.install()
+    yield
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
+        del sys.modules[name]
