@@ -27,7 +27,11 @@ _TENSORS = (
             "is_complex", "region_name",
         ),
     ),
-    Row("samba.SambaTensor.torch", SAME, "also `.cpu()` and `.numpy()`, in the same memory; `.numpy()` of bf16 is a copy in float32"),
+    Row(
+        "samba.SambaTensor.torch",
+        SAME,
+        "also `.cpu()` and `.numpy()`, in the same memory; `.numpy()` of bf16 is a copy in float32",
+    ),
     Row("samba.SambaTensor.rdu", SIMPLIFIED, "the tensor itself: a session sends it where it is needed"),
     Row("samba.SambaTensor.float", SAME, "chains as `.bfloat16().float()` do, keeping name and batch_dim"),
     Row("samba.SambaTensor.sn_data", SAME),
