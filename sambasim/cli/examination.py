@@ -208,17 +208,18 @@ def compiler() -> Finding:
 
 def kernels() -> Finding:
     """Whether the C compiler has built the kernels of gradient sync, or builds them now."""
-    from sambasim.runtime.kernels.build import find_c_compiler, library
+    import torch
 
-    path = find_c_compiler()
-    if library("tree_mean", "REAL=float") is not None:
+    from sambasim.runtime.kernels.tree_mean import tree_mean_build
+
+    trouble = tree_mean_build(torch.float32).trouble
+    if trouble is None:
         return Finding(name="kernels", value="gradients are added up in one pass over memory")
     return Finding(
         name="kernels",
         value="none",
-        trouble="gradients are added up in more passes over memory, with the same bits: "
-        + ("there is no C compiler" if path is None else f"{path} cannot build the kernel"),
-        remedy="install gcc, or set CC to your C compiler",
+        trouble=f"gradients are added up in more passes over memory, with the same bits: {trouble.what}",
+        remedy=trouble.remedy,
     )
 
 

@@ -8,17 +8,17 @@ import torch
 
 
 def cache_folder(name: str) -> Path | None:
-    """The folder for what `name` builds, made if it is not there; None where it cannot be written.
+    """The folder for what `name` builds, made if it is not there; None where that cannot be done.
 
     What is built is for the processor that builds it, so kinds of processors that share a home do not share it.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "sambasim" / name / _processor()
     try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "sambasim" / name / _processor()
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # the latter for a user without a home
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    return folder
 
 
 def _processor() -> str:

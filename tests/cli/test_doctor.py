@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sambasim.cli import doctor, examination
 from sambasim.cli.examination import Examination, Finding
-from sambasim.runtime.kernels.build import library
+from sambasim.runtime.kernels.build import build
 from sambasim.units import GIB, MIB
 
 FINE = Finding(name="torch", value="2.13.0 (tested)")
@@ -191,10 +191,10 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    library.cache_clear()
+    build.cache_clear()
     try:
         found = examination.kernels()
     finally:
-        library.cache_clear()
-    assert (found.value, found.stops_a_run) == ("none", False)
-    assert (found.trouble or "").endswith("with the same bits: there is no C compiler")
+        build.cache_clear()
+    assert (found.value, found.stops_a_run, found.remedy) == ("none", False, "unset CC")
+    assert (found.trouble or "").endswith("with the same bits: CC names no-such-compiler, which is not there")

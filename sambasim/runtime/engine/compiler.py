@@ -29,10 +29,10 @@ def find_compiler() -> str:
 def use_cache_folder() -> None:
     """Keep compiled code in the user's cache folder, if TORCHINDUCTOR_CACHE_DIR names no other.
 
-    Where the folder cannot be made, torch uses one in /tmp.
+    Where the folder cannot be made or written to, torch uses one in /tmp.
     """
     if os.environ.get(CACHE_VARIABLE):
         return
     folder = cache_folder("inductor")
-    if folder is not None:
+    if folder is not None and os.access(folder, os.W_OK):
         os.environ[CACHE_VARIABLE] = str(folder)

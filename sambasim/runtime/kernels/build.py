@@ -4,62 +4,109 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sambasim.errors import MachineError
 from sambasim.runtime.cache_folder import cache_folder
 
 _FLAGS = (
-    *("-std=c99", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared"),
+    *("-std=c99", "-O3", "-march=native", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared"),
     # Memory is the limit here, so that the widest loads win even where they slow the clock.
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 _TIMEOUT_S = 60.0
+_DIGEST_BYTES = 16
 
 
-def find_c_compiler() -> str | None:
-    """By path: what CC names, else cc, else gcc; None where there is none."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
-    return next((found for name in names if (found := shutil.which(name))), None)
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    trouble: MachineError | None = None
 
 
 @cache
-def library(name: str, *definitions: str) -> ctypes.CDLL | None:
-    """What `name`.c gives with `definitions`, such as "REAL=float"; None where it cannot be built or loaded.
-
-    A process asks the machine once; what was built before is loaded without a compiler.
-    """
+def build(name: str, *definitions: str) -> Build:
+    """What `name`.c gives with `definitions`, such as "REAL=float". A process asks the machine once; what was built
+    before is loaded without a compiler."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
     key = hashlib.blake2b("\n".join([source.read_text(), *flags]).encode(), digest_size=8).hexdigest()
-    kept = cache_folder("kernels")
+    folder = cache_folder("kernels")
+    kept = None if folder is None else folder / f"{name}-{key}.so"
+    if kept is not None and _is_whole(kept):
+        with suppress(OSError):  # where nothing may be executed, or of another C library
+            return Build(ctypes.CDLL(str(kept)))
     try:
-        if kept is None:  # a library that is loaded may be deleted
-            with tempfile.TemporaryDirectory() as folder:
-                return _load(source, flags, Path(folder) / f"{name}.so")
-        return _load(source, flags, kept / f"{name}-{key}.so")
-    except (OSError, subprocess.SubprocessError):
-        return None
+        with tempfile.TemporaryDirectory() as scratch:  # a library that is loaded may be deleted
+            built = _compile(source, flags, Path(scratch) / f"{name}.so")
+            is_kept = kept is not None and _keep(built, kept)
+            return Build(ctypes.CDLL(str(kept if is_kept else built)))
+    except MachineError as error:
+        return Build(None, error)
+    except OSError as error:
+        return Build(None, MachineError(f"a kernel cannot be built and loaded: {error}", remedy="set TMPDIR"))
 
 
-def _load(source: Path, flags: list[str], path: Path) -> ctypes.CDLL:
+def find_c_compiler() -> list[str]:
+    """The words that start it: those of CC, else cc, else gcc. Raises MachineError if there is none."""
+    named = shlex.split(os.environ.get("CC", ""))
+    if named:
+        if shutil.which(named[0]) is None:
+            raise MachineError(f"CC names {named[0]}, which is not there", remedy="unset CC")
+        return named
+    for word in ("cc", "gcc"):
+        if shutil.which(word) is not None:
+            return [word]
+    raise MachineError("there is no C compiler", remedy="install gcc, or set CC to your C compiler")
+
+
+def _compile(source: Path, flags: list[str], path: Path) -> Path:
+    command = [*find_c_compiler(), *flags, "-o", str(path), str(source)]
     try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # not there, or not whole
-        _build(source, flags, path)
-        return ctypes.CDLL(str(path))
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+        raise MachineError(f"{command[0]} cannot build {source.name}: {said}", remedy="set CC to gcc") from error
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"{command[0]} did not end in {_TIMEOUT_S:.0f} s", remedy="set CC to gcc") from error
+    return path
 
 
-def _build(source: Path, flags: list[str], path: Path) -> None:
-    compiler = find_c_compiler()
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
-    # Ranks that start together may all build; each moves a whole file into place, and all files are the same.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / path.name
-        command = [compiler, *flags, "-o", str(built), str(source)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
-        built.replace(path)
+def _keep(built: Path, kept: Path) -> bool:
+    """Whether a whole copy of `built` lies at `kept` now. Of ranks that build at the same time the first one's stays:
+    what another process has mapped is not replaced."""
+    content = built.read_bytes()
+    try:
+        if kept.exists() and not _is_whole(kept):
+            kept.unlink()
+        with tempfile.NamedTemporaryFile(dir=kept.parent) as copy:
+            copy.write(content + _digest(content))
+            copy.flush()
+            with suppress(FileExistsError):
+                os.link(copy.name, kept)
+    except OSError:
+        return False
+    return _is_whole(kept)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether `path` is a library with its digest behind it, which a loader does not look at. One that was cut off
+    would end the process that loads it."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -5,12 +5,10 @@
    division as there, each rounded for itself, so the bits are the same; for that, no product may be contracted with an
    addition (-ffp-contract=off).
 
-   REAL is the type of the elements, and comes from the command line of the compiler. */
+   From the command line of the compiler come REAL, the type of the elements; BLOCK, how many are added up at a time; and
+   KEEP, MULTIPLY and DIVIDE, what is done with the last sum. */
 
 #include <stdint.h>
-
-enum { BLOCK = 64 };             /* elements that are added up at a time; as in tree_mean.py */
-enum { KEEP, MULTIPLY, DIVIDE }; /* what is done with the last sum; as in tree_mean.py */
 
 /* out may be x or y, so none is restrict; but no element is read after it has been written. */
 #define EACH(VALUE) _Pragma("GCC ivdep") for (int64_t i = 0; i < numel; i++) out[i] = (VALUE)
@@ -25,9 +23,9 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
         EACH(x[i] + y[i]);
 }
 
-/* operands: operand_count pointers to numel elements each
-   additions: of each of the addition_count additions, the places of its two summands and of its sum. Places below
-       operand_count are operands, those from there on rows of `sums`; the sum of the last addition goes to `out`
+/* operands: pointers to numel elements each
+   additions: of each of the addition_count additions, the places of its two summands and of its sum. Places from 0 up
+       are operands, those from -1 down are rows of `sums`; the sum of the last addition goes to `out`
    sums: rows of BLOCK elements
    finish, number: whether the last sum is kept, multiplied by `number`, or divided by it */
 void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, REAL *sums,

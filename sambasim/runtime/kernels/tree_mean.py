@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.tree import Addition
-from sambasim.runtime.kernels.build import library
+from sambasim.runtime.kernels.build import Build, build
 
-_BLOCK_ELEMENTS = 64  # as in tree_mean.c
+_BLOCK_ELEMENTS = 64
+"""What is added up at a time: sums of it stay in the first cache."""
+
+_REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
+"""Narrower types are rounded after each addition, which torch does."""
 
 
 class Finish(IntEnum):
-    """What is done with the sum, and a number; as in tree_mean.c."""
+    """What is done with the sum, and a number."""
 
     KEEP = 0
     MULTIPLY = 1
@@ -25,6 +29,12 @@ class Finish(IntEnum):
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float], None]
 """Writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one length. That
 tensor may be one of the operands."""
+
+
+def tree_mean_build(dtype: torch.dtype) -> Build:
+    """The library for float32 or float64."""
+    finishes = (f"{finish.name}={finish.value}" for finish in Finish)
+    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}", *finishes)
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
