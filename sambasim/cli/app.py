@@ -20,18 +20,18 @@ STEPS = 16
 @click.command("app", context_settings={"allow_interspersed_args": False})
 @click.option("--check", is_flag=True, help="Run a few steps with every check, and report what replicas do wrong.")
 @click.option(
-    "--check-steps", type=click.IntRange(min=1), default=STEPS, metavar="N", show_default=True, help="Steps of a check."
+    "--check-steps", type=click.IntRange(min=1), metavar="N", help=f"Steps of a check; {STEPS} if it is not said."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report of a check as one JSON line.")
 @click.argument("script", metavar="SCRIPT.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", metavar="ARGS...", nargs=-1, type=click.UNPROCESSED)
-def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_steps: int, as_json: bool) -> None:
+def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_steps: int | None, as_json: bool) -> None:
     """Run a SambaFlow app as it is: what it imports from sambaflow is sambasim's.
 
     Everything behind SCRIPT.py is the script's own, its -h too. `python -m sambasim SCRIPT.py ...` is the same.
 
     With --check the script runs until its replicas have taken N steps, in epochs of half as many, and is left there.
-    The exit code is 0 if nothing was found, and 2 otherwise.
+    The exit code is 0 if nothing was found, 1 if something was, and another if the check could not go on.
 
     \b
     Examples:
@@ -42,12 +42,14 @@ def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_ste
     """
     if as_json and not check:
         raise click.UsageError("--json is for the report of a --check; what the script prints is its own")
+    if check_steps is not None and not check:
+        raise click.UsageError("--check-steps is for a --check; how long the script runs is its own")
     file, code = script.absolute(), 0
     try:
         if check:
             from sambasim.cli.check import check_script
 
-            code = check_script(script, file, arguments, steps=check_steps, as_json=as_json)
+            code = check_script(script, file, arguments, steps=check_steps or STEPS, as_json=as_json)
         else:
             run_script(script, file, arguments)
     except SystemExit as error:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, TextIO
 from pydantic import BaseModel, ConfigDict
 
 from sambasim.cli.app import run_script
-from sambasim.errors import SambasimError
+from sambasim.errors import OptionError, SambasimError
 from sambasim.runtime.launcher import launched_rank
 
 if TYPE_CHECKING:
     from sambasim.samba.checks.on_demand import Report
 
-FOUND = 2
-"""The exit code of a check that has found something."""
+FOUND = 1
+"""The exit code of a check that has found something. Errors of ours have higher ones."""
 
 
 class Told(BaseModel):
-    """A finding, or the error that ended the app: `code` is that of the table of findings, or of the error's class."""
+    """A finding, or the error that ended the app: `code` is that of the table of findings, or of the error's class, and
+    `app` where the app has raised it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,24 +50,25 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
 
     as_json: print it as one line; what the script prints goes to stderr then
 
-    Returns the exit code: 0, or FOUND. Raises what escapes the script, unless it stands for the script's end.
+    Returns the exit code: 0, or FOUND. Raises what escapes the script, unless it stands for the script's end; and
+    OptionError for a script that ends without a step, and without a finding.
     """
     from sambasim.samba.checks import on_demand
 
     check, stdout = on_demand.begin(steps), sys.stdout
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        try:
-            run_script(script, file, arguments)
-        except (on_demand.CheckIsOver, StopIteration):
-            pass  # an app that draws batches by next() cannot know that epochs are short now
-        except SystemExit as leaving:
-            if leaving.code not in (0, None):
-                raise
-        except SambasimError as error:
-            if as_json and launched_rank(os.environ) == 0:
-                _print_json(stdout, script, check.own_report(), error)
-            raise
-    report = check.report()
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            _run(script, file, arguments)
+        report = check.report()
+        if not (report.steps or report.findings):
+            raise OptionError(
+                f"{script} took no step, so there is nothing to check",
+                remedy="check a command that trains or predicts, such as run, on a batch of data or more",
+            )
+    except BaseException as error:
+        if as_json and launched_rank(os.environ) == 0:
+            _print_json(stdout, script, check.own_report(), error)
+        raise
     if launched_rank(os.environ) == 0:
         if as_json:
             _print_json(stdout, script, report)
@@ -74,6 +76,21 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
             stdout.write(_in_words(script, report))
             stdout.flush()
     return FOUND if report.findings else 0
+
+
+def _run(script: Path, file: Path, arguments: Sequence[str]) -> None:
+    from sambasim.samba.checks.on_demand import CheckIsOver
+
+    try:
+        run_script(script, file, arguments)
+    except (CheckIsOver, StopIteration):
+        pass  # an app that draws batches by next() cannot know that epochs are short now
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, StopIteration):  # as Python has it where a generator draws them
+            raise
+    except SystemExit as leaving:
+        if leaving.code not in (0, None):
+            raise
 
 
 def _in_words(script: Path, report: "Report") -> str:
@@ -88,13 +105,19 @@ def _in_words(script: Path, report: "Report") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _print_json(stdout: TextIO, script: Path, report: "Report", error: SambasimError | None = None) -> None:
+def _print_json(stdout: TextIO, script: Path, report: "Report", error: BaseException | None = None) -> None:
     record = CheckRecord(
         script=str(script),
         replicas=report.replicas,
         steps=report.steps,
         findings=tuple(Told(**asdict(finding)) for finding in report.findings),
-        error=None if error is None else Told(code=error.code, what=error.what, where=error.where, remedy=error.remedy),
+        error=None if error is None else _of_error(error),
     )
     stdout.write(record.model_dump_json() + "\n")
     stdout.flush()
+
+
+def _of_error(error: BaseException) -> Told:
+    if isinstance(error, SambasimError):
+        return Told(code=error.code, what=error.what, where=error.where, remedy=error.remedy)
+    return Told(code="app", what=f"{type(error).__name__}: {error}", where=None, remedy=None)

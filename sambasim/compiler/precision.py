@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 
 STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """By `--dtype`: the type of all floating-point numbers; None leaves to each tensor the type that it has."""
@@ -27,11 +26,20 @@ ADDING = frozenset(
         "aten.avg_pool1d.default",
         "aten.avg_pool2d.default",
         "aten.avg_pool3d.default",
+        "aten.col2im.default",
         "aten.embedding.default",
+        "aten.im2col.default",
         "aten.index.Tensor",
+        "aten.index_put.default",
         "aten.layer_norm.default",
+        "aten.logcumsumexp.default",
+        "aten.logsumexp.default",
+        "aten.max_pool2d.default",
+        "aten.max_pool3d.default",
+        "aten.pad.default",
         "aten.prod.default",
         "aten.prod.dim_int",
+        "aten.unfold.default",
     }
 )
 """Operators that add up (or multiply) in bfloat16, forward or backward, by torch 2.13 on a CPU; one has no kernel."""

@@ -72,6 +72,9 @@ class BuildOptions(Options):
             what = f"would round nothing: in {self.dtype} no number is rounded to bf16"
             remedy = "add --dtype bf16, or leave out --enable-stoc-rounding"
             problems.append(Problem("stochastic_rounding", what, remedy))
+        if self.stochastic_rounding and self.inference:
+            what = "cannot be with inference, which has no optimizer step that would round"
+            problems.append(Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference"))
         if problems:
             raise Refused(*problems)
         return self

@@ -10,9 +10,7 @@ from sambasim.options.training import OptimizerOptions
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
-def bind_arguments(
-    program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int = 0
-) -> Arguments:
+def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
     """A value for every runtime argument: the program's defaults, under those of this run.
 
     Raises InternalError for a hyperparameter that the program does not take.

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sambasim.errors import InternalError
 from sambasim.ir.program import ROUNDING_SEED, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments, of_optimizer
 from sambasim.runtime.device import DeviceMemory
@@ -109,7 +110,8 @@ class Optimizers:
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
         """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step.
 
-        It divides the gradient by `divisor`, in place; by 1 where the group's type is not one that `divides_exactly`.
+        It divides the gradient by `divisor`, in place. Raises InternalError for another than 1 where the type of the
+        group is not one that `divides_exactly`.
         """
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
@@ -118,6 +120,8 @@ class Optimizers:
         }
         if divides_exactly(group.dtype):
             return slice_update(parameter, states, scalars, divisor)
+        if divisor != 1:
+            raise InternalError(f"an update of {group.dtype} does not divide its gradient")
         update = partial(slice_update, scalars=scalars)
         return self._wide.slice(self._number_of[group.name], start, parameter, states, lambda: scalars.step, update)
 

@@ -11,7 +11,7 @@ is the number itself, where rounding to nearest would lose every update that is 
              promises to keep
 
         key       (seed, step)
-        counter   (position in the group / 16, number of the group, number of the tensor in it, 0)
+        counter   (position in the group / 16 + 1, number of the group, number of the tensor in it, 0)
 
 So neither the rank that rounds nor the slice or piece that it rounds in changes what is drawn.
 """
@@ -40,6 +40,7 @@ class Draws:
 
     def of(self, step: int, start: int, stop: int) -> Tensor:
         """For the elements `start` to `stop`, multiples of 16, in optimizer step `step`: int32, from 0 to 65,535."""
+        # Numpy counts before it draws: that is the 1.
         words = np.array([start // _DRAWS_OF_A_COUNTER, self.group, self.tensor, 0], dtype=np.uint64)
         generator = np.random.Philox(key=np.array([self.seed, step], dtype=np.uint64), counter=words)
         drawn = generator.random_raw((stop - start) // 4).view(np.uint16)

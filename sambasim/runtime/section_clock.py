@@ -1,7 +1,7 @@
 """How long each section of a step takes on this machine.
 
-Whoever runs sections tells the clock as each is over. What is not told apart was one pass over memory, such as REDUCE,
-OPT and GATHER where replicas read each other's devices: its sections get one time together.
+Whoever runs sections tells the clock as each is over. What is not told apart, such as REDUCE, OPT and GATHER where they
+are one pass over memory, gets one time together.
 """
 
 import time

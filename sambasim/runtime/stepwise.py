@@ -204,8 +204,10 @@ class StepwiseReplica:
         self._note_loss(outputs)
         clock.go_on()
         unheard, sync.kind_over = sync.kind_over, clock.kind_over
-        self._finish_update(sync)
-        sync.kind_over = unheard
+        try:
+            self._finish_update(sync)
+        finally:
+            sync.kind_over = unheard
         clock.end()
         return outputs
 

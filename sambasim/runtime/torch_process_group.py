@@ -6,6 +6,7 @@ Gradients travel this way with `--host-sync gloo` alone.
 
 import os
 import socket
+import sys
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -36,11 +37,14 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
         address = _LOOPBACK if one_host else _outside_address(communicator.host_name)
         server = dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
     host, port = communicator.broadcast_object((server.host, server.port) if server else None)
+    hook = sys.excepthook
     try:
         store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
         dist.init_process_group(
             "gloo", store=store, rank=communicator.rank, world_size=communicator.world_size, timeout=timeout
         )
+        # Torch's own holds back what a hook prints until it returns, and one that ends the process never does.
+        sys.excepthook = hook
     except (RuntimeError, ValueError) as error:
         raise MachineError(
             f"torch.distributed cannot connect the ranks: {str(error).splitlines()[0]}",

@@ -4,6 +4,9 @@
         model = LargeModel()                # at once, whatever its size
     samba.materialize(model)                # now its parameters are there, with the values that its layers begin with
 
+These values are those of the layers' `reset_parameters`. What a model's `__init__` does to them after that, with
+`nn.init` or `apply`, finds no memory to write to, and is not repeated: do it again on the materialized model.
+
 A process that loads a checkpoint, or that only asks for shapes, saves the time and the random draws of the beginning.
 """
 

@@ -2,6 +2,8 @@
 
 On the device the optimizer is part of the graph, and a session reads `options()`. On the host each is torch's own:
 `step`, `zero_grad`, `state_dict` and `load_state_dict` do what they do there, and a checkpoint may be of either.
+`max_grad_norm` bounds on the device the norm of the gradients of all optimizers; on the host, where an optimizer knows
+of no other, that of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -137,9 +137,10 @@ class Session:
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
         self._inputs = batch or self._inputs
-        if hyperparam_dict and hyperparam_dict != self._given:
+        given = {**self._given, **(hyperparam_dict or {})}
+        if hyperparam_dict and given != self._given:
             self._change(machine, hyperparam_dict)
-            self._given = dict(hyperparam_dict)
+            self._given = given
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         checks.before(kinds, batch, mode, self._given)
         found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)

@@ -57,8 +57,8 @@ class Example:
     save: flags of `run` that make it write weights
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
     told: a regular expression for what `run` prints in one line, of one rank
-    always_whole: whether four replicas and the check are part of every run of the tests. Those of the other examples
-        take minutes, and run where SAMBASIM_TEST_APPS is "whole": by `make test-apps`
+    always_whole: whether all tests are part of every run. Of the other examples two replicas are, and what only that
+        app does; the rest takes minutes, and runs where SAMBASIM_TEST_APPS is "whole": by `make test-apps`
     """
 
     name: str
@@ -155,6 +155,7 @@ class ExampleTests:
         raise NotImplementedError
 
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
+        self._skip_unless_whole()
         assert differences(app.weights(1, way="direct"), self.plainly(app, 1)) == []
 
     def test_two_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
@@ -169,6 +170,7 @@ class ExampleTests:
         assert differences(app.weights(4, "--data-parallel", "--reduce-on-rdu", way="app"), expected) == []
 
     def test_device_and_host_agree(self, app: App) -> None:
+        self._skip_unless_whole()
         result = app.call("test", way="app")
         assert (result.stdout, result.stderr) == ("device and host agree\n", "")
 
@@ -179,6 +181,7 @@ class ExampleTests:
         assert result.stderr == ""
 
     def test_the_step_is_measured(self, app: App) -> None:
+        self._skip_unless_whole()
         result = app.call("measure-performance", "--num-iterations", "5", "--json", way="direct")
         assert result.stdout.count("\n") == 1
         assert f'"replicas": 1, "batch_size": {app.example.batch_size}, "steps": 5' in result.stdout

@@ -44,6 +44,19 @@ ADDS_IN_FLOAT32: dict[str, tuple[Operator, tuple[Tensor, ...]]] = {
         lambda x: torch.zeros(4, 8, dtype=x.dtype).scatter_add(0, INDEX[:, None].expand(-1, 8), x),
         (_normal(4096, 8, mean=1.0),),
     ),
+    "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, 3), (_normal(4, 4, 32, 32),)),
+    "conv_transpose2d": (functional.conv_transpose2d, (_normal(2, 32, 12, 12), _normal(32, 32, 3, 3))),
+    "gather": (lambda x: x.gather(0, INDEX[:, None].expand(-1, 8)), (_normal(4, 8),)),
+    "group_norm": (
+        lambda x, w, b: functional.group_norm(x, 2, w, b),
+        (_normal(8, 8, 16, 16), _normal(8), _normal(8)),
+    ),
+    "index_add": (lambda x: torch.zeros(4, 8, dtype=x.dtype).index_add(0, INDEX, x), (_normal(4096, 8, mean=1.0),)),
+    "index_select": (lambda x: x.index_select(0, INDEX), (_normal(4, 8),)),
+    "interpolate": (lambda x: functional.interpolate(x, (64, 64), mode="bilinear"), (_normal(2, 2, 8, 8),)),
+    "norm": (lambda x: x.norm(dim=0), (_normal(4096, 4),)),
+    "repeat": (lambda x: x.repeat(512, 1), (_normal(4, 8),)),
+    "variance": (lambda x: x.var(0), (_normal(4096, 4),)),
     "expand": (lambda x: x.expand(4096, 64), (_normal(64),)),
 }
 
@@ -51,6 +64,21 @@ OF_ADDING: dict[str, tuple[Operator, tuple[Tensor, ...]]] = {
     "aten.avg_pool1d.default": (lambda x: functional.avg_pool1d(x, 15, 1), (_normal(4, 4, 64),)),
     "aten.avg_pool2d.default": (lambda x: functional.avg_pool2d(x, 7, 1), (_normal(4, 4, 32, 32),)),
     "aten.avg_pool3d.default": (lambda x: functional.avg_pool3d(x, 5, 1), (_normal(2, 2, 16, 16, 16),)),
+    "aten.col2im.default": (lambda x: functional.fold(x, (26, 26), 7), (_normal(2, 98, 400, mean=1.0),)),
+    "aten.im2col.default": (lambda x: functional.unfold(x, 7), (_normal(2, 2, 32, 32),)),
+    "aten.index_put.default": (
+        lambda x: torch.zeros(4, 8, dtype=x.dtype).index_put((INDEX,), x, accumulate=True),
+        (_normal(4096, 8, mean=1.0),),
+    ),
+    "aten.logcumsumexp.default": (lambda x: x.logcumsumexp(0), (_normal(512),)),
+    "aten.logsumexp.default": (lambda x: x.logsumexp(0), (_normal(4096, 4),)),
+    "aten.max_pool2d.default": (lambda x: functional.max_pool2d(x, 7, 1), (_normal(4, 4, 32, 32),)),
+    "aten.max_pool3d.default": (lambda x: functional.max_pool3d(x, 5, 1), (_normal(2, 2, 12, 12, 12),)),
+    "aten.pad.default": (
+        lambda x: functional.pad(x, (20, 20, 20, 20), mode="replicate"),
+        (_normal(2, 2, 32, 32),),
+    ),
+    "aten.unfold.default": (lambda x: x.unfold(0, 15, 1), (_normal(256),)),
     "aten.embedding.default": (lambda table: functional.embedding(INDEX, table), (_normal(4, 8),)),
     "aten.index.Tensor": (lambda table: table[INDEX], (_normal(4, 8),)),
     "aten.layer_norm.default": (

@@ -62,7 +62,7 @@ class Ours:
         )
         replica = Replica(0, self.program, self.memory, shard, resolved.training.seed)
         steps = plan(len(source.train), 1, resolved.training)
-        arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0)
+        arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
         optimizers = Optimizers(self.program, self.memory, arguments)
         sync = SingleSync(self.program, arguments, optimizers, self.memory)
         self.trainer = Trainer(self.program, [replica], sync, steps, resolved.training, optimizers)

@@ -1,11 +1,15 @@
 """The mean over replicas: the tree's order, whatever aliases and chunks there are."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
-from sambasim.collectives.tree import additions
-from sambasim.runtime.kernels.tree_mean import Finish, tree_mean_kernel
+from sambasim.collectives.tree import Addition, additions
+from sambasim.errors import MachineError
+from sambasim.runtime.kernels.build import find_c_compiler
+from sambasim.runtime.kernels.tree_mean import Finish, Kernel, tree_mean_build, tree_mean_kernel
 from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, torch_tree_mean, tree_mean
 
 
@@ -80,9 +84,7 @@ def _any_bits(count: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 17])
 def test_the_kernel_in_c_has_the_bits_of_torchs_operators(count: int, finish: Finish, dtype: torch.dtype) -> None:
     steps = additions(count)
-    kernel = tree_mean_kernel(steps, dtype)
-    if kernel is None:
-        pytest.skip("no C compiler")
+    kernel = _kernel(steps, dtype)
     for numel in (0, 1, 1023, 1024, 5000):
         operands = _any_bits(count, numel, dtype)
         expected, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
@@ -98,9 +100,7 @@ def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
     left_to_right, tree = [(0, 1), (0, 2), (0, 3)], [(0, 1), (2, 3), (0, 2)]
     outs = []
     for steps in (left_to_right, tree):
-        kernel = tree_mean_kernel(steps, torch.float32)
-        if kernel is None:
-            pytest.skip("no C compiler")
+        kernel = _kernel(steps, torch.float32)
         out = torch.empty(4096)
         kernel(_operands(4, 4096), out, Finish.KEEP, 1.0)
         outs.append(out)
@@ -110,7 +110,18 @@ def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
     assert not torch.equal(*outs)
 
 
-def test_there_is_a_kernel_for_what_it_was_written_for() -> None:
+def _kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
+    """Skips the test where no C compiler is; fails it where there is one and no kernel."""
+    try:
+        find_c_compiler()
+    except MachineError:
+        pytest.skip("no C compiler")
+    kernel = tree_mean_kernel(steps, dtype)
+    assert kernel is not None, tree_mean_build(dtype).trouble
+    return kernel
+
+
+def test_there_is_no_kernel_for_nothing_to_add_and_for_narrow_types() -> None:
     assert tree_mean_kernel([], torch.float32) is None
     assert tree_mean_kernel([(0, 1)], torch.bfloat16) is None
 

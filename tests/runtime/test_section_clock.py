@@ -1,5 +1,6 @@
 """What the clock of sections makes of what it is told."""
 
+import itertools
 import time
 
 import pytest
@@ -16,21 +17,21 @@ def rows(clock: SectionClock) -> list[tuple[int, ...]]:
     return [tuple(section.index for section in one.sections) for one in clock.passes[-1]]
 
 
-def test_each_section_that_is_told_of_has_its_own_time() -> None:
+def test_each_section_that_is_told_of_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments_s = (float(2**number) for number in itertools.count())  # no two differences are alike
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments_s))
     clock = SectionClock()
     clock.begin(SECTIONS)
     clock.count_over(1)
-    time.sleep(0.02)
     clock.count_over(2)
-    time.sleep(0.02)
     clock.go_on()
     for kind in (SectionKind.REDUCE, SectionKind.OPT, SectionKind.OPT, SectionKind.GATHER):
         clock.kind_over(kind)
     clock.end()
     assert rows(clock) == [(index,) for index in range(6)]
     forward_s, backward_s, reduce_s, *_ = (one.elapsed_s for one in clock.passes[-1])
-    assert backward_s >= 0.02 > forward_s
-    assert reduce_s < 0.02, "what came between is no part of it"
+    assert (forward_s, backward_s) == (2 - 1, 4 - 2)
+    assert reduce_s == 16 - 8, "what came between, from 4 to 8, is no part of it"
 
 
 def test_what_is_told_together_has_one_time() -> None:

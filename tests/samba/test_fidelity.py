@@ -1,8 +1,10 @@
 """The rows of the fidelity page against the code that they are about."""
 
+import ast
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from sambasim.samba.fidelity.row import Row, Status
 from sambasim.samba.utils.flags import FLAGS
 from tests.support.door import open_door
 
+ROOT_FOLDER = Path(__file__).parents[2]
 NAMES = {f"{ROOT}.{row.name}" for row in API}
 WHOLE = {"sambaflow.samba.nn", "sambaflow.logging.samba_logger"}
 """Modules that one row is about: their names are torch's, and those of Python's logging."""
@@ -95,6 +98,18 @@ def test_what_is_simplified_absent_or_without_effect_says_why() -> None:
     silent = [row.name for row in (*API, *BEHAVIOURS) if row.status is not Status.SAME and not row.note]
     silent += [row.name for row in FLAG_ROWS if row.status is Status.SIMPLIFIED and not row.note]
     assert silent == []
+
+
+@pytest.mark.parametrize("row", [row for row in BEHAVIOURS if row.test is not None], ids=lambda row: row.name)
+def test_the_test_that_holds_a_behaviour_is_there(row: Row) -> None:
+    file, _, name = str(row.test).partition("::")
+    tests = ast.parse((ROOT_FOLDER / file).read_text(encoding="utf-8")).body
+    assert name in [test.name for test in tests if isinstance(test, ast.FunctionDef)]
+    assert name.startswith("test_")
+
+
+def test_only_what_cannot_be_run_is_held_by_no_test() -> None:
+    assert [row.name for row in BEHAVIOURS if row.test is None and row.status in (Status.SAME, Status.SIMPLIFIED)] == []
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -42,26 +42,14 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
 
     None where there is nothing to add, for a `dtype` that it was not written for, and where there is no C compiler.
     """
-    # Narrower types are rounded after each addition, which torch does.
-    reals = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
-    if not steps or dtype not in reals:
+    if not steps or dtype not in _REALS:
         return None
-    real, number_type = reals[dtype]
-    built = library("tree_mean", f"REAL={real}")
-    if built is None:
+    library = tree_mean_build(dtype).library
+    if library is None:
         return None
-    pointer, function = ctypes.c_void_p, built.tree_mean
+    pointer, integer, function = ctypes.c_void_p, ctypes.c_int32, library.tree_mean
     function.restype = None
-    function.argtypes = [
-        pointer,
-        pointer,
-        ctypes.c_int32,
-        pointer,
-        pointer,
-        ctypes.c_int64,
-        ctypes.c_int32,
-        number_type,
-    ]
+    function.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int64, integer, _REALS[dtype][1]]
     places = torch.tensor(_places(steps), dtype=torch.int32)
     sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 

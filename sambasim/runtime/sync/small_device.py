@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.tree import additions
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
@@ -71,12 +72,15 @@ class SmallDeviceSync(GradientSync):
         everybody = self._flags.numbers(place)
         for reduce in self._reductions:
             reduce()
+        self.kind_over(SectionKind.REDUCE)
         self._steps += 1
         self._flags.publish(Counter.UPDATED, self._steps)
         exposed_s = time.perf_counter() - began_s
         norm = self._clip() if self._normed else None
+        self.kind_over(SectionKind.GRADNORM)
         for update, mean in zip(self._updates, self._means, strict=True):
             update(mean)
+            self.kind_over(SectionKind.OPT)
         self.bytes_moved.peer += self._peer_bytes
         return StepSync(everybody, norm, exposed_s)
 

@@ -8,6 +8,7 @@ Every finding has a stable code, a row in `findings.py`, and one file that looks
     DP04, DP05   samples.py       digests of the batches
     DP04..DP06   samplers.py      torch's DistributedSampler, which is watched
     DP08         files.py         the files that are opened for writing, which are watched
+    DP09         meeting.py       how many steps the replicas take
     AP01         ../binding.py    the shapes of a batch
     AP02, DP02   arguments.py     the command line now and when the PEF was compiled
     AP03         conversions.py   the values of a batch

@@ -1,7 +1,7 @@
 """AP02 and DP02: the command line against that of the compile, and against what is passed on to it."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
@@ -23,9 +23,6 @@ _PASSED_ON: Mapping[str, object] = {
     "dtype": None, "enable_stoc_rounding": False,
 }  # fmt: skip
 """Arguments that session.compile must be given, each with its default."""
-
-_OF_A_COMMAND = frozenset({"command", "pef", "pef_name", "output_folder", "data_parallel", "world_size"})
-"""Arguments that differ by nature."""
 
 
 def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *, inference: bool) -> None:
@@ -53,12 +50,25 @@ def note_changed(typed: Namespace | None, metadata: Mapping[str, str]) -> None:
 
 
 def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, value then and value now of each argument of app and library that `metadata`, which the app gave when it
-    was compiled, has otherwise than the command line. What only one of the two has is left out."""
-    for name, value in sorted(vars(typed).items()) if typed is not None else ():
+    """Name, value then and value now of each argument of the app, and of those of the library that must agree, which
+    `metadata`, that the app gave when it was compiled, has otherwise than the command line. What only one of the two
+    has is left out."""
+    if typed is None:
+        return
+    free = _free_to_differ(typed.command)
+    for name, value in sorted(vars(typed).items()):
         before = metadata.get(name)
-        if before is not None and before != str(value) and name not in _OF_A_COMMAND and value is not None:
+        if before is not None and before != str(value) and name not in free and value is not None:
             yield name, before, str(value)
+
+
+def _free_to_differ(command: str) -> Collection[str]:
+    """Arguments that say nothing of the graph: a compile has all flags of the library, by their defaults."""
+    from sambasim.samba.utils.flag import MEASURING  # its package imports the session, which imports this
+    from sambasim.samba.utils.flags import FLAGS
+
+    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
+    return free | {"inference"} if command in MEASURING else free  # there it says what is measured of a PEF
 
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:

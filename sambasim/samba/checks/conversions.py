@@ -5,11 +5,15 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from sambasim.ir.graph import node_references
+from sambasim.ir.graph import Node, node_references
 from sambasim.ir.program import Program
 from sambasim.samba.checks.findings import Finding
 
 _LIMITS = torch.iinfo(torch.int16)
+
+_PICKING = {"embedding", "_embedding_bag", "index", "index_select", "gather", "one_hot"}
+_RESHAPING = {"view", "reshape", "expand", "unsqueeze", "squeeze", "slice", "select", "transpose", "t", "_to_copy"}
+"""Operators of ATen that read row numbers, and those that hand on what they are given in another shape or type."""
 
 
 def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> Iterator[Finding]:
@@ -29,7 +33,20 @@ def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> I
 
 
 def _indices(program: Program) -> set[str]:
-    """Inputs that are rows of an embedding, such as tokens: they are no labels."""
+    """Inputs that pick rows, such as the tokens of an embedding, whatever shape they are first brought into: they are
+    no labels."""
     graph = program.training or program.evaluation
-    readers = (node for node in graph.nodes if "embedding" in node.operator)
-    return {name for node in readers for name in node_references(node)}
+    counted = {result for node in graph.nodes if _name(node) == "arange" for result in node.results}
+    indices: set[str] = set()
+    for node in reversed(graph.nodes):
+        name, read = _name(node), set(node_references(node))
+        one_hot = name == "eq" and not counted.isdisjoint(read)  # as torch.export has it
+        reshaped = name in _RESHAPING and not indices.isdisjoint(node.results)
+        if name in _PICKING or one_hot or reshaped:
+            indices |= read
+    return indices
+
+
+def _name(node: Node) -> str:
+    """`embedding` of `aten.embedding.default`."""
+    return node.operator.split(".")[1]

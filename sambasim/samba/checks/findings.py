@@ -23,15 +23,15 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "DP02": Row(
         "a flag was typed and is not passed on: `--reduce-on-rdu` to `session.run`; `--grad-accumulation-steps`, and "
-        "every backward is followed by an optimizer step; `--data-parallel`, `-ws`, `--o0`, `--o1` or `--inference` to "
-        "`session.compile`",
+        "another number of backwards makes an optimizer step; `--data-parallel`, `-ws`, `--o0`, `--o1` or "
+        "`--inference` to `session.compile`",
         "a notice",
     ),
     "DP03": Row("replicas start from different weights", "refused at the first step", refused=True),
     "DP04": Row(
         "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
         "2 and 8",
-        "refused",
+        "refused; a notice where every replica repeats one batch",
         refused=True,
     ),
     "DP05": Row(
@@ -48,6 +48,11 @@ FINDINGS: Mapping[str, Row] = {
         refused=True,
     ),
     "DP08": Row("several ranks write the same file", "a notice, at the end at the latest"),
+    "DP09": Row(
+        "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it",
+        "refused in steps 1, 2, 8, 64, 512 …, with `--check` in every step; in others the run waits, as it does there",
+        refused=True,
+    ),
     "AP01": Row(
         "a batch has another size than the PEF takes: it is the end of the data set, or `-b` is another",
         "refused",
@@ -62,7 +67,8 @@ FINDINGS: Mapping[str, Row] = {
         "told with `--check` alone, for here they are exact",
     ),
     "AP04": Row(
-        "a keyword of `session.run`, `session.compile` or `trace_graph`, or a hyperparameter, is not known",
+        "a keyword of `session.run`, `session.compile` or `trace_graph`, or a hyperparameter, is not known; one of "
+        "`common_app_driver`, `measure_performance` or `measure_sections` is nearly a known one",
         "refused, with the nearest that is",
         refused=True,
     ),

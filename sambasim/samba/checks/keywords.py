@@ -14,18 +14,23 @@ Answer = TypeVar("Answer")
 
 
 def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """`function`, which raises KeywordError for a keyword that it does not have, with the nearest that it has."""
-    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    """`function`, which raises KeywordError for a keyword that it does not have, with the nearest that it has.
+
+    One that takes any keyword, for the vendor's changes nothing here, refuses those that are nearly one of its own.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [one.name for one in parameters if one.name != "self" and one.kind is not one.VAR_KEYWORD]
+    takes_any = len(known) < len([one for one in parameters if one.name != "self"])
     fast = frozenset(known)
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         for name in kwargs:
-            if name not in fast:
+            if name not in fast and (not takes_any or _nearly(name, known)):
                 raise KeywordError(
                     f"AP04: {_name_in_apps(function)} takes no {name}",
                     where=app_line(),
-                    remedy=nearest(name, known, form="{}="),
+                    remedy=nearest(name, _nearly(name, known) or known, form="{}="),
                 )
         return function(*args, **kwargs)
 
@@ -36,6 +41,12 @@ def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
     """What to type instead of `name`: the nearest of those that are `known`, else all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {form.format(near[0])}?" if near else f"it takes {', '.join(known)}"
+
+
+def _nearly(name: str, known: Collection[str]) -> list[str]:
+    """Those of `known` that `name` is a slip of, or a longer word for, as `optimizer` is for `optim`."""
+    longer = [short for short in known if name.startswith(short) and name[len(short) :].isalpha()]
+    return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
 
 
 def _name_in_apps(function: Callable[..., object]) -> str:

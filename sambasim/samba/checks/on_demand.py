@@ -14,7 +14,7 @@ from torch import Tensor
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.samba import context
-from sambasim.samba.checks import conversions, samples, watching
+from sambasim.samba.checks import conversions, meeting, samples, watching
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
@@ -63,13 +63,15 @@ class Check:
             self._fed.append(self._forward)
 
     def short_epoch(self, batch_size: int) -> Callable[[Iterator[Any]], Iterable[Any]]:
-        """Of the indices of an epoch, what makes half as many batches as there are steps; and the last ones, by which
-        the data set is no multiple of the batch."""
+        """Of the indices of an epoch, what makes half as many optimizer steps as are wanted; and the last ones, by
+        which the data set is no multiple of the batch."""
+        batches_of_a_step = int(getattr(context.current().arguments, "grad_accumulation_steps", None) or 1)
+        wanted = max(self._wanted // 2, 1) * batches_of_a_step * batch_size
 
         def shortened(indices: Iterator[Any]) -> Iterable[Any]:
             whole = list(indices)
             rest = len(whole) % batch_size
-            kept = min(len(whole) - rest, max(self._wanted // 2, 1) * batch_size)
+            kept = min(len(whole) - rest, wanted)
             return [*whole[:kept], *whole[len(whole) - rest :]]
 
         return shortened
@@ -84,6 +86,9 @@ class Check:
         communicator = context.current().communicator
         if communicator is None:
             return self.own_report()
+        # A rank that still takes steps ends at its next, and comes here then.
+        while not meeting.together(meeting.meet(communicator, meeting.Point(self.steps, ended=True), None)[0]):
+            pass
         watched = watching.current()
         divided = watched is not None and watched.samplers.division() is not None
         # Samplers of torch tell themselves which samples they give to whom; without them, the samples must.

@@ -9,7 +9,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
-from sambasim.samba.checks import on_demand, samplers, samples, sync, watching, weights
+from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, watching, weights
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.samplers import Division
 from sambasim.samba.checks.telling import telling
@@ -43,10 +43,11 @@ class Checks:
         self._accumulation = sync.Accumulation(context.current().arguments)
         self._step = 0
         self._fed: tuple[str, ...] = ()
-        self._alike = 0
+        self._alike = samples.Alike()
         self._given: Mapping[str, float] = {}
         self._shared = False
         self._last: Trained | None = None
+        self._replaced = False
         self._where: str | None = None
         watched, check = watching.current(), on_demand.current()
         if watched is not None:
@@ -76,9 +77,10 @@ class Checks:
 
         Raises DataParallelError.
         """
-        self._accumulation.note(kinds)
-        # Measured and tested is on the same data everywhere, and nothing is wrong with that.
+        # Measured and tested is by whole steps, on the same data everywhere, and nothing is wrong with that.
         trains = context.current().command in (None, "run")
+        if trains:
+            self._accumulation.note(kinds)
         check = on_demand.current()
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
@@ -89,19 +91,24 @@ class Checks:
         self._step += 1
         watched = watching.current()
         if watched is not None:
+            watched.steps = self._step
             watched.samplers.note_step()
         if mode is Mode.ALONE:
             return
         self._given = given
-        self._last = None
+        self._last, self._replaced = None, False
         if self._looks():
             self._compare()
         self._shared = True
 
     def before_new_weights(self) -> None:
-        """The app is about to give the device other weights, perhaps on this rank alone, and then to train no more."""
-        if self._shared and self._last is None:
+        """The app is about to give the device other weights, perhaps on this rank alone, and then to train no more.
+
+        What it has trained is kept for the last comparison in the steps that are looked at anyway: it takes time.
+        """
+        if self._shared and not self._replaced and self._looks():
             self._last = weights.trained(self._machine, self._given)
+        self._replaced = True
 
     def _looks(self) -> bool:
         if on_demand.current() is not None or self._step in _BATCHES_COMPARED:
@@ -121,7 +128,10 @@ class Checks:
             watched.samplers.division() if watched else None,
             watched.files.take_new() if watched else {},
         )
-        looks = self._communicator.all_gather_object(own)
+        points, looks = meeting.meet(self._communicator, meeting.Point(self._step), own)
+        if not meeting.together(points):
+            telling.tell(meeting.different_steps(points, where))
+            raise on_demand.CheckIsOver  # in a check on demand: the replicas cannot go on
         trained = [look.trained for look in looks]
         if self._step == 1:
             telling.tell(weights.different_start(trained, where))
@@ -135,15 +145,13 @@ class Checks:
 
     def _compare_batches(self, fed: list[tuple[str, ...]], where: str | None) -> None:
         self._fed = ()
-        same = samples.alike(fed) if all(fed) else None
-        if same is not None:
-            self._alike += 1
-            if self._alike == 2 and not telling.has("DP04"):
-                telling.tell(samples.same_samples(*same, self._step, where))
+        if all(fed) and not telling.has("DP04"):
+            finding, repeated = self._alike.note(fed, self._step, where)
+            telling.tell(finding, only_noticed=repeated)
 
     def _compare_last(self) -> None:
         """What the last step has left. Collective."""
         if self._shared and not (telling.has("DP03") or telling.has("DP07")):
-            own = self._last or weights.trained(self._machine, self._given)
+            own = self._last or weights.trained(self._machine, self._given, read=not self._replaced)
             trained = self._communicator.all_gather_object(own)
-            telling.tell(weights.different_course(trained, "at the end", self._where), at_end=True)
+            telling.tell(weights.different_course(trained, "at the end", self._where), only_noticed=True)

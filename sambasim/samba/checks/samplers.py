@@ -11,6 +11,9 @@ from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
 
+_A_LOOK = 1
+"""A pass that feeds no more steps than this is no epoch, but `next(iter(loader))` for a batch to warm up with."""
+
 Sampler: TypeAlias = "DistributedSampler[Any]"
 
 
@@ -28,12 +31,12 @@ class Division:
 
 @dataclass(slots=True)
 class Pass:
-    """One iteration of a sampler; `trained` is true once an optimizer step has used samples of it."""
+    """One iteration of a sampler, and how many optimizer steps have used samples of it."""
 
     sampler: Sampler
     division: Division
     where: str | None
-    trained: bool = False
+    steps: int = 0
 
 
 class Samplers:
@@ -68,22 +71,23 @@ class Samplers:
     def note_step(self) -> None:
         """An optimizer step uses what was drawn last."""
         last = self._last
-        if last is None or last.trained:
+        if last is None:
             return
-        last.trained = True
+        last.steps += 1
         order = last.division.order
-        if order is None:
+        if order is None or last.steps > _A_LOOK + 1:
             return
         orders = self._orders.setdefault(last.sampler, set())
-        if order in orders:
+        if last.steps > _A_LOOK:
+            orders.add(order)
+        elif order in orders:
             what = f"the sampler shuffles again as before, for its epoch is still {order[1]}"
             telling.tell(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
-        orders.add(order)
 
     def division(self) -> Division | None:
         """By which the optimizer steps are fed now; None if they are fed by no such sampler, or by one that divides
         nothing."""
-        if self._last is None or not self._last.trained or self._last.division.num_replicas == 1:
+        if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
             return None
         return self._last.division
 

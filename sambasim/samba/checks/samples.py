@@ -1,7 +1,8 @@
 """DP04 and DP05: replicas that are fed samples of each other, seen from the batches themselves."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from torch import Tensor
 
@@ -26,14 +27,30 @@ def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple("".join(tensor_sha256(part.contiguous()) for part in row) for row in rows)
 
 
-def alike(batches: Sequence[tuple[str, ...]]) -> tuple[int, int] | None:
-    """The first two replicas whose batches have the same digests."""
-    first: dict[tuple[str, ...], int] = {}
+def alike(batches: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, int]]:
+    """Each two replicas whose batches have the same digests."""
+    owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, digest in enumerate(batches):
-        if digest in first:
-            return first[digest], rank
-        first[digest] = rank
-    return None
+        owners[digest].append(rank)
+    for ranks in owners.values():
+        yield from combinations(ranks, 2)
+
+
+class Alike:
+    """Which replicas were fed alike, and how often."""
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[int, int]] = Counter()
+        self._last: Sequence[tuple[str, ...]] = ()
+
+    def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> tuple[Finding | None, bool]:
+        """DP04, once two replicas were fed alike twice; and whether every replica is fed what it was the last time:
+        an app that repeats one batch, to measure or to see a model learn it by heart, may mean it."""
+        pairs = list(alike(batches))
+        self._times.update(pairs)
+        repeated, self._last = list(batches) == list(self._last), batches
+        again = next((pair for pair in pairs if self._times[pair] > 1), None)
+        return (None if again is None else same_samples(*again, step, where)), repeated
 
 
 def same_samples(one: int, other: int, step: int, where: str | None) -> Finding:

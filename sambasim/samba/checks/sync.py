@@ -62,13 +62,14 @@ class Accumulation:
         self._backwards = 0
 
     def note(self, kinds: Collection[SectionKind]) -> None:
-        """Sections of `kinds` are about to run. Nothing more is looked at once an optimizer step has been seen."""
+        """Sections of `kinds` are about to train. Nothing more is looked at once an optimizer step has been seen."""
         if self._wanted == 1:
             return
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
-            if self._backwards == 1:
-                what = f"--grad-accumulation-steps {self._wanted} was typed, but one backward makes an optimizer step"
+            if self._backwards != self._wanted:
+                made = "1 backward makes" if self._backwards == 1 else f"{self._backwards} backwards make"
+                what = f"--grad-accumulation-steps {self._wanted} was typed, but {made} an optimizer step"
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, and ["OPT"] once they are through'
                 telling.tell(Finding("DP02", what, app_line(), remedy))
             self._wanted = 1

@@ -25,14 +25,16 @@ class Telling:
         """Those of this rank so far, each once."""
         return tuple(self._found.values())
 
-    def tell(self, finding: Finding | None, *, at_end: bool = False) -> None:
-        """Raises DataParallelError for a finding that is refused, unless the run is over, or is a check on demand.
+    def tell(self, finding: Finding | None, *, only_noticed: bool = False) -> None:
+        """Raises DataParallelError for a finding that is refused, unless the run is a check on demand.
+
+        only_noticed: whether a notice is enough here, such as when the run is over
 
         What is compared among ranks is told on each of them, and one prints it.
         """
         if finding is None:
             return
-        if FINDINGS[finding.code].refused and not (self.on_demand or at_end):
+        if FINDINGS[finding.code].refused and not (self.on_demand or only_noticed):
             raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
         is_new = (finding.code, finding.what) not in self._found
         self._found[finding.code, finding.what] = finding

@@ -5,18 +5,20 @@ from collections.abc import Callable
 
 from sambasim.runtime.ranks import Communicator
 from sambasim.samba.checks.files import Files
+from sambasim.samba.checks.meeting import Point, meet, together
 from sambasim.samba.checks.samplers import Samplers
 from sambasim.samba.checks.telling import telling
 
 
 class Watching:
-    """Samplers and files, and what is to be compared last, which each loaded PEF says anew."""
+    """Samplers and files, and what is to be compared last, which each loaded PEF says anew, as its optimizer steps."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
         self.compare_last: Callable[[], None] = lambda: None
+        self.steps = 0
 
     def start(self) -> None:
         """Begin to watch."""
@@ -50,13 +52,18 @@ def current() -> Watching | None:
 
 
 def finish() -> None:
-    """Compare what the ranks have done, and watch no more. Collective, the first time that it is called."""
+    """Compare what the ranks have done, and watch no more. Collective, the first time that it is called.
+
+    A rank that is still taking steps tells that this one has ended, and nothing else is compared.
+    """
     if _watching is not None:
         files, compare_last = _watching.files, _watching.compare_last
-        communicator = _watching.communicator
+        communicator, end = _watching.communicator, Point(_watching.steps, ended=True)
         abandon()
-        files.compare(communicator.all_gather_object(files.take_new()))
-        compare_last()
+        points, opened = meet(communicator, end, files.take_new())
+        if together(points):
+            files.compare(opened)
+            compare_last()
 
 
 def abandon() -> None:

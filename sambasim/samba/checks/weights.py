@@ -19,12 +19,15 @@ class Trained:
     hyperparameters: Sequence[Mapping[str, float | bool]]
 
 
-def trained(machine: Machine, given: Mapping[str, float]) -> Trained:
-    """Of this rank. `given` are the hyperparameters of all optimizers that the app has set since they were made."""
+def trained(machine: Machine, given: Mapping[str, float], *, read: bool = True) -> Trained:
+    """Of this rank. `given` are the hyperparameters of all optimizers that the app has set since they were made.
+
+    read: whether the device's weights are those that were trained; others are left out
+    """
     weights = {
         name: tensor_sha256(machine.replica.read(name))
         for name, symbol in machine.program.symbols.items()
-        if symbol.kind is SymbolKind.PARAMETER
+        if read and symbol.kind is SymbolKind.PARAMETER
     }
     made = [options.hyperparameters() for one in machine.optimizers for options in one.options()]
     hyperparameters = [{name: given.get(name, value) for name, value in one.items()} for one in made]
@@ -49,7 +52,8 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
 
 
 def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
-    """DP07, of replicas that started alike. `when` is a time, such as "before step 8"."""
+    """DP07, of replicas that started alike. `when` is a time, such as "before step 8". Weights that a replica leaves
+    out are not compared with those of the first."""
     first = replicas[0]
     for rank, replica in enumerate(replicas):
         for one, other in zip(first.hyperparameters, replica.hyperparameters, strict=True):
@@ -62,7 +66,7 @@ def different_course(replicas: Sequence[Trained], when: str, where: str | None) 
                     where,
                     "the same hyperparam_dict on every rank: let it depend on the step, and not on the rank",
                 )
-        changed = [name for name, digest in first.weights.items() if replica.weights[name] != digest]
+        changed = [name for name, digest in first.weights.items() if replica.weights.get(name, digest) != digest]
         if changed:
             return Finding(
                 "DP07",

@@ -64,7 +64,8 @@ _MODELS = (
     Row(
         "samba.materialize",
         SIMPLIFIED,
-        "gives lazy parameters memory and the values of `reset_parameters`",
+        "gives lazy parameters memory and the values of `reset_parameters`; `nn.init` and `apply` in an `__init__` are "
+        "not repeated",
         name_alone=True,
     ),
     Row(
@@ -79,7 +80,8 @@ _OPTIMIZERS = tuple(
     Row(
         f"samba.optim.{name}",
         SAME,
-        "on the host torch's; `max_grad_norm` bounds the norm of all gradients together",
+        "on the host torch's; `max_grad_norm` bounds on the device the norm of all gradients together, on the host "
+        "that of the optimizer's own",
         ("params", "lr", "weight_decay", "max_grad_norm", *own),
     )
     for name, own in (("SGD", ("momentum",)), ("Adam", ("betas", "eps")), ("AdamW", ("betas", "eps")))
@@ -137,7 +139,7 @@ _UTILS = (
     ),
     Row(
         "samba.utils.assert_close",
-        SAME,
+        SIMPLIFIED,
         "at most `threshold + rtol · abs(gold)` apart; a result in bf16 is allowed 1/256 of `gold` more",
         ("threshold", "rtol"),
     ),
@@ -177,7 +179,8 @@ _UTILS = (
     Row(
         "samba.utils.common.common_app_driver",
         SAME,
-        "compile, measure-performance and measure-sections; other keywords change nothing",
+        "compile, measure-performance and measure-sections; other keywords change nothing, unless one is nearly a "
+        "known one: then it is refused (AP04), as by the two that measure",
         ("args", "model", "inputs", "optim", "name", "app_dir"),
     ),
     Row("samba.utils.dataset.mnist.dataset_transform", SAME, "needs no torchvision"),

@@ -14,7 +14,7 @@ class Status(StrEnum):
     NO_EFFECT = "no effect"
     """It is taken, so that apps go on, and nothing depends on it; the row says why."""
     ABSENT = "absent"
-    """It raises an error that says so."""
+    """It is not there; what is called raises an error that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Row:
     takes: the keywords that apps give it
     name_alone: whether the public facts have no more than the name; then it is the smallest thing that an app would
         expect of it
+    test: of a behaviour, the test that holds it, as pytest names it; None where there is nothing to run
     """
 
     name: str
@@ -33,3 +34,4 @@ class Row:
     note: str = ""
     takes: tuple[str, ...] = ()
     name_alone: bool = False
+    test: str | None = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from sambasim.errors import OptionError
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.request import Inputs, Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
@@ -16,6 +17,7 @@ from sambasim.samba.utils.pef_utils import get_pefmeta
 from sambasim.samba.utils.section_measuring import measure_sections
 
 
+@checks_keywords
 def common_app_driver(
     args: Namespace,
     model: nn.Module,
@@ -26,14 +28,18 @@ def common_app_driver(
     **others: object,
 ) -> None:
     """Do what `args.command` asks for, if that is compile, measure-performance or measure-sections. Other keywords of
-    the vendor change nothing. Raises OptionError for another command, which is for the app itself to do.
+    the vendor change nothing.
+
+    Raises OptionError for another command, which is for the app itself to do; KeywordError for a keyword that is
+    nearly one of these.
     """
-    optimizers = None if args.inference else optim
     if args.command == "compile":
         config, metadata = vars(args), get_pefmeta(args, model)
+        optimizers = None if args.inference else optim
         session.compile(model, inputs, optimizers, name, app_dir, config_dict=config, pef_metadata=metadata)
     elif args.command in MEASURING:
-        trace_graph(model, inputs, optimizers, pef=args.pef, mapping=args.mapping)
+        # With --inference too: a training PEF is the same graph then, of which the forward alone runs.
+        trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
         measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
         measure(
             model,

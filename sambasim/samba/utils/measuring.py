@@ -17,6 +17,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.json_file import write_json
@@ -29,6 +30,7 @@ NOT_PREDICTED = "-"
 """What stands in a table where a prediction for the device would; in JSON it is null."""
 
 
+@checks_keywords
 def measure_performance(
     model: nn.Module,
     inputs: Inputs,
@@ -56,7 +58,8 @@ def measure_performance(
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
     `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is None: nothing is predicted yet.
-    Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's.
+    Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; KeywordError for a
+    keyword that is nearly one of these.
     """
     program = session.program(model)
     kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)

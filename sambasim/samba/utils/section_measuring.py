@@ -9,6 +9,7 @@ from torch import nn
 
 from sambasim.ir.graph import Section
 from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.measuring import (
@@ -40,6 +41,7 @@ class SectionFigure(BaseModel):
     predicted_s: float | None = None
 
 
+@checks_keywords
 def measure_sections(
     model: nn.Module,
     inputs: Inputs,
@@ -61,9 +63,9 @@ def measure_sections(
     The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph. They
     run one after another: gradient sync, which otherwise goes on beside the backward, waits for its end. So their sum
     can be more than a step. With one replica, REDUCE and GATHER have nothing to do. With several and `reduce_on_rdu`,
-    they are one pass over memory with OPT, and have one row.
+    from 64 KiB of gradients on, they are one pass over memory with OPT, and have one row.
 
-    Raises OptionError as `measure_performance` does.
+    Raises OptionError and KeywordError as `measure_performance` does.
     """
     program = session.program(model)
     kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)

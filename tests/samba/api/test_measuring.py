@@ -106,8 +106,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def _measured(folder: Path, command: str, *flags: str, np: int = 1) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", "net", "--num-iterations", "3"]
+def _measured(folder: Path, command: str, *flags: str, np: int = 1, pef: str = "net") -> dict[str, Any]:
+    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", pef, "--num-iterations", "3"]
     argv += ["--json", *flags]
     done = run_mpi(np, argv, cwd=folder, timeout=120) if np > 1 else run_job(argv, cwd=folder, timeout=120)
     figures: dict[str, Any] = json.loads(done.check().stdout)
@@ -125,12 +125,23 @@ def test_the_driver_compiles_and_measures(folder: Path) -> None:
     assert [row["kind"] for row in rows][-4:] == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "kinds"),
-    [([], ["REDUCE", "GRADNORM", "OPT", "GATHER"]), (["--reduce-on-rdu"], ["REDUCE+GRADNORM+OPT+GATHER"])],
-    ids=["host", "device"],
-)
-def test_sections_of_two_replicas(folder: Path, flags: list[str], kinds: list[str]) -> None:
+def test_the_driver_measures_the_forward_of_a_training_pef(folder: Path) -> None:
+    rows = _measured(folder, "measure-sections", "--inference")["sections"]
+    assert {row["kind"] for row in rows} == {"FWD"}
+    assert _measured(folder, "measure-performance", "--inference")["steps"] == 3
+
+
+def test_the_driver_measures_an_inference_pef(folder: Path) -> None:
+    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "-b", "4", "--inference", "--pef-name", "forward"]
+    run_job(argv, cwd=folder, timeout=120).check()
+    assert {row["kind"] for row in _measured(folder, "measure-sections", "--inference", pef="forward")["sections"]} == {
+        "FWD"
+    }
+
+
+@pytest.mark.parametrize("flags", [[], ["--reduce-on-rdu"]], ids=["host", "device"])
+def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     figures = _measured(folder, "measure-sections", "--data-parallel", *flags, np=2)
     assert (figures["replicas"], figures["steps"]) == (2, 3)
-    assert [row["kind"] for row in figures["sections"] if row["kind"] not in ("FWD", "BCKWD")] == kinds
+    kinds = [row["kind"] for row in figures["sections"] if row["kind"] not in ("FWD", "BCKWD")]
+    assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"]

@@ -1,6 +1,7 @@
 """Models: named, lazy, fused by directive, and run by themselves as in old apps."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,70 @@ def test_a_layer_that_does_not_say_how_it_begins_is_refused(samba: Any) -> None:
     with pytest.raises(ModelError, match="0 is a lazy Scale, which does not say how it begins"):
         samba.materialize(model)
     assert model[0].scale.is_meta
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.MultiheadAttention(4, 2),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        lambda: nn.LSTM(3, 4, num_layers=2),
+        lambda: nn.Embedding(5, 3, padding_idx=1),
+    ],
+    ids=["attention", "encoder", "lstm", "embedding"],
+)
+def test_a_layer_of_torch_begins_as_when_it_is_made(samba: Any, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(5)
+    gold = make()
+    with samba.lazy_param():
+        model = make()
+    torch.manual_seed(5)
+    samba.materialize(model)
+    assert all(torch.equal(value, gold.state_dict()[name]) for name, value in model.state_dict().items())
+    if isinstance(model, nn.LSTM):
+        assert torch.equal(model(torch.ones(2, 3))[0], gold(torch.ones(2, 3))[0])
+
+
+def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(samba: Any) -> None:
+    class Zeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.reset_parameters()
+
+        def reset_parameters(self) -> None:
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
+
+    with samba.lazy_param():
+        model, loaded = Zeros(), Zeros()
+    assert all(bool((parameter == 0).all()) for parameter in samba.materialize(model).parameters())
+    ones = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    loaded.first.load_state_dict(ones, assign=True)
+    samba.materialize(loaded)
+    assert torch.equal(loaded.first.weight, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_what_a_reset_leaves_unset_is_refused(samba: Any, dtype: torch.dtype) -> None:
+    class Masked(nn.Linear):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__(2, 3)
+            self.register_buffer("mask", torch.ones(3, dtype=dtype))
+
+    class Reset(Masked):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            if hasattr(self, "mask"):
+                self.mask.fill_(1)
+
+    with samba.lazy_param():
+        model, complete = nn.Sequential(Masked()), Reset()
+    with pytest.raises(ModelError, match="0 is a Masked, whose reset_parameters does not set mask"):
+        samba.materialize(model)
+    assert torch.equal(samba.materialize(complete).mask, torch.ones(3, dtype=dtype))
 
 
 @exercises("samba.directives.op_fusion")

@@ -4,9 +4,11 @@ from argparse import Namespace
 
 import pytest
 
+from sambasim.samba import context
 from sambasim.samba.checks import arguments as module
 from sambasim.samba.checks.arguments import likely_cause, note_changed, note_not_passed_on
 from sambasim.samba.checks.telling import Telling
+from sambasim.samba.utils.argparser import parse_app_args
 
 METADATA = {
     "command": "compile",
@@ -17,6 +19,11 @@ METADATA = {
     "lr": "0.1",
 }
 TYPED = {"command": "run", "batch_size": 8, "hidden": 32, "mapping": "section", "pef": "net", "lr": 0.1, "epochs": 3}
+
+
+def _parsed(*argv: str) -> Namespace:
+    """What an app with one flag of its own gets."""
+    return parse_app_args(argv, common_parser_fn=lambda parser: parser.add_argument("--hidden", type=int, default=32))
 
 
 @pytest.fixture
@@ -42,6 +49,32 @@ def test_what_must_agree_is_told_and_all_that_changed_is_a_likely_cause(told: Te
     assert finding.where is not None
     assert "note_changed(typed, METADATA)" in finding.where
     assert likely_cause(typed, METADATA) == " (AP02: since then --batch-size was 8 and is 4, --hidden was 32 and is 16)"
+
+
+@pytest.mark.parametrize("typed", ["run --reduce-on-rdu --threads 1 --hidden 16", "measure-sections --hidden 16"])
+def test_a_flag_that_says_nothing_of_the_graph_is_no_likely_cause(
+    told: Telling, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    compiled = _parsed("compile", "--pef-name", "net", "--o0", "--verbose")
+    metadata = {name: str(value) for name, value in vars(compiled).items()}
+    now = _parsed(*typed.split(), "--pef", "net")
+    assert likely_cause(now, metadata) == " (AP02: since then --hidden was 32 and is 16)"
+    note_changed(now, metadata)
+    assert not told.findings, "the app knows itself what its own flags mean"
+
+
+def test_only_what_trains_or_predicts_must_be_compiled_for_inference(
+    told: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    metadata = {name: str(value) for name, value in vars(_parsed("compile")).items()}
+    note_changed(_parsed("measure-performance", "--pef", "net", "--inference"), metadata)
+    assert not told.findings, "the forward of a training PEF is measured"
+    note_changed(_parsed("run", "--pef", "net", "--inference"), metadata)
+    assert [finding.what for finding in told.findings] == [
+        "--inference was False when the PEF was compiled, and now is True"
+    ]
 
 
 @pytest.mark.parametrize(

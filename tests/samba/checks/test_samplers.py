@@ -70,6 +70,16 @@ def test_an_epoch_that_is_set_is_not(watched: Samplers, telling: Telling) -> Non
     assert not telling.findings
 
 
+def test_a_batch_to_warm_up_with_is_not(watched: Samplers, telling: Telling) -> None:
+    sampler = _sampler()
+    next(iter(DataLoader(DATA, sampler=sampler)))
+    watched.note_step()
+    _train(watched, sampler)
+    assert not telling.findings
+    _train(watched, sampler)
+    assert [finding.code for finding in telling.findings] == ["DP06"]
+
+
 def test_the_order_of_the_data_and_evaluation_are_not(watched: Samplers, telling: Telling) -> None:
     in_order, evaluation, training = _sampler(shuffle=False), _sampler(), _sampler(1)
     for epoch in range(2):

@@ -2,7 +2,7 @@
 
 import torch
 
-from sambasim.samba.checks.samples import alike, digests, sample_digests, shared_samples
+from sambasim.samba.checks.samples import Alike, alike, digests, sample_digests, shared_samples
 
 
 def _fed(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:
@@ -18,10 +18,29 @@ def test_a_sample_has_one_digest_whatever_batch_it_is_in() -> None:
     assert sample_digests({"x": x[order], "label": label[[1, 1]]}) != (whole[2], whole[0])
 
 
-def test_the_first_replicas_that_are_fed_alike_are_named() -> None:
+def test_replicas_that_are_fed_alike_are_named() -> None:
     batches = [digests({"x": torch.full((2, 2), value)}) for value in (1.0, 2.0, 3.0, 2.0)]
-    assert alike(batches) == (1, 3)
-    assert alike(batches[:3]) is None
+    assert list(alike(batches)) == [(1, 3)]
+    assert list(alike(batches[:3])) == []
+    assert list(alike(batches[1:2] * 3)) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_two_replicas_that_are_fed_alike_twice_are_found() -> None:
+    noted = Alike()
+    a, b, c = (("a",), ("b",), ("c",))
+    assert noted.note([a, a, b], 1, None) == (None, False)
+    assert noted.note([a, b, b], 2, None) == (None, False), "once these, once those: a chance"
+    finding, repeated = noted.note([c, a, a], 8, "app.py:1: run()")
+    assert finding is not None
+    assert finding.words == "DP04: replicas 1 and 2 are fed the same samples, again in step 8"
+    assert not repeated
+
+
+def test_a_batch_that_is_repeated_everywhere_is_known() -> None:
+    noted = Alike()
+    assert noted.note([("a",), ("a",)], 1, None) == (None, False)
+    finding, repeated = noted.note([("a",), ("a",)], 2, None)
+    assert (finding is not None, repeated) == (True, True)
 
 
 def test_replicas_that_share_samples_are_found() -> None:

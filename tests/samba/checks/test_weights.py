@@ -40,3 +40,12 @@ def test_another_course_is_found(change: dict[str, object], words: str) -> None:
     finding = different_course([REPLICA, other], "at the end", None)
     assert finding is not None
     assert finding.words == f"DP07: at the end replica 1 {words}"
+
+
+def test_weights_that_are_left_out_are_no_finding_and_hyperparameters_still_are() -> None:
+    trained = replace(REPLICA, weights={"a": "3", "b": "3"})
+    replaced = replace(REPLICA, weights={}, hyperparameters=[SGD, {"lr": 0.2}])
+    assert different_course([REPLICA, replace(REPLICA, weights={})], "at the end", None) is None
+    finding = different_course([REPLICA, replaced, trained], "at the end", None)
+    assert finding is not None
+    assert finding.words == "DP07: at the end replica 1 trains with lr 0.2, and replica 0 with 0.3"

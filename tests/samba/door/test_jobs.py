@@ -55,6 +55,25 @@ def test_the_job_ends(run: Run, way: str, how: str, code: int, first: str, last:
     assert (result.returncode, result.stdout) == (code, "")
 
 
+GROUPED = """
+import sys
+from sambasim import samba
+from sambasim.samba.utils.argparser import parse_app_args
+
+parse_app_args(sys.argv[1:])
+1 / 0
+"""
+
+
+@pytest.mark.parametrize("way", ["app", "env"])
+def test_an_error_is_told_where_torch_distributed_is_up_too(run: Run, way: str) -> None:
+    result = run(way, GROUPED, ["run", "--pef", "any", "--data-parallel"], ranks=2)
+    told = result.stderr.strip().splitlines()
+    assert told[0] == "the script failed (every rank)"
+    assert told[-1] == "ZeroDivisionError: division by zero"
+    assert (result.returncode, result.stdout) == (1, "")
+
+
 @pytest.mark.parametrize("way", ["app", "env"])
 def test_a_rank_that_has_come_to_its_end_just_goes(run: Run, way: str) -> None:
     result = run(way, JOB, ["well"], ranks=2)

@@ -1,0 +1,83 @@
+"""`sambasim app --check` of scripts that end early: what is told, and the exit code."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sambasim.cli.app import app_command
+from sambasim.samba import context
+from sambasim.samba.checks import on_demand
+from sambasim.samba.checks.on_demand import Check
+from sambasim.samba.checks.telling import telling
+from sambasim.samba.utils.argparser import SambaConfig
+
+FOUND = "from sambasim.samba.checks.telling import Finding, telling; telling.tell(Finding('DP06', 'so', None, 'do'))\n"
+STEP = "from sambasim.samba.checks import on_demand; on_demand.current().steps += 1\n"
+DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that no check has been run in, and will not be."""
+    monkeypatch.setattr(telling, "on_demand", False)
+    monkeypatch.setattr(telling, "_found", {})
+    monkeypatch.setattr(on_demand, "_check", None)
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
+
+
+def _check(folder: Path, script: str, *flags: str) -> Result:
+    (folder / "app.py").write_text(script)
+    return CliRunner().invoke(app_command, [*flags, str(folder / "app.py")])
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [(STEP, 0), (STEP + "raise SystemExit(0)", 0), (STEP + DRAWN, 0), (STEP + FOUND, 1), (FOUND, 1)],
+    ids=["end", "exit", "data-end", "found", "found-without-a-step"],
+)
+def test_a_check_that_came_to_its_end_says_by_its_exit_code_what_it_found(
+    tmp_path: Path, script: str, code: int
+) -> None:
+    result = _check(tmp_path, script, "--check", "--json")
+    record = json.loads(result.stdout)
+    assert (result.exit_code, len(record["findings"]), record["error"]) == (code, code, None)
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "code", "what"),
+    [
+        ("print('nothing')", 2, "option", "took no step, so there is nothing to check"),
+        (STEP + "raise ValueError('of the app')", 1, "app", "ValueError: of the app"),
+        (STEP + "raise RuntimeError('of the app')", 1, "app", "RuntimeError: of the app"),
+        (STEP + "raise SystemExit(7)", 7, "app", "SystemExit: 7"),
+    ],
+)
+def test_a_check_that_did_not_has_an_error_in_its_line(
+    tmp_path: Path, script: str, exit_code: int, code: str, what: str
+) -> None:
+    result = _check(tmp_path, script, "--check", "--json")
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["code"]) == (exit_code, code)
+    assert error["what"].endswith(what)
+
+
+@pytest.mark.parametrize("flags", [("--check-steps", "4"), ("--json",)])
+def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    result = _check(tmp_path, "", *flags)
+    assert result.exit_code == 2
+    assert f"{flags[0]} is for " in result.stderr
+
+
+@pytest.mark.parametrize(("accumulated", "kept"), [(1, 4 * 2 + 1), (3, 4 * 2 * 3 + 1)])
+def test_a_short_epoch_makes_half_of_the_steps(accumulated: int, kept: int) -> None:
+    context.current().arguments = SambaConfig("run", pef="net.pef", grad_accumulation_steps=accumulated)
+    assert len(list(Check(8).short_epoch(2)(iter(range(101))))) == kept

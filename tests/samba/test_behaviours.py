@@ -1,0 +1,84 @@
+"""What the fidelity page says of behaviours, where no other test holds it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.errors import DataError, OptionError
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+BATCH = 4
+
+
+class Normed(nn.Module):
+    """Features `[batch, 3]` to the loss of each sample, the one output."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.linear(x))
+        return normed.square().mean(1)
+
+
+def _model() -> tuple[Normed, samba.optim.SGD]:
+    torch.manual_seed(0)
+    model = Normed()
+    samba.from_torch_model_(model)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _inputs(batch_dim: int = 0) -> list[samba.SambaTensor]:
+    values = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))
+    return [samba.from_torch_tensor(values, name="x", batch_dim=batch_dim)]
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model, optimizer = _model()
+    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
+    return session.compile(model, _inputs(), optimizer, name="normed", config_dict=config)
+
+
+def test_batches_along_another_axis_are_refused(tmp_path: Path) -> None:
+    model, optimizer = _model()
+    with pytest.raises(DataError, match="the batch of x is along axis 1, but a replica's batch must come first"):
+        session.compile(model, _inputs(batch_dim=1), optimizer, config_dict={"output_folder": str(tmp_path)})
+
+
+def test_another_output_cannot_be_the_loss(pef: str) -> None:
+    model, optimizer = _model()
+    with pytest.raises(OptionError, match=r"loss_indices is \[1\], and the backward starts from the first output"):
+        trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
+
+
+def test_output_tensors_are_a_tuple_and_trace_graph_returns_one_tensor(pef: str) -> None:
+    model, optimizer = _model()
+    output = trace_graph(model, _inputs(), optimizer, pef=pef)
+    assert isinstance(output, samba.SambaTensor)
+    assert isinstance(model.output_tensors, tuple)
+    assert model.output_tensors[0] is output
+
+
+def test_momentum_that_was_not_compiled_cannot_be_turned_on(pef: str) -> None:
+    model, optimizer = _model()
+    trace_graph(model, _inputs(), optimizer, pef=pef)
+    with pytest.raises(OptionError, match="momentum") as caught:
+        session.run(_inputs(), hyperparam_dict={"momentum": 0.9})
+    assert caught.value.remedy == "compile with momentum above 0"
+
+
+def test_a_forward_alone_changes_the_statistics_of_batch_norm(pef: str) -> None:
+    model, optimizer = _model()
+    trace_graph(model, _inputs(), optimizer, pef=pef)
+    session.run(_inputs(), section_types=["FWD"])
+    assert session.buffer_dict["normed__norm__num_batches_tracked"] == 1
+    assert session.buffer_dict["normed__norm__running_mean"].any()
