@@ -42,7 +42,7 @@ test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the qui
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-apps: $(STAMP) ## The example apps, each at 1, 2 and 4 replicas by both syncs, in fp32 and bf16, and checked
-	SAMBASIM_TEST_APPS=whole pytest tests/apps
+	SAMBASIM_TEST_APPS=whole pytest tests/apps tests/mpi/test_bf16.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST_RANKS=$* pytest tests/mpi

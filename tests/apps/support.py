@@ -25,7 +25,6 @@ The ways in, by the name that `App.call` takes:
     direct    python COPY.py run …, of a copy that imports `sambasim` where the script imports `sambaflow`
 """
 
-import os
 import re
 import shlex
 import sys
@@ -40,6 +39,7 @@ import torch
 from torch import Tensor
 
 from tests.support.mpi import ROOT, Result, mpirun, run_job
+from tests.support.whole import is_whole
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
 WAYS = ("app", "module", "env", "direct")
@@ -58,7 +58,7 @@ class Example:
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
     told: a regular expression for what `run` prints in one line, of one rank
     always_whole: whether all tests are part of every run. Of the other examples two replicas are, and what only that
-        app does; the rest takes minutes, and runs where SAMBASIM_TEST_APPS is "whole": by `make test-apps`
+        app does; the rest takes minutes, and runs in `make test-apps`
     """
 
     name: str
@@ -188,7 +188,7 @@ class ExampleTests:
         assert result.stderr == ""
 
     def _skip_unless_whole(self) -> None:
-        if not self.example.always_whole and os.environ.get("SAMBASIM_TEST_APPS") != "whole":
+        if not (self.example.always_whole or is_whole()):
             pytest.skip("of this example only in make test-apps")
 
 

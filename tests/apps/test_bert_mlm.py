@@ -13,12 +13,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests, differences
+from tests.support.whole import whole
 
 CONFIG = Path(__file__).with_name("bert_one_layer.json")
 BATCH, LENGTH, PREDICTIONS, STEPS, WARMUP_STEPS, SEED = 8, 32, 6, 20, 5, 42
 RATE, DECAY, BETA2, MAX_GRAD_NORM = 0.004, 0.01, 0.98, 2.0
 
 
+@whole
 class TestBertMlm(ExampleTests):
     example = Example(
         "bert_mlm",

@@ -11,6 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.quickstart.digits import digits
 from tests.apps import plain
 from tests.apps.support import App, Example, differences
+from tests.support.whole import whole
 
 BATCH, EPOCHS, RATE, MOMENTUM = 32, 2, 0.1, 0.9
 DEVICE = ("--data-parallel", "--reduce-on-rdu")
@@ -101,6 +102,7 @@ def _held_out_loss(weights: dict[str, Tensor]) -> float:
     return float(nn.functional.cross_entropy(logits, labels))
 
 
+@whole
 def test_one_replica_trains_as_a_plain_loop_in_bf16_does(bf16: App) -> None:
     assert differences(bf16.weights(1), _plainly(bf16, 1, torch.bfloat16, WideSGD)) == []
 
@@ -115,10 +117,12 @@ def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(bf16: Ap
     assert abs(_held_out_loss(host) - _held_out_loss(in_fp32)) < 0.02
 
 
+@whole
 def test_four_replicas_have_the_same_bits_by_either_sync(bf16: App) -> None:
     assert differences(bf16.weights(4, "--data-parallel"), bf16.weights(4, *DEVICE)) == []
 
 
+@whole
 @pytest.mark.parametrize("np", [2, 4])
 def test_stochastic_rounding_has_the_same_bits_by_either_sync(np: int, bf16: App, rounding: App) -> None:
     host = rounding.weights(np, "--data-parallel")
@@ -126,6 +130,7 @@ def test_stochastic_rounding_has_the_same_bits_by_either_sync(np: int, bf16: App
     assert differences(host, bf16.weights(np, *DEVICE)) == list(host)
 
 
+@whole
 def test_device_and_host_agree_within_the_tolerances_of_the_app(bf16: App) -> None:
     """3e-3 for the loss, the logits and the gradient of one step."""
     result = bf16.call("test")

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests
+from tests.support.whole import whole
 
 
+@whole
 class TestLstm(ExampleTests):
     example = Example(
         "lstm",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.support.whole import whole
 
 APP = """\
 import sys
@@ -141,6 +142,7 @@ UNEVEN = {"sampler": "list(range(4 * rank, 4 * rank + 4))", "epoch": "if epoch a
 """Rank 0 takes two steps, and rank 1 one."""
 
 
+@whole
 def test_a_replica_that_waits_for_one_that_has_ended_is_told(folder: Path) -> None:
     words = "DP09: replica 0 takes step 2, and replica 1 came to its end after 1 step"
     run = _run(folder, **UNEVEN)
@@ -174,6 +176,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     assert all(_line(where[code]) in note for code, note in notes.items())
 
 
+@whole
 def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> None:
     mistake = (
         "sampler.set_epoch(epoch); rank and epoch and (model[0].bias.data.fill_(2), samba.session.to_device(model))"
@@ -186,6 +189,7 @@ def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> No
     assert _run(folder, saves=last).stderr == "", "what a rank gives its device once it has trained is its own affair"
 
 
+@whole
 def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     _write(folder, {"config": "{'output_folder': 'other'}"})
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
@@ -194,6 +198,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     assert _line("samba.session.compile(") in result.stderr
 
 
+@whole
 @pytest.mark.parametrize(
     ("flags", "mistakes", "code", "words", "line"),
     [
@@ -214,6 +219,7 @@ def test_what_does_not_fit_the_pef_is_refused(
     assert "  try:   " in result.stderr
 
 
+@whole
 def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
     result = _alone(folder, "--grad-accumulation-steps", "2").check()
     notes = result.stderr.split("note: ")[1:]
@@ -250,6 +256,7 @@ def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     assert sorted(result.stderr.splitlines()) == ["trained 0", "trained 1"], "what the app prints, and no notices"
 
 
+@whole
 def test_a_check_that_cannot_go_on_tells_why(folder: Path) -> None:
     _write(folder, {"passed": "data_paralel=True"})
     result = run_job(_argv(check=("--check", "--json")), cwd=folder, timeout=120)
@@ -259,6 +266,7 @@ def test_a_check_that_cannot_go_on_tells_why(folder: Path) -> None:
     assert result.stderr.startswith("error[keyword]: AP04: session.run takes no data_paralel")
 
 
+@whole
 @pytest.mark.parametrize(
     ("sampler", "codes"),
     [(RANDOM.format("rank"), ["DP05"]), ("list(range(rank, 25, replicas))", [])],
@@ -272,6 +280,7 @@ def test_a_check_compares_the_samples_of_other_samplers(folder: Path, sampler: s
         assert "samples of the first 5 steps are fed to several replicas" in found["DP05"]
 
 
+@whole
 def test_a_check_of_an_example_is_clean(tmp_path: Path) -> None:
     app = str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")
     compiling = [sys.executable, "-m", "sambasim", app, "compile", "-b", "32", "--data-parallel", "--pef-name", "net"]

@@ -7,6 +7,7 @@ import pytest
 from sambasim.compiler.front import compile_from_options
 from tests.mpi.test_exactness import TWO_NODES, compare, digests_of
 from tests.support.examples import EXAMPLES, example_options
+from tests.support.whole import is_whole
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
 VARIANTS = {
@@ -20,7 +21,8 @@ _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.wei
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("bf16")
-    return [_compiled(folder, name, variant) for name in EXAMPLES for variant in VARIANTS]
+    names = EXAMPLES if is_whole() else ["logistic_regression", "char_gpt"]
+    return [_compiled(folder, name, variant) for name in names for variant in VARIANTS]
 
 
 def _compiled(folder: Path, name: str, variant: str) -> Path:
