@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from tests.support.mpi import ROOT, Result, mpirun, run_job
-from tests.support.whole import is_whole
+from tests.support.whole import whole
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
 WAYS = ("app", "module", "env", "direct")
@@ -57,8 +57,6 @@ class Example:
     save: flags of `run` that make it write weights
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
     told: a regular expression for what `run` prints in one line, of one rank
-    always_whole: whether all tests are part of every run. Of the other examples two replicas are, and what only that
-        app does; the rest takes minutes, and runs in `make test-apps`
     """
 
     name: str
@@ -68,7 +66,6 @@ class Example:
     told: str
     every: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
-    always_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +151,8 @@ class ExampleTests:
         """The weights of a plain PyTorch loop that trains as the app does."""
         raise NotImplementedError
 
+    @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
-        self._skip_unless_whole()
         assert differences(app.weights(1, way="direct"), self.plainly(app, 1)) == []
 
     def test_two_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
@@ -163,33 +160,29 @@ class ExampleTests:
         assert differences(app.weights(2, "--data-parallel", way="direct"), expected) == []
         assert differences(app.weights(2, "--data-parallel", "--reduce-on-rdu", way="env"), expected) == []
 
+    @whole
     def test_four_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
-        self._skip_unless_whole()
         expected = self.plainly(app, 4)
         assert differences(app.weights(4, "--data-parallel", way="module"), expected) == []
         assert differences(app.weights(4, "--data-parallel", "--reduce-on-rdu", way="app"), expected) == []
 
+    @whole
     def test_device_and_host_agree(self, app: App) -> None:
-        self._skip_unless_whole()
         result = app.call("test", way="app")
         assert (result.stdout, result.stderr) == ("device and host agree\n", "")
 
+    @whole
     def test_a_check_finds_nothing(self, app: App) -> None:
-        self._skip_unless_whole()
         result = app.call("run", *app.example.train, "--data-parallel", np=2, way="check")
         assert result.stdout.splitlines()[-1].endswith(" steps: no finding")
         assert result.stderr == ""
 
+    @whole
     def test_the_step_is_measured(self, app: App) -> None:
-        self._skip_unless_whole()
         result = app.call("measure-performance", "--num-iterations", "5", "--json", way="direct")
         assert result.stdout.count("\n") == 1
         assert f'"replicas": 1, "batch_size": {app.example.batch_size}, "steps": 5' in result.stdout
         assert result.stderr == ""
-
-    def _skip_unless_whole(self) -> None:
-        if not (self.example.always_whole or is_whole()):
-            pytest.skip("of this example only in make test-apps")
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:

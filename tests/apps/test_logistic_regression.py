@@ -17,7 +17,6 @@ class TestLogisticRegression(ExampleTests):
         save=("--checkpoint", "weights.pt"),
         saved="weights.pt",
         told=r"held out: accuracy [89]\d",
-        always_whole=True,
     )
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
