@@ -17,6 +17,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_shared_memory.py
 
+# Most of these start jobs of several ranks, which want the cores for themselves. All other tests are run by two processes.
+ONE_AT_A_TIME := tests/apps tests/faults tests/mpi tests/parity
+
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
@@ -38,7 +41,8 @@ check: $(STAMP) ## Lint, formatting, strict types, and the walls between the roo
 	lint-imports
 
 test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the quick start on the other MPIs
-	pytest
+	pytest -n 2 --dist loadfile $(ONE_AT_A_TIME:%=--ignore=%)
+	pytest $(ONE_AT_A_TIME)
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-apps: $(STAMP) ## The example apps, each at 1, 2 and 4 replicas by both syncs, in fp32 and bf16, and checked
