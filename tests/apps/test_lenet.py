@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests, differences
+from tests.support.whole import whole
 
 EPOCHS, BATCH = 2, 36
 SAVED = f"checkpoints/epoch_{EPOCHS}.pt"
@@ -18,6 +19,7 @@ def told(app: App) -> list[str]:
     return app.call("run", *flags, np=2).stdout.splitlines()
 
 
+@whole
 class TestLeNet(ExampleTests):
     example = Example(
         "lenet",

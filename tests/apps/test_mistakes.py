@@ -237,6 +237,7 @@ def _findings(result: Result) -> dict[str, str]:
     return {finding["code"]: f"{finding['what']} {finding['where']}" for finding in record["findings"]}
 
 
+@whole
 def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     result = _check(
         folder,

@@ -7,7 +7,7 @@ import pytest
 from sambasim.compiler.front import compile_from_options
 from tests.mpi.test_exactness import TWO_NODES, compare, digests_of
 from tests.support.examples import EXAMPLES, example_options
-from tests.support.whole import is_whole
+from tests.support.whole import is_whole, whole
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
 VARIANTS = {
@@ -31,6 +31,7 @@ def _compiled(folder: Path, name: str, variant: str) -> Path:
     return compile_from_options(options).path
 
 
+@whole
 @pytest.mark.parametrize("np", [2, 3, 4])
 def test_device_host_and_emulation_are_equal(np: int, compiled: list[Path]) -> None:
     compare(digests_of(np, compiled, steps=2, threads=1, env={}))
