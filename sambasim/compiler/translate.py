@@ -92,11 +92,11 @@ class _Translator:
         operator = str(node.target)
         if node.target is getitem:
             source, index = node.args
-            self._value_of[node] = self._result_of.get((source, index), _REFUSED)  # type: ignore[arg-type]  # of a getitem
+            self._value_of[node] = self._result_of.get((source, index), _REFUSED)  # type: ignore[arg-type]  # a getitem of a tuple has a whole number
         elif operator in _ASSERTIONS:
             return
         elif operator in _ALIASES:
-            self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]  # a node
+            self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]  # its operand is a node of this graph
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             self._refused.setdefault(operator, source_line(node))
             self._value_of[node] = _REFUSED
@@ -138,7 +138,7 @@ class _Translator:
             self._value_of[node] = result
             self._done.values[result] = tensor_type(value)
             return (result,)
-        read = {int(user.args[1]) for user in node.users if user.target is getitem}  # type: ignore[arg-type]  # of a getitem
+        read = {int(user.args[1]) for user in node.users if user.target is getitem}  # type: ignore[arg-type]  # a getitem of a tuple has a whole number
         results: list[str | None] = []
         for index, tensor in enumerate(value):
             if index not in read:

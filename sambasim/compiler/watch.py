@@ -97,7 +97,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     """
 
     def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
         self.findings: list[Finding] = []
         self._inputs = {_memory(tensor) for tensor in inputs}
         self._parameters = {_memory(tensor): tensor for tensor in step.parameters()}
@@ -119,7 +119,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]
+        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]  # torch's, untyped
         with torch.no_grad():
             for parameter, value in self._saved:
                 parameter.copy_(value)

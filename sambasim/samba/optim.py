@@ -76,7 +76,7 @@ class _OnDevice(torch.optim.Optimizer):
 
 
 class SGD(_OnDevice, torch.optim.SGD):
-    """torch.optim.SGD; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+    """torch.optim.SGD. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
 
     kind = "sgd"
 
@@ -99,7 +99,7 @@ class SGD(_OnDevice, torch.optim.SGD):
 
 
 class Adam(_OnDevice, torch.optim.Adam):
-    """torch.optim.Adam; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+    """torch.optim.Adam. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
 
     kind = "adam"
 
@@ -122,7 +122,7 @@ class Adam(_OnDevice, torch.optim.Adam):
 
 
 class AdamW(_OnDevice, torch.optim.AdamW):
-    """torch.optim.AdamW; `max_grad_norm` bounds the norm of all gradients together, and None does not."""
+    """torch.optim.AdamW. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
 
     kind = "adamw"
 

@@ -28,6 +28,7 @@ The ways in, by the name that `App.call` takes:
 import re
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -142,14 +143,14 @@ class App:
         return folder
 
 
-class ExampleTests:
+class ExampleTests(ABC):
     """What holds for every example. A class that derives from it gives `example` and `plainly`."""
 
     example: Example
 
+    @abstractmethod
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         """The weights of a plain PyTorch loop that trains as the app does."""
-        raise NotImplementedError
 
     @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:

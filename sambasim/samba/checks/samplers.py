@@ -65,7 +65,7 @@ class Samplers:
     def stop(self) -> None:
         """Leave torch as it was."""
         if self._original is not None:
-            DistributedSampler.__iter__ = self._original  # type: ignore[method-assign]
+            DistributedSampler.__iter__ = self._original  # type: ignore[method-assign]  # as above
             self._original = None
 
     def note_step(self) -> None:

@@ -61,13 +61,8 @@ def measure_performance(
     Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; KeywordError for a
     keyword that is nearly one of these.
     """
-    program = session.program(model)
-    kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
-
-    def step() -> float:
-        began_s = time.perf_counter()
-        session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
-        return time.perf_counter() - began_s
+    kinds = checked_kinds(session.program(model), batch_size, n_iterations, inference=inference)
+    step = timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
     def graph_alone() -> float:
         with session.timed(model) as clock:
@@ -106,6 +101,19 @@ def checked_kinds(
     if n_iterations < 1:
         raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
     return [SectionKind.FWD] if inference or program.training is None else None
+
+
+def timed_step(
+    inputs: Inputs, kinds: list[SectionKind] | None, *, data_parallel: bool, reduce_on_rdu: bool
+) -> Callable[[], float]:
+    """What runs the sections of `kinds` once, and says how many seconds they took. The rest is as for session.run."""
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
+        return time.perf_counter() - began_s
+
+    return step
 
 
 def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:

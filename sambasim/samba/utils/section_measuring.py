@@ -1,7 +1,6 @@
 """How long each section of a PEF takes here: `measure_sections`."""
 
 import statistics
-import time
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -19,6 +18,7 @@ from sambasim.samba.utils.measuring import (
     checked_kinds,
     report,
     time_steps,
+    timed_step,
     title,
 )
 from sambasim.units import format_seconds
@@ -69,13 +69,8 @@ def measure_sections(
     """
     program = session.program(model)
     kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
+    step = timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
     with session.timed(model) as clock:
-
-        def step() -> float:
-            began_s = time.perf_counter()
-            session.run(inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds)
-            return time.perf_counter() - began_s
-
         steps = len(time_steps(step, n_iterations, min_duration))
     world = context.communicator()
     passes = clock.passes[WARM_UP_STEPS:]

@@ -66,11 +66,11 @@ def test_what_no_run_leaves_is_not_seen(watched: Files, tmp_path: Path) -> None:
 
 
 def test_a_file_of_several_ranks_is_told(watched: Files, telling: Telling) -> None:
-    mine = {"/work/end.pt": "app.py:9: save()", "/work/rank_0.pt": "app.py:10: save()"}
-    watched.compare([mine, {"/work/rank_1.pt": "app.py:10: save()"}, {}])
+    mine = {"/data/end.pt": "app.py:9: save()", "/data/rank_0.pt": "app.py:10: save()"}
+    watched.compare([mine, {"/data/rank_1.pt": "app.py:10: save()"}, {}])
     assert not telling.findings
-    watched.compare([{}, {"/work/end.pt": "app.py:12: save()"}, {"/work/end.pt": "app.py:12: save()"}])
-    assert [one.words for one in telling.findings] == ["DP08: ranks 0, 1, 2 write the same file, /work/end.pt"]
+    watched.compare([{}, {"/data/end.pt": "app.py:12: save()"}, {"/data/end.pt": "app.py:12: save()"}])
+    assert [one.words for one in telling.findings] == ["DP08: ranks 0, 1, 2 write the same file, /data/end.pt"]
     assert telling.findings[0].where == "app.py:9: save()"
 
 
