@@ -97,11 +97,11 @@ def replaces_a_parameter(net: Any, h: Tensor) -> Tensor:
 
 
 def has_its_own_backward(net: Any, h: Tensor) -> Tensor:
-    return Reversed.apply(h)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return Reversed.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped  # here
 
 
 def hooks(net: Any, h: Tensor) -> Tensor:
-    h.register_hook(lambda gradient: gradient * 0)  # type: ignore[no-untyped-call]  # torch gives it no types
+    h.register_hook(lambda gradient: gradient * 0)  # type: ignore[no-untyped-call]  # torch's, untyped  # here
     return h
 
 
