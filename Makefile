@@ -18,14 +18,15 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_shared_memory.py
 
 # Most of these start jobs of several ranks, which want the cores for themselves. All other tests are run by two processes.
-ONE_AT_A_TIME := tests/apps tests/faults tests/mpi tests/parity
+ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py) tests/mpi \
+	tests/parity/test_ddp.py
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-apps test-mpis smoke bench golden clean
+.PHONY: help demo check test test-whole test-mpis smoke bench golden clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -45,8 +46,8 @@ test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the qui
 	pytest $(ONE_AT_A_TIME)
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
-test-apps: $(STAMP) ## The example apps, each at 1, 2 and 4 replicas by both syncs, in fp32 and bf16, and checked
-	SAMBASIM_TEST_APPS=whole pytest tests/apps tests/mpi/test_bf16.py
+test-whole: $(STAMP) ## What `make test` has in part: every example app by every way, the bits of every configuration
+	SAMBASIM_TEST=whole pytest tests/apps tests/mpi/test_bf16.py tests/mpi/test_exactness.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST_RANKS=$* pytest tests/mpi

@@ -63,7 +63,7 @@ def datasets() -> tuple[TensorDataset, TensorDataset]:
 
 def get_inputs(args: Namespace) -> tuple[samba.SambaTensor, ...]:
     return (
-        samba.randn(args.batch_size, args.num_features, name="image", batch_dim=0),
+        samba.randn(args.batch_size, args.num_features, name="image", batch_dim=0).bfloat16().float(),
         samba.randint(args.num_classes, (args.batch_size,), name="label", batch_dim=0),
     )
 
@@ -112,7 +112,8 @@ def test(model: FeedForward, inputs: tuple[samba.SambaTensor, ...]) -> None:
     utils.assert_close(loss, gold_loss, "loss", threshold=3e-3)
     utils.assert_close(logits, gold_logits, "logits", threshold=3e-3)
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        utils.assert_close(gradient, parameter.grad, f"gradient of {name}", threshold=3e-3)
+        # In bf16, a sum near 0 may be rounded to the other side of a ReLU.
+        utils.assert_close(gradient, parameter.grad, f"gradient of {name}", threshold=1e-2)
     print("device and host agree")
 
 

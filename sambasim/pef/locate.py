@@ -8,8 +8,10 @@ _SUFFIX = ".pef"
 _MOST_SUGGESTIONS = 5
 
 
-def locate(pef: str, output_folder: Path = Path("out")) -> Path:
+def locate(pef: str, output_folder: Path = Path("out"), compiling: str = "sambasim compile") -> Path:
     """The file that `pef` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef, where compile writes.
+
+    compiling: what makes one, where there is none
 
     Raises OptionError, which tells everything that was looked for, and which PEFs there are.
     """
@@ -24,13 +26,13 @@ def locate(pef: str, output_folder: Path = Path("out")) -> Path:
     raise OptionError(
         f"there is no PEF {pef!r}",
         where=f"looked for {', then '.join(missing)}, from {Path.cwd()}",
-        remedy=_suggestion(output_folder),
+        remedy=_suggestion(output_folder, compiling),
     )
 
 
-def _suggestion(output_folder: Path) -> str:
+def _suggestion(output_folder: Path, compiling: str) -> str:
     names = sorted(path.stem for path in output_folder.glob(f"*/*{_SUFFIX}") if path.stem == path.parent.name)
     if not names:
-        return "compile it first: sambasim compile"
+        return f"compile it first: {compiling}"
     more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
     return f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}"

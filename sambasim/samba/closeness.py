@@ -20,7 +20,8 @@ def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rto
     Raises AssertionError, which says how many elements differ and by how much at most, or that the shapes differ.
     """
     found, expected = _float64(samba), _float64(gold)
-    if isinstance(samba, Tensor) and samba.dtype is torch.bfloat16:
+    rounded = isinstance(samba, Tensor) and samba.dtype is torch.bfloat16
+    if rounded:
         rtol += _ROUNDING
     if found.shape != expected.shape:
         raise AssertionError(f"{label}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was expected")
@@ -31,11 +32,12 @@ def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rto
     # A NaN counts as infinitely far away, so that the worst element is one that is named.
     distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
     worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
+    hint = "; in bf16, give device and host the same inputs: samba.randn(…).bfloat16().float()" if rounded else ""
     place = f" at {[int(index) for index in worst]}" if worst else ""
     raise AssertionError(
         f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "
         f"{threshold:g}{f' + {rtol:g} of the expected value' if rtol else ''}; the worst{place} is "
-        f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected"
+        f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected{hint}"
     )
 
 

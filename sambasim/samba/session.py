@@ -252,8 +252,11 @@ class Session:
             try:
                 kinds.add(SectionKind(str(word).upper()))
             except ValueError as error:
-                known = ", ".join(SectionKind)
-                raise OptionError(f"section_types has {word!r}", remedy=f"section types are {known}") from error
+                raise OptionError(
+                    f"section_types has {word!r}, which is no type of section",
+                    where=app_line(),
+                    remedy=nearest(str(word).upper(), [kind.value for kind in SectionKind]),
+                ) from error
         if graph is None and kinds != {SectionKind.FWD}:
             raise OptionError(
                 f"this PEF was compiled with --inference, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",

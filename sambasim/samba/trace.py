@@ -1,5 +1,6 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def trace_graph(
             f"loss_indices is {loss_indices}, and the backward starts from the first output alone",
             remedy="return the sum of the losses first",
         )
-    path = locate(pef)
+    path = locate(pef, compiling=_compile_command())
     document = read(path)
     check_device(document)
     _check_dtype(document)
@@ -147,10 +148,32 @@ def _place_constants(
 
 def _compare(document: PefDocument, traced: Program) -> None:
     difference = first_difference(document.program, traced)
-    if difference is not None:
-        cause = arguments.likely_cause(context.current().arguments, document.metadata)
+    if difference is None:
+        return
+    name, typed = document.program.name, context.current().arguments
+    if _parameters(document.program).isdisjoint(_parameters(traced)):
         raise PefError(
-            f"the PEF {document.program.name} was compiled from another graph: {difference}{cause}",
+            f"the PEF {name} is of another model: {difference}",
             where=app_line(),
-            remedy="compile the app again, and run it with the same model, batch size and optimizers",
+            remedy=f"give --pef the PEF of this app, or compile one: {_compile_command()}",
         )
+    as_compiled = arguments.as_compiled(typed, document.metadata)
+    again = "compile the app again, and run it with the same model, batch size and optimizers"
+    raise PefError(
+        f"the PEF {name} was compiled from another graph: {difference}"
+        f"{arguments.likely_cause(typed, document.metadata)}",
+        where=app_line(),
+        remedy=f"{as_compiled}, or {again}" if as_compiled else again,
+    )
+
+
+def _parameters(program: Program) -> set[str]:
+    return {name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.PARAMETER}
+
+
+def _compile_command() -> str:
+    """What compiles this app: what was typed, up to its command."""
+    words, context_of_app = context.typed_command(), context.current()
+    if context_of_app.command not in words:
+        return "its command `compile`"
+    return shlex.join([*words[: words.index(context_of_app.command)], "compile", "…"])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.apps.support import App
+from tests.apps.support import DATA_PARALLEL, App
 
 
 @pytest.fixture(autouse=True)
@@ -25,4 +25,12 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     result = app.compile()
     assert result.stdout == f"PEF file {app.folder}/out/{name}/{name}.pef created\nCompilation succeeded\n"
     assert result.stderr == ""
+    return app
+
+
+@pytest.fixture(scope="class")
+def in_bf16(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> App:
+    """The `few_steps` of such a class, compiled with --dtype bf16."""
+    app = App(request.cls.few_steps, tmp_path_factory.mktemp("in_bf16"))
+    app.compile(*DATA_PARALLEL, "--dtype", "bf16")
     return app

@@ -3,18 +3,20 @@
 A test file of an example says which script it is and how a plain loop trains the same; the tests come with the class:
 
     class TestLenet(ExampleTests):
-        example = Example("lenet", batch_size=32, train=("-e", "2"), saved="weights.pt",
-            save=("--checkpoint", "weights.pt"), told="accuracy 9")
+        example = Example("lenet", batch_size=32, rounds=2, saved="weights.pt", save=("--checkpoint", "weights.pt"),
+            told="accuracy 9")
+        few_steps = replace(example, batch_size=240, rounds=1, told="accuracy")
 
         def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
             torch.manual_seed(256)
-            return plain.train(app.module().LeNet(), …, replicas, …)
+            return plain.train(app.module().LeNet(), …, replicas, epochs=app.example.rounds, …)
 
         def test_what_only_this_app_does(self, app: App) -> None:
             result = app.call("run", "--resume", "weights.pt", np=2)
 
-`app` is a fixture of conftest.py: the App, compiled in a folder of its own, once for a class. `app.module()` is the
-script itself, imported: its model and data are what the plain loop trains. The loop is in `plain.py`, or of its parts.
+`app` is a fixture of conftest.py: the App, compiled in a folder of its own, once for a class; `in_bf16` is `few_steps`,
+compiled so. `app.module()` is the script itself, imported: its model and data are what the plain loop trains. The loop
+is in `plain.py`, or of its parts.
 
 The ways in, by the name that `App.call` takes:
 
@@ -30,7 +32,7 @@ import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -39,11 +41,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from sambasim.samba.utils import assert_close
 from tests.support.mpi import ROOT, Result, mpirun, run_job
 from tests.support.whole import whole
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
 WAYS = ("app", "module", "env", "direct")
+DATA_PARALLEL = ("--data-parallel", "-ws", "2")
+HOST, DEVICE = ("--data-parallel",), ("--data-parallel", "--reduce-on-rdu")
 
 _IMPORT = re.compile(r"^(\s*(?:from|import) )sambaflow( import samba\b|\.samba\b)", re.MULTILINE)
 
@@ -54,7 +59,8 @@ class Example:
 
     batch_size: `-b` of every command
     every: further flags of every command
-    train: flags of `run` that keep it short
+    rounds: how many epochs, or steps, a `run` trains, which `rounds_flag` tells it
+    train: further flags of `run`
     save: flags of `run` that make it write weights
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
     told: a regular expression for what `run` prints in one line, of one rank
@@ -62,11 +68,18 @@ class Example:
 
     name: str
     batch_size: int
+    rounds: int
     save: tuple[str, ...]
     saved: str
     told: str
     every: tuple[str, ...] = ()
+    rounds_flag: str = "-e"
     train: tuple[str, ...] = ()
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        """The flags of a `run` that trains as long as it should."""
+        return self.rounds_flag, str(self.rounds), *self.train
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +91,13 @@ class App:
 
     def compile(self, *flags: str, pef: str | None = None) -> Result:
         """Compile it, by default for two replicas and more."""
-        return self.call("compile", *(flags or ("--data-parallel", "-ws", "2")), "--pef-name", pef or self.example.name)
+        return self.call("compile", *(flags or DATA_PARALLEL), "--pef-name", pef or self.example.name)
 
     def weights(self, np: int, *flags: str, way: str = "module") -> dict[str, Tensor]:
         """Train on `np` replicas; the weights that the app has written. Fails the test if it warns of anything."""
         path = self.folder / self.example.saved
         path.unlink(missing_ok=True)
-        result = self.call("run", *self.example.train, *self.example.save, *flags, np=np, way=way)
+        result = self.call("run", *self.example.training, *self.example.save, *flags, np=np, way=way)
         told = [line for line in result.stdout.splitlines() if re.search(self.example.told, line)]
         assert len(told) == 1, result.stdout
         assert result.stderr == ""
@@ -108,6 +121,10 @@ class App:
             argv = ["sh", "-c", f'eval "$(sambasim env)" && exec {shlex.join(argv)}']
         result = run_job(argv, timeout=180, cwd=self.folder)
         return result.check() if check else result
+
+    def trained_for(self, rounds: int) -> "App":
+        """The same, but trained so long."""
+        return replace(self, example=replace(self.example, rounds=rounds))
 
     def module(self) -> ModuleType:
         """The script as a module: the copy with the direct imports."""
@@ -147,10 +164,16 @@ class ExampleTests(ABC):
     """What holds for every example. A class that derives from it gives `example` and `plainly`."""
 
     example: Example
+    few_steps: Example
+    """The same, but so short that what bf16 rounds has not yet led training elsewhere."""
+    threshold_in_bf16 = 3e-3
+    """How far a weight may then be from that of a plain loop in fp32, beside bf16's own rounding. It is the vendor's
+    tolerance, unless the optimizer is of Adam's kind: that moves a weight whose gradient is all rounding by its whole
+    rate, either way."""
 
     @abstractmethod
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-        """The weights of a plain PyTorch loop that trains as the app does."""
+        """The weights of a plain PyTorch loop in fp32 that trains as long as `app.example` says."""
 
     @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
@@ -158,14 +181,14 @@ class ExampleTests(ABC):
 
     def test_two_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
         expected = self.plainly(app, 2)
-        assert differences(app.weights(2, "--data-parallel", way="direct"), expected) == []
-        assert differences(app.weights(2, "--data-parallel", "--reduce-on-rdu", way="env"), expected) == []
+        assert differences(app.weights(2, *HOST, way="direct"), expected) == []
+        assert differences(app.weights(2, *DEVICE, way="env"), expected) == []
 
     @whole
     def test_four_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
         expected = self.plainly(app, 4)
-        assert differences(app.weights(4, "--data-parallel", way="module"), expected) == []
-        assert differences(app.weights(4, "--data-parallel", "--reduce-on-rdu", way="app"), expected) == []
+        assert differences(app.weights(4, *HOST, way="module"), expected) == []
+        assert differences(app.weights(4, *DEVICE, way="app"), expected) == []
 
     @whole
     def test_device_and_host_agree(self, app: App) -> None:
@@ -174,7 +197,7 @@ class ExampleTests(ABC):
 
     @whole
     def test_a_check_finds_nothing(self, app: App) -> None:
-        result = app.call("run", *app.example.train, "--data-parallel", np=2, way="check")
+        result = app.call("run", *app.example.training, "--data-parallel", np=2, way="check")
         assert result.stdout.splitlines()[-1].endswith(" steps: no finding")
         assert result.stderr == ""
 
@@ -184,6 +207,30 @@ class ExampleTests(ABC):
         assert result.stdout.count("\n") == 1
         assert f'"replicas": 1, "batch_size": {app.example.batch_size}, "steps": 5' in result.stdout
         assert result.stderr == ""
+
+    @whole
+    def test_in_bf16_device_and_host_agree(self, in_bf16: App) -> None:
+        """Within the vendor's tolerance: the loss, the outputs and the gradients of one step."""
+        result = in_bf16.call("test")
+        assert (result.stdout, result.stderr) == ("device and host agree\n", "")
+
+    @whole
+    @pytest.mark.parametrize("np", [1, 2, 4])
+    def test_in_bf16_it_trains_nearly_as_a_plain_loop_does(self, np: int, in_bf16: App) -> None:
+        """Each weight by itself, and all of them within a part of what they have learned."""
+        weights = in_bf16.weights(np, *(HOST if np > 1 else ()))
+        if np > 1:
+            assert differences(weights, in_bf16.weights(np, *DEVICE)) == []
+        start, expected = self.plainly(in_bf16.trained_for(0), np), self.plainly(in_bf16, np)
+        for name, weight in weights.items():
+            assert_close(weight.bfloat16(), expected[name], name, self.threshold_in_bf16)
+        learned = {name: tensor - start[name] for name, tensor in expected.items()}
+        lost = {name: weight - start[name].bfloat16() - learned[name] for name, weight in weights.items()}
+        assert _norm(lost) < 0.2 * _norm(learned)
+
+
+def _norm(tensors: dict[str, Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(tensors.values()))
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:

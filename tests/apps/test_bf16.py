@@ -19,7 +19,7 @@ DEVICE = ("--data-parallel", "--reduce-on-rdu")
 EXAMPLE = Example(
     "logistic_regression",
     batch_size=BATCH,
-    train=("-e", str(EPOCHS)),
+    rounds=EPOCHS,
     save=("--checkpoint", "weights.pt"),
     saved="weights.pt",
     told="held out: accuracy",

@@ -1,5 +1,7 @@
 """The feed-forward app: Adam with weight decay."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,13 @@ class TestFeedForward(ExampleTests):
     example = Example(
         "feed_forward",
         batch_size=32,
-        train=("-e", "2"),
+        rounds=2,
         save=("--checkpoint", "weights.pt"),
         saved="weights.pt",
         told=r"held out: accuracy [89]\d",  # of 10 % to begin with
     )
+    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+    threshold_in_bf16 = 1e-2
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
@@ -27,7 +31,7 @@ class TestFeedForward(ExampleTests):
             model,
             module.datasets()[0],
             replicas,
-            epochs=2,
-            batch_size=32,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
             optimizer=lambda flats: torch.optim.Adam(flats, lr=0.001, weight_decay=1e-4, fused=True),
         )

@@ -1,5 +1,7 @@
 """The LeNet app: checkpoints that training goes on from, and inference by a PEF of its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ SAVED = f"checkpoints/epoch_{EPOCHS}.pt"
 @pytest.fixture(scope="class")
 def told(app: App) -> list[str]:
     """Trained on two replicas, with a checkpoint of each epoch in `trained`: the lines that it printed."""
-    flags = ("--data-parallel", *app.example.train, "--save-folder", "trained")
+    flags = ("--data-parallel", *app.example.training, "--save-folder", "trained")
     return app.call("run", *flags, np=2).stdout.splitlines()
 
 
@@ -24,11 +26,12 @@ class TestLeNet(ExampleTests):
     example = Example(
         "lenet",
         batch_size=BATCH,
-        train=("-e", str(EPOCHS)),
+        rounds=EPOCHS,
         save=("--save-folder", "checkpoints"),
         saved=SAVED,
         told=r"held out: \d+ of 360 right",
     )
+    few_steps = replace(example, batch_size=240, rounds=1, saved="checkpoints/epoch_1.pt", told="held out")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
@@ -37,15 +40,15 @@ class TestLeNet(ExampleTests):
             module.LeNet(),
             module.enlarged(module.digits()[0]),
             replicas,
-            epochs=EPOCHS,
-            batch_size=BATCH,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
             optimizer=lambda flats: torch.optim.SGD(flats, lr=0.05, momentum=0.9, fused=True),
         )
 
     def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(self, app: App, told: list[str]) -> None:
         """And with the other sync, on which bits do not depend."""
         flags = ("--data-parallel", "--reduce-on-rdu", "--resume", "trained/epoch_1.pt", "--save-folder", "resumed")
-        result = app.call("run", *self.example.train, *flags, np=2)
+        result = app.call("run", *self.example.training, *flags, np=2)
         assert result.stdout.splitlines() == told[1:]
         resumed, straight = (torch.load(app.folder / name / f"epoch_{EPOCHS}.pt") for name in ("resumed", "trained"))
         assert differences(resumed["model"], straight["model"]) == []

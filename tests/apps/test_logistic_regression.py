@@ -1,23 +1,24 @@
 """The logistic regression app: SGD with momentum, in the smallest app there is."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests
 
-EPOCHS, BATCH = 2, 32
-
 
 class TestLogisticRegression(ExampleTests):
     example = Example(
         "logistic_regression",
-        batch_size=BATCH,
-        train=("-e", str(EPOCHS)),
+        batch_size=32,
+        rounds=2,
         save=("--checkpoint", "weights.pt"),
         saved="weights.pt",
         told=r"held out: accuracy [89]\d",
     )
+    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
@@ -26,8 +27,8 @@ class TestLogisticRegression(ExampleTests):
             module.LogReg(),
             module.FlatDigits(module.digits()[0]),
             replicas,
-            epochs=EPOCHS,
-            batch_size=BATCH,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
             optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
         )
 

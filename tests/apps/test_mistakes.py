@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
-from tests.support.whole import whole
+from tests.support.whole import whole, whole_case
 
 APP = """\
 import sys
@@ -112,14 +112,19 @@ def test_the_right_app_is_clean(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mistakes", "words"),
     [
-        ({"passed": ""}, "DP01: 2 replicas train apart: the PEF is data parallel, but session.run is not told"),
+        (
+            {"passed": ""},
+            "DP01: 2 replicas would train without each other: the PEF is data parallel, but session.run is not told",
+        ),
         ({"seed": "rank"}, "DP03: replica 1 starts from other weights than replica 0: sequential__0__weight differs"),
         (
             {"sampler": RANDOM.format(3), "epoch": "pass"},
             "DP04: replicas 0 and 1 are fed the same samples, again in step 2",
         ),
-        ({"rate": "0.1 * (rank + 1)"}, "DP07: before step 1 replica 1 trains with lr 0.2, and replica 0 with 0.1"),
-        (
+        whole_case(
+            {"rate": "0.1 * (rank + 1)"}, "DP07: before step 1 replica 1 trains with lr 0.2, and replica 0 with 0.1"
+        ),
+        whole_case(
             {"epoch": "sampler.set_epoch(epoch); rank and epoch and (model[0].bias.data.fill_(2), "
              "samba.session.to_device(model))"},
             "DP07: before step 8 replica 1 has other weights than replica 0: sequential__0__",
@@ -203,7 +208,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     ("flags", "mistakes", "code", "words", "line"),
     [
         ((), {"drop_last": "False"}, "data", "AP01: x has 1 samples, and the PEF takes 4 at a time", RUN),
-        (("--width", "2"), {}, "pef", "(AP02: since then --width was 1 and is 2)", "utils.trace_graph("),
+        (("--width", "2"), {}, "pef", "(AP02: it was compiled with --width 1, and is run", "utils.trace_graph("),
         ((), {"passed": "data_paralel=True"}, "keyword", "AP04: session.run takes no data_paralel", RUN),
     ],
     ids=["AP01", "AP02", "AP04"],

@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.texts import dataset
 from tests.support.mpi import JOB_KEY, run_mpi
+from tests.support.whole import whole_case
 
 _RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples"]
 _END_S = 15.0
@@ -78,7 +79,7 @@ def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("sync", ["--reduce-on-rdu", "host"])
+@pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("host")])
 @pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.name)
 def test_nothing_is_left_of_a_run(ending: Ending, sync: str, folder: Path) -> None:
     (folder / "net.py").write_text(_MPIRUN + dataset(_SAMPLE.format(deed=ending.deed), 64))

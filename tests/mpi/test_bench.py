@@ -9,6 +9,7 @@ import pytest
 from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB
 from tests.support.mpi import RANKS, Result, run_mpi
+from tests.support.whole import whole, whole_case
 
 COMMAND = [sys.executable, "-m", "sambasim", "bench", "collectives"]
 FAULT = str(Path(__file__).parent / "bodies" / "bench_fault.py")
@@ -82,11 +83,11 @@ class TestTwoRanks:
         ("fault", "path", "exit_code"),
         [
             ("mpi_multiplies_by_size", "mpi", 2),
-            ("mpi_keeps_the_first_result", "mpi", 2),
-            ("gloo_does_nothing", "gloo", 2),
+            whole_case("mpi_keeps_the_first_result", "mpi", 2),
+            whole_case("gloo_does_nothing", "gloo", 2),
             ("device_does_nothing", "device", 70),
-            ("host_forgets_to_gather", "host-mpi", 70),
-            ("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
+            whole_case("host_forgets_to_gather", "host-mpi", 70),
+            whole_case("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
         ],
     )
     def test_a_wrong_result_is_an_error(self, fault: str, path: str, exit_code: int) -> None:
@@ -109,6 +110,7 @@ class TestTwoRanks:
         assert second.startswith("4.0 KiB: ")
         assert "left out: 1.0 TiB: the memory for the buffers of this node's ranks is 6.0 TiB" in result.stdout
 
+    @whole
     def test_without_memory_for_the_smallest_size_there_is_an_error(self) -> None:
         result = with_fault("little_memory", "--min-bytes", "256 GiB", "--max-bytes", "1 TiB")
         assert result.returncode == 2

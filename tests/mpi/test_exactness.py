@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.examples import CompiledExample, compile_examples
+from tests.support.examples import VARIANTS, CompiledExample, compile_examples
 from tests.support.mpi import RANKS, ROOT, run_mpi
+from tests.support.whole import is_whole
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "exactness.py"
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
-    return list(compile_examples(tmp_path_factory.mktemp("examples")))
+    """Every example with every optimizer, with and without clipping; in part, every example with one of the six."""
+    everything = list(compile_examples(tmp_path_factory.mktemp("examples")))
+    return everything if is_whole() else everything[:: VARIANTS + 1]
 
 
 def digests_of(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[str, str]) -> list[dict[str, object]]:
@@ -34,6 +37,11 @@ def compare(lines: list[dict[str, object]]) -> None:
     assert len(digests) == len(lines), "two configurations that differ ended alike: they cannot both have been trained"
 
 
+def adamw(compiled: list[CompiledExample]) -> list[CompiledExample]:
+    """Those of one optimizer; in part, there are few enough."""
+    return [one for one in compiled if one.optimizer == "adamw"] if is_whole() else compiled
+
+
 @pytest.mark.parametrize("np", [np for np in RANKS if np > 1])
 def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled: list[CompiledExample]) -> None:
     """Every example, with SGD, Adam and AdamW, with and without clipping and accumulation."""
@@ -41,7 +49,7 @@ def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled
 
 
 def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) -> None:
-    chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.clipped]
+    chosen = [one.path for one in adamw(compiled) if one.clipped]
     compare(digests_of(2, chosen, steps=2, threads=2, env={}))
 
 
@@ -55,12 +63,12 @@ SEVERAL_NODES = [(2, TWO_NODES), (2, EACH_ALONE), (3, EACH_ALONE), (4, TWO_NODES
 @pytest.mark.parametrize(("np", "nodes"), SEVERAL_NODES)
 def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     """MPICH makes nodes of one machine: two, or each rank on its own."""
-    chosen = [one.path for one in compiled if one.optimizer == "adamw"]
+    chosen = [one.path for one in adamw(compiled)]
     compare(digests_of(np, chosen, steps=2, threads=1, env=nodes))
 
 
 @pytest.mark.parametrize("nodes", [{}, TWO_NODES, EACH_ALONE], ids=["one node", "two nodes", "each alone"])
 def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
-    chosen = [one.path for one in compiled if one.optimizer == "adamw" and one.example in ("digits", "char_gpt")]
+    chosen = [one.path for one in adamw(compiled) if one.example in ("digits", "char_gpt")]
     assert chosen
     compare(digests_of(8, chosen, steps=2, threads=1, env=nodes))

@@ -26,6 +26,9 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 _CLIPPING = {False: "optimizer.max_grad_norm=", True: "optimizer.max_grad_norm=0.05"}
 _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=", "optimizer.lr=")
 
+VARIANTS = len(OPTIMIZERS) * len(_CLIPPING)
+"""How many PEFs there are of each example."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledExample:

@@ -73,8 +73,16 @@ def _free_to_differ(command: str) -> Collection[str]:
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
     """What is added to the refusal of another graph: the arguments that changed, or nothing."""
-    told = [f"{_flag(name)} was {before} and is {now}" for name, before, now in changed(typed, metadata)]
-    return f" (AP02: since then {', '.join(told)})" if told else ""
+    all_changed = list(changed(typed, metadata))
+    told = [one for one in all_changed if one[0] in _AGREEING] or all_changed  # the app's own may not be of the graph
+    listed = ", ".join(f"{_flag(name)} {before}, and is run with {now}" for name, before, now in told)
+    return f" (AP02: it was compiled with {listed})" if told else ""
+
+
+def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
+    """The arguments of the library that changed, as they were at the compile: what to type. None if there are none."""
+    flags = [f"{_flag(name)} {before}" for name, before, _ in changed(typed, metadata) if name in _AGREEING]
+    return " ".join(flags) or None
 
 
 def _flag(name: str) -> str:

@@ -17,7 +17,8 @@ class Row:
 
 FINDINGS: Mapping[str, Row] = {
     "DP01": Row(
-        "`session.run` is not given `data_parallel=` at several replicas of a data parallel PEF: they train apart",
+        "`--data-parallel` is not typed, or `session.run` is not given `data_parallel=`, at several replicas of a data "
+        "parallel PEF: they would train without each other",
         "refused at the first step",
         refused=True,
     ),

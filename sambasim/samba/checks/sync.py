@@ -1,5 +1,6 @@
 """DP01 and DP02: what the command line says of sync, and session.run is not told."""
 
+import shlex
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 
@@ -36,8 +37,7 @@ def mode_of(
     if world_size == 1 and not (data_parallel and parallel):
         return Mode.ALONE
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
-        what = f"{world_size} replicas train apart: the PEF is data parallel, but session.run is not told"
-        telling.tell(Finding("DP01", what, app_line(), _DATA_PARALLEL))
+        telling.tell(_unsynced(world_size, typed, command))
         data_parallel = True  # in a check on demand, which goes on as the app should
     if not data_parallel:
         raise LaunchError(
@@ -52,6 +52,15 @@ def mode_of(
         what = "--reduce-on-rdu was typed, but session.run is not told: gradients go through the host"
         telling.tell(Finding("DP02", what, app_line(), "session.run(…, reduce_on_rdu=args.reduce_on_rdu)"))
     return Mode.DEVICE if reduce_on_rdu else Mode.HOST
+
+
+def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:
+    """DP01. An app that passes on what was typed lacks the flag; one that was given the flag does not pass it on."""
+    what = f"{world_size} replicas would train without each other: the PEF is data parallel, but "
+    if getattr(typed, "data_parallel", None) is False:
+        remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
+        return Finding("DP01", f"{what}--data-parallel was not typed", app_line(), remedy)
+    return Finding("DP01", f"{what}session.run is not told", app_line(), _DATA_PARALLEL)
 
 
 class Accumulation:

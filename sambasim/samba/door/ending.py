@@ -174,6 +174,8 @@ def _tell(error: BaseException, script: Path | None, behind: str = "") -> None:
         if behind:
             print(f"a rank left while others worked{behind}: exit code {exit_code_of(error)}", file=sys.stderr)
     else:
+        if isinstance(error, AttributeError) and str(error).endswith("has no attribute 'output_tensors'"):
+            error.add_note("try: call utils.trace_graph(model, inputs, optimizer, pef=args.pef) first, which sets them")
         trace = "".join(traceback.format_exception(error))
         print(f"the script failed{behind}\n{trace}" if behind else trace, end="", file=sys.stderr)
 

@@ -5,11 +5,13 @@ device's time is built yet, and a figure that nobody computed is not made up.
 """
 
 import json as json_format
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 
+import torch
 from pydantic import JsonValue
 from torch import nn
 
@@ -26,6 +28,8 @@ from sambasim.units import format_seconds
 
 WARM_UP_STEPS = 3
 MEASURED = "on this machine, not on a device"
+_UNEVEN = 2.0
+"""From here on, times the median, a slow step is worth a note."""
 NOT_PREDICTED = "-"
 """What stands in a table where a prediction for the device would; in JSON it is null."""
 
@@ -71,19 +75,22 @@ def measure_performance(
 
     world = context.communicator()
     times_s = time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
-    median_s = max(world.all_gather_object(statistics.median(times_s)))
+    median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
     figures: dict[str, JsonValue] = {
         "measured": MEASURED,
         "replicas": world.world_size,
         "batch_size": batch_size,
         "steps": len(times_s),
+        "threads": torch.get_num_threads(),
         "step_s": median_s,
+        "step_p90_s": slow_s,
         "samples_per_s": world.world_size * batch_size / median_s,
         "predicted_step_s": None,
     }
     table = (
         f"{title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
+        f"{spread(median_s, slow_s)}\n"
     )
     report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
@@ -126,9 +133,29 @@ def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float
     return times_s + [step() for _ in range(more)]
 
 
+def spread(median_s: float, slow_s: float) -> str:
+    """What the threads are, how much steps differ, and what that may come from."""
+    threads = torch.get_num_threads()
+    told = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
+    if slow_s < _UNEVEN * median_s:
+        return told
+    alone = "" if threads == 1 else "; threads that wait for each other do the same: try --threads 1"
+    return f"{told}\nnote: steps differ much, as where other work is on these cores{alone}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def median_and_slow(times_s: list[float]) -> tuple[float, float]:
+    """The median, and what 9 of 10 are not above."""
+    return statistics.median(times_s), sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
+
+
 def title(replicas: int, steps: int) -> str:
     """What the figures of `steps` steps are of."""
-    return f"measured on this machine, {replicas} {'replica' if replicas == 1 else 'replicas'}, {steps} steps"
+    return f"measured on this machine, {counted(replicas, 'replica')}, {counted(steps, 'step')}"
 
 
 def report(

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
+import torch
 from pydantic import BaseModel, ConfigDict, JsonValue
 from torch import nn
 
@@ -16,7 +17,9 @@ from sambasim.samba.utils.measuring import (
     NOT_PREDICTED,
     WARM_UP_STEPS,
     checked_kinds,
+    median_and_slow,
     report,
+    spread,
     time_steps,
     timed_step,
     title,
@@ -75,6 +78,8 @@ def measure_sections(
     world = context.communicator()
     passes = clock.passes[WARM_UP_STEPS:]
     medians = [statistics.median(one.elapsed_s for one in times) for times in zip(*passes, strict=True)]
+    sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
+    median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
     rows = [_figure(one.sections, measured_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     figures: dict[str, JsonValue] = {
@@ -82,10 +87,13 @@ def measure_sections(
         "replicas": world.world_size,
         "batch_size": program.batch_size,
         "steps": steps,
+        "threads": torch.get_num_threads(),
         "sections_s": sum(slowest),
+        "step_p90_s": slow_s,
         "sections": [row.model_dump(mode="json") for row in rows],
     }
-    report(figures, _table(rows, title(world.world_size, steps)), json, bench_report_json, compiled_stats_json)
+    table = _table(rows, title(world.world_size, steps), spread(median_s, slow_s))
+    report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
 
 
@@ -99,7 +107,7 @@ def _figure(sections: Sequence[Section], measured_s: float) -> SectionFigure:
     )
 
 
-def _table(rows: Sequence[SectionFigure], heading: str) -> str:
+def _table(rows: Sequence[SectionFigure], heading: str, spread_told: str) -> str:
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
@@ -114,4 +122,4 @@ def _table(rows: Sequence[SectionFigure], heading: str) -> str:
         for row in cells
     ]
     body = "\n".join(lines)
-    return f"{heading}: medians\n{body}\npredicted: of a device, not modelled yet\n"
+    return f"{heading}: medians\n{body}\n{spread_told}\npredicted: of a device, not modelled yet\n"

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sambasim.errors import OptionError
+from sambasim.samba.utils.measuring import median_and_slow, spread
 from tests.samba.api.conftest import BATCH, Net, exercises, imported
 from tests.support.mpi import run_job, run_mpi
 
@@ -43,11 +45,13 @@ def test_a_step_is_measured(
     )  # fmt: skip
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text()) == figures
     assert capsys.readouterr().out.startswith("measured on this machine, 1 replica, 4 steps: ")
+    assert figures["step_p90_s"] >= figures["step_s"]
+    assert figures["threads"] == torch.get_num_threads()
     assert figures["samples_per_s"] == pytest.approx(BATCH / figures["step_s"])
     assert figures["predicted_step_s"] is None
     graph_alone = measure(model, inputs, BATCH, run_graph_only=True, **SHORT)
     assert graph_alone["step_s"] > 0
-    assert measure(model, inputs, BATCH, inference=True, n_iterations=2, min_duration=0.02)["steps"] > 2
+    assert measure(model, inputs, BATCH, inference=True, n_iterations=2, min_duration=0.5)["steps"] > 2
     with pytest.raises(OptionError, match="the batch size is 8, and the PEF was compiled for 4"):
         measure(model, inputs, 8)
 
@@ -145,3 +149,13 @@ def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     assert (figures["replicas"], figures["steps"]) == (2, 3)
     kinds = [row["kind"] for row in figures["sections"] if row["kind"] not in ("FWD", "BCKWD")]
     assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
+
+
+def test_steps_that_differ_much_are_told_with_what_it_may_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert median_and_slow([1.0] * 8 + [3.0, 9.0]) == (1.0, 3.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert spread(1.0, 1.5) == "median, with 2 threads a replica; 9 of 10 steps took 1.50 s or less"
+    note = "note: steps differ much, as where other work is on these cores"
+    assert spread(1.0, 3.0).endswith(f"{note}; threads that wait for each other do the same: try --threads 1")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert spread(1.0, 3.0).endswith(note)

@@ -48,7 +48,7 @@ def test_what_must_agree_is_told_and_all_that_changed_is_a_likely_cause(told: Te
     assert finding.words == "AP02: --batch-size was 8 when the PEF was compiled, and now is 4"
     assert finding.where is not None
     assert "note_changed(typed, METADATA)" in finding.where
-    assert likely_cause(typed, METADATA) == " (AP02: since then --batch-size was 8 and is 4, --hidden was 32 and is 16)"
+    assert likely_cause(typed, METADATA) == " (AP02: it was compiled with --batch-size 8, and is run with 4)"
 
 
 @pytest.mark.parametrize("typed", ["run --reduce-on-rdu --threads 1 --hidden 16", "measure-sections --hidden 16"])
@@ -59,7 +59,7 @@ def test_a_flag_that_says_nothing_of_the_graph_is_no_likely_cause(
     compiled = _parsed("compile", "--pef-name", "net", "--o0", "--verbose")
     metadata = {name: str(value) for name, value in vars(compiled).items()}
     now = _parsed(*typed.split(), "--pef", "net")
-    assert likely_cause(now, metadata) == " (AP02: since then --hidden was 32 and is 16)"
+    assert likely_cause(now, metadata) == " (AP02: it was compiled with --hidden 32, and is run with 16)"
     note_changed(now, metadata)
     assert not told.findings, "the app knows itself what its own flags mean"
 
