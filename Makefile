@@ -41,16 +41,16 @@ check: $(STAMP) ## Lint, formatting, strict types, and the walls between the roo
 	mypy
 	lint-imports
 
-test: check $(OTHER_STAMPS) ## Everything in check, then every test; and the quick start on the other MPIs
+test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest in part; the quick start on the other MPIs
 	pytest -n 2 --dist loadfile $(ONE_AT_A_TIME:%=--ignore=%)
 	pytest $(ONE_AT_A_TIME)
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
-test-whole: $(STAMP) ## What `make test` has in part: every example app by every way, the bits of every configuration
-	SAMBASIM_TEST=whole pytest tests/apps tests/mpi/test_bf16.py tests/mpi/test_exactness.py
+test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
+	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/samba/door
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
-	SAMBASIM_TEST_RANKS=$* pytest tests/mpi
+	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
 
 test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/runtime/MPI.md
 	pytest $(MPI_TESTS)

@@ -149,7 +149,8 @@ def test(args: Namespace, model: BertForMaskedLM, inputs: Inputs) -> None:
     gold_loss, gold_scores = model(*map(samba.to_torch, inputs))
     gold_loss.backward()
     utils.assert_close(loss, gold_loss, "loss", threshold=3e-3)
-    utils.assert_close(scores, gold_scores, "scores", threshold=1e-2)  # in bf16, layers round one after another
+    near = 1e-2 if scores.dtype is torch.bfloat16 else 3e-3  # in bf16, layers round one after another
+    utils.assert_close(scores, gold_scores, "scores", threshold=near)
     for name, parameter in model.named_parameters():
         (gradient,) = samba.session.get_tensors_by_name([f"{parameter.sn_name}__grad"])
         utils.assert_close(gradient, parameter.grad, f"gradient of {name}", threshold=3e-3)

@@ -113,7 +113,8 @@ def test(model: FeedForward, inputs: tuple[samba.SambaTensor, ...]) -> None:
     utils.assert_close(logits, gold_logits, "logits", threshold=3e-3)
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
         # In bf16, a sum near 0 may be rounded to the other side of a ReLU.
-        utils.assert_close(gradient, parameter.grad, f"gradient of {name}", threshold=1e-2)
+        near = 1e-2 if gradient.dtype is torch.bfloat16 else 3e-3
+        utils.assert_close(gradient, parameter.grad, f"gradient of {name}", threshold=near)
     print("device and host agree")
 
 

@@ -8,10 +8,10 @@ _SUFFIX = ".pef"
 _MOST_SUGGESTIONS = 5
 
 
-def locate(pef: str, output_folder: Path = Path("out"), compiling: str = "sambasim compile") -> Path:
+def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None = None) -> Path:
     """The file that `pef` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef, where compile writes.
 
-    compiling: what makes one, where there is none
+    compiling: what makes the one that is missing, if the caller knows
 
     Raises OptionError, which tells everything that was looked for, and which PEFs there are.
     """
@@ -30,9 +30,10 @@ def locate(pef: str, output_folder: Path = Path("out"), compiling: str = "sambas
     )
 
 
-def _suggestion(output_folder: Path, compiling: str) -> str:
+def _suggestion(output_folder: Path, compiling: str | None) -> str:
     names = sorted(path.stem for path in output_folder.glob(f"*/*{_SUFFIX}") if path.stem == path.parent.name)
     if not names:
-        return f"compile it first: {compiling}"
+        return f"compile it first: {compiling or 'sambasim compile'}"
     more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
-    return f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}"
+    or_compile = f"; or compile it: {compiling}" if compiling is not None else ""
+    return f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}{or_compile}"

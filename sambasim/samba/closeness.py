@@ -32,7 +32,7 @@ def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rto
     # A NaN counts as infinitely far away, so that the worst element is one that is named.
     distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
     worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
-    hint = "; in bf16, give device and host the same inputs: samba.randn(…).bfloat16().float()" if rounded else ""
+    hint = "; in bf16: were both given the same inputs, as of samba.randn(…).bfloat16().float()?" if rounded else ""
     place = f" at {[int(index) for index in worst]}" if worst else ""
     raise AssertionError(
         f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "

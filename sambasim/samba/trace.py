@@ -151,17 +151,18 @@ def _compare(document: PefDocument, traced: Program) -> None:
     if difference is None:
         return
     name, typed = document.program.name, context.current().arguments
-    if _parameters(document.program).isdisjoint(_parameters(traced)):
+    cause = arguments.likely_cause(typed, document.metadata)
+    before, now = _parameters(document.program), _parameters(traced)
+    if (before or now) and before.isdisjoint(now):
         raise PefError(
-            f"the PEF {name} is of another model: {difference}",
+            f"the PEF {name} is of another model: {difference}{cause}",
             where=app_line(),
-            remedy=f"give --pef the PEF of this app, or compile one: {_compile_command()}",
+            remedy=f"give --pef the PEF of this model, or compile one: {_compile_command()}",
         )
     as_compiled = arguments.as_compiled(typed, document.metadata)
     again = "compile the app again, and run it with the same model, batch size and optimizers"
     raise PefError(
-        f"the PEF {name} was compiled from another graph: {difference}"
-        f"{arguments.likely_cause(typed, document.metadata)}",
+        f"the PEF {name} was compiled from another graph: {difference}{cause}",
         where=app_line(),
         remedy=f"{as_compiled}, or {again}" if as_compiled else again,
     )
@@ -173,7 +174,7 @@ def _parameters(program: Program) -> set[str]:
 
 def _compile_command() -> str:
     """What compiles this app: what was typed, up to its command."""
-    words, context_of_app = context.typed_command(), context.current()
-    if context_of_app.command not in words:
-        return "its command `compile`"
-    return shlex.join([*words[: words.index(context_of_app.command)], "compile", "…"])
+    words, command = context.typed_command(), context.current().command
+    if command not in words:
+        return "samba.session.compile(model, inputs, optim, …)"
+    return f"{shlex.join(words[: words.index(command)])} compile …"

@@ -40,7 +40,6 @@ class TestBertMlm(ExampleTests):
         told=r"step 20: loss [45]\.",  # of 6.2 to begin with
     )
     few_steps = replace(example, rounds=5, told="step 5")
-    threshold_in_bf16 = 1e-2
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()

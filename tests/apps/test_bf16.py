@@ -10,11 +10,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.quickstart.digits import digits
 from tests.apps import plain
-from tests.apps.support import App, Example, differences
+from tests.apps.support import DATA_PARALLEL, DEVICE, App, Example, differences
 from tests.support.whole import whole
 
 BATCH, EPOCHS, RATE, MOMENTUM = 32, 2, 0.1, 0.9
-DEVICE = ("--data-parallel", "--reduce-on-rdu")
 
 EXAMPLE = Example(
     "logistic_regression",
@@ -29,14 +28,14 @@ EXAMPLE = Example(
 @pytest.fixture(scope="module")
 def bf16(tmp_path_factory: pytest.TempPathFactory) -> App:
     app = App(EXAMPLE, tmp_path_factory.mktemp("bf16"))
-    app.compile("--data-parallel", "-ws", "2", "--dtype", "bf16")
+    app.compile(*DATA_PARALLEL, "--dtype", "bf16")
     return app
 
 
 @pytest.fixture(scope="module")
 def rounding(tmp_path_factory: pytest.TempPathFactory) -> App:
     app = App(EXAMPLE, tmp_path_factory.mktemp("rounding"))
-    app.compile("--data-parallel", "-ws", "2", "--dtype", "bf16", "--enable-stoc-rounding")
+    app.compile(*DATA_PARALLEL, "--dtype", "bf16", "--enable-stoc-rounding")
     return app
 
 

@@ -21,7 +21,6 @@ class TestFeedForward(ExampleTests):
         told=r"held out: accuracy [89]\d",  # of 10 % to begin with
     )
     few_steps = replace(example, batch_size=240, rounds=1, told="held out")
-    threshold_in_bf16 = 1e-2
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()

@@ -39,7 +39,6 @@ class TestGpt(ExampleTests):
     few_steps = replace(
         example, rounds=3, train=("--warmup-steps", str(WARMUP_STEPS), "--log-every", "3"), told="step 3"
     )
-    threshold_in_bf16 = 1e-2
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()

@@ -32,6 +32,7 @@ class TestLeNet(ExampleTests):
         told=r"held out: \d+ of 360 right",
     )
     few_steps = replace(example, batch_size=240, rounds=1, saved="checkpoints/epoch_1.pt", told="held out")
+    steps_by_gradient = True
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()

@@ -45,8 +45,8 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, f
         (
             torch.tensor([1.0]).bfloat16(), torch.tensor([1.01]), {},
             "loss: 1 of 1 elements differ by more than 0.003 + 0.00390625 of the expected value; "
-            "the worst at [0] is 1, and 1.01 was expected; in bf16, give device and host the same inputs: "
-                "samba.randn(…).bfloat16().float()",
+            "the worst at [0] is 1, and 1.01 was expected; in bf16: were both given the same "
+                "inputs, as of samba.randn(…).bfloat16().float()?",
         ),
         (
             torch.tensor([9.0, NAN]), torch.tensor([0.0, NAN]), {},

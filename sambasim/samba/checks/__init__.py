@@ -3,7 +3,7 @@
 Every finding has a stable code, a row in `findings.py`, and one file that looks for it:
 
     code         file             looks at
-    DP01, DP02   sync.py          what session.run is told
+    DP01, DP02   sync.py          what was typed, and what session.run is told
     DP03, DP07   weights.py       digests of the parameters, and the hyperparameters
     DP04, DP05   samples.py       digests of the batches
     DP04..DP06   samplers.py      torch's DistributedSampler, which is watched

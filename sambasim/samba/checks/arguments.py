@@ -18,6 +18,9 @@ _AGREEING = (
 """Arguments of the library that compile and run both have, and that must say the same on the device. Another --dtype
 is refused, by `trace_graph`."""
 
+_OF_THE_GRAPH = ("batch_size", "inference")
+"""Those of them that a graph depends on."""
+
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
     "dtype": None, "enable_stoc_rounding": False,
@@ -73,16 +76,22 @@ def _free_to_differ(command: str) -> Collection[str]:
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
     """What is added to the refusal of another graph: the arguments that changed, or nothing."""
-    all_changed = list(changed(typed, metadata))
-    told = [one for one in all_changed if one[0] in _AGREEING] or all_changed  # the app's own may not be of the graph
-    listed = ", ".join(f"{_flag(name)} {before}, and is run with {now}" for name, before, now in told)
-    return f" (AP02: it was compiled with {listed})" if told else ""
+    likely = [one for one in changed(typed, metadata) if one[0] in _OF_THE_GRAPH or one[0] not in _AGREEING]
+    likely.sort(key=lambda one: one[0] not in _OF_THE_GRAPH)  # what an app's own flags mean nobody here knows
+    told = [f"{_flag(name)} was {before} at the compile, and is {now}" for name, before, now in likely]
+    return f" (AP02: {', '.join(told)})" if told else ""
 
 
 def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """The arguments of the library that changed, as they were at the compile: what to type. None if there are none."""
-    flags = [f"{_flag(name)} {before}" for name, before, _ in changed(typed, metadata) if name in _AGREEING]
-    return " ".join(flags) or None
+    """What to type, or to leave out, so that the library's arguments make the graph of the compile; None if they do."""
+    told = [_typed(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
+    return ", ".join(told) or None
+
+
+def _typed(name: str, value: str) -> str:
+    if value == "False":
+        return f"leave out {_flag(name)}"
+    return _flag(name) if value == "True" else f"{_flag(name)} {value}"
 
 
 def _flag(name: str) -> str:

@@ -1,4 +1,4 @@
-"""DP01 and DP02: what the command line says of sync, and session.run is not told."""
+"""DP01 and DP02: what the command line, or session.run, is not told of sync."""
 
 import shlex
 from argparse import Namespace
@@ -37,6 +37,7 @@ def mode_of(
     if world_size == 1 and not (data_parallel and parallel):
         return Mode.ALONE
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
+        check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
         telling.tell(_unsynced(world_size, typed, command))
         data_parallel = True  # in a check on demand, which goes on as the app should
     if not data_parallel:

@@ -175,7 +175,9 @@ def _tell(error: BaseException, script: Path | None, behind: str = "") -> None:
             print(f"a rank left while others worked{behind}: exit code {exit_code_of(error)}", file=sys.stderr)
     else:
         if isinstance(error, AttributeError) and str(error).endswith("has no attribute 'output_tensors'"):
-            error.add_note("try: call utils.trace_graph(model, inputs, optimizer, pef=args.pef) first, which sets them")
+            error.add_note(
+                "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
+            )
         trace = "".join(traceback.format_exception(error))
         print(f"the script failed{behind}\n{trace}" if behind else trace, end="", file=sys.stderr)
 

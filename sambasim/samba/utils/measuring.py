@@ -28,8 +28,9 @@ from sambasim.units import format_seconds
 
 WARM_UP_STEPS = 3
 MEASURED = "on this machine, not on a device"
+_FEW_STEPS = 10
 _UNEVEN = 2.0
-"""From here on, times the median, a slow step is worth a note."""
+"""From here on, times the median, a slow step is worth a note, unless steps are so few that one of them makes it."""
 NOT_PREDICTED = "-"
 """What stands in a table where a prediction for the device would; in JSON it is null."""
 
@@ -90,7 +91,7 @@ def measure_performance(
     table = (
         f"{title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
-        f"{spread(median_s, slow_s)}\n"
+        f"{spread(median_s, slow_s, len(times_s))}\n"
     )
     report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
@@ -133,11 +134,11 @@ def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float
     return times_s + [step() for _ in range(more)]
 
 
-def spread(median_s: float, slow_s: float) -> str:
-    """What the threads are, how much steps differ, and what that may come from."""
+def spread(median_s: float, slow_s: float, steps: int) -> str:
+    """What the threads are, how much `steps` steps differ, and what that may come from."""
     threads = torch.get_num_threads()
     told = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
-    if slow_s < _UNEVEN * median_s:
+    if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
         return told
     alone = "" if threads == 1 else "; threads that wait for each other do the same: try --threads 1"
     return f"{told}\nnote: steps differ much, as where other work is on these cores{alone}"

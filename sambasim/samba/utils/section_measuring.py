@@ -92,7 +92,7 @@ def measure_sections(
         "step_p90_s": slow_s,
         "sections": [row.model_dump(mode="json") for row in rows],
     }
-    table = _table(rows, title(world.world_size, steps), spread(median_s, slow_s))
+    table = _table(rows, title(world.world_size, steps), spread(median_s, slow_s, steps))
     report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
 
@@ -122,4 +122,4 @@ def _table(rows: Sequence[SectionFigure], heading: str, spread_told: str) -> str
         for row in cells
     ]
     body = "\n".join(lines)
-    return f"{heading}: medians\n{body}\n{spread_told}\npredicted: of a device, not modelled yet\n"
+    return f"{heading}\n{body}\n{spread_told}\npredicted: of a device, not modelled yet\n"

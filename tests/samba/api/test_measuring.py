@@ -76,7 +76,7 @@ def test_every_section_is_measured(
     forward = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)
     assert {row["kind"] for row in forward["sections"]} == {"FWD"}
     table = capsys.readouterr().out.splitlines()
-    assert table[0] == "measured on this machine, 1 replica, 4 steps: medians"
+    assert table[0] == "measured on this machine, 1 replica, 4 steps"
     assert table[1].split() == ["section", "kind", "name", "measured", "predicted"]
     assert table[2].split()[-1] == "-"
     assert table[-1] == "predicted: of a device, not modelled yet"
@@ -154,8 +154,9 @@ def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
 def test_steps_that_differ_much_are_told_with_what_it_may_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert median_and_slow([1.0] * 8 + [3.0, 9.0]) == (1.0, 3.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert spread(1.0, 1.5) == "median, with 2 threads a replica; 9 of 10 steps took 1.50 s or less"
+    assert spread(1.0, 1.5, 99) == "median, with 2 threads a replica; 9 of 10 steps took 1.50 s or less"
     note = "note: steps differ much, as where other work is on these cores"
-    assert spread(1.0, 3.0).endswith(f"{note}; threads that wait for each other do the same: try --threads 1")
+    assert spread(1.0, 3.0, 99).endswith(f"{note}; threads that wait for each other do the same: try --threads 1")
+    assert "note" not in spread(1.0, 3.0, 9)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert spread(1.0, 3.0).endswith(note)
+    assert spread(1.0, 3.0, 99).endswith(note)

@@ -6,7 +6,7 @@ import pytest
 
 from sambasim.samba import context
 from sambasim.samba.checks import arguments as module
-from sambasim.samba.checks.arguments import likely_cause, note_changed, note_not_passed_on
+from sambasim.samba.checks.arguments import as_compiled, likely_cause, note_changed, note_not_passed_on
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.utils.argparser import parse_app_args
 
@@ -48,7 +48,10 @@ def test_what_must_agree_is_told_and_all_that_changed_is_a_likely_cause(told: Te
     assert finding.words == "AP02: --batch-size was 8 when the PEF was compiled, and now is 4"
     assert finding.where is not None
     assert "note_changed(typed, METADATA)" in finding.where
-    assert likely_cause(typed, METADATA) == " (AP02: it was compiled with --batch-size 8, and is run with 4)"
+    assert likely_cause(typed, METADATA) == (
+        " (AP02: --batch-size was 8 at the compile, and is 4, --hidden was 32 at the compile, and is 16)"
+    )
+    assert as_compiled(typed, METADATA) == "--batch-size 8"
 
 
 @pytest.mark.parametrize("typed", ["run --reduce-on-rdu --threads 1 --hidden 16", "measure-sections --hidden 16"])
@@ -59,7 +62,7 @@ def test_a_flag_that_says_nothing_of_the_graph_is_no_likely_cause(
     compiled = _parsed("compile", "--pef-name", "net", "--o0", "--verbose")
     metadata = {name: str(value) for name, value in vars(compiled).items()}
     now = _parsed(*typed.split(), "--pef", "net")
-    assert likely_cause(now, metadata) == " (AP02: it was compiled with --hidden 32, and is run with 16)"
+    assert likely_cause(now, metadata) == " (AP02: --hidden was 32 at the compile, and is 16)"
     note_changed(now, metadata)
     assert not told.findings, "the app knows itself what its own flags mean"
 
@@ -96,3 +99,22 @@ def test_flags_that_the_compiler_is_not_told_are_named(
 def test_an_app_without_a_command_line_is_told_nothing(told: Telling) -> None:
     note_not_passed_on(None, {}, inference=False)
     assert not told.findings
+
+
+@pytest.mark.parametrize(
+    ("compiled", "run", "told"),
+    [
+        ([], ["-b", "4"], "--batch-size 1"),
+        (["--inference"], [], "--inference"),
+        ([], ["--inference"], "leave out --inference"),
+        ([], ["--grad-accumulation-steps", "2", "--hidden", "16"], None),
+    ],
+)
+def test_the_remedy_is_what_can_be_typed(
+    monkeypatch: pytest.MonkeyPatch, compiled: list[str], run: list[str], told: str | None
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    metadata = {name: str(value) for name, value in vars(_parsed("compile", *compiled)).items()}
+    assert as_compiled(_parsed("run", "--pef", "net", *run), metadata) == told
+    if told is not None and not told.startswith("leave out"):
+        assert as_compiled(_parsed("run", "--pef", "net", *told.split()), metadata) is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sambasim.errors import LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba.checks import sync as module
@@ -57,3 +58,10 @@ def test_who_forgot_to_sync_is_told(monkeypatch: pytest.MonkeyPatch, typed: bool
     assert finding.code == "DP01"
     assert finding.what.endswith(words)
     assert finding.remedy.startswith(remedy)
+
+
+def test_a_pef_that_cannot_sync_is_not_told_to() -> None:
+    program: Any = SimpleNamespace(data_parallel=None, world_size=1)
+    command = ["python", "app.py", "run", "--data-parallel"]
+    with pytest.raises(LaunchError, match="this PEF has no REDUCE and GATHER sections"):
+        mode_of(program, 2, Namespace(data_parallel=True), command, data_parallel=False, reduce_on_rdu=False)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.samba.door.conftest import Run
+from tests.support.whole import whole_case
 
 JOB = """
 import os, sys, time
@@ -36,7 +37,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("way", ["app", "env"])
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
 @pytest.mark.parametrize(
     ("how", "code", "first", "last"),
     [
@@ -65,7 +66,7 @@ parse_app_args(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("way", ["app", "env"])
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
 def test_an_error_is_told_where_torch_distributed_is_up_too(run: Run, way: str) -> None:
     result = run(way, GROUPED, ["run", "--pef", "any", "--data-parallel"], ranks=2)
     told = result.stderr.strip().splitlines()
@@ -74,7 +75,7 @@ def test_an_error_is_told_where_torch_distributed_is_up_too(run: Run, way: str) 
     assert (result.returncode, result.stdout) == (1, "")
 
 
-@pytest.mark.parametrize("way", ["app", "env"])
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
 def test_a_rank_that_has_come_to_its_end_just_goes(run: Run, way: str) -> None:
     result = run(way, JOB, ["well"], ranks=2)
     assert (result.returncode, result.stdout, result.stderr) == (0, "the other goes on\n", "")

@@ -78,6 +78,14 @@ def test_a_traceback_starts_at_the_script(run: Run, way: str) -> None:
     ]
 
 
+def test_outputs_that_nothing_has_traced_are_told_with_what_to_call(run: Run, way: str) -> None:
+    result = run(way, "import sambaflow, torch\ntorch.nn.Linear(1, 1).output_tensors")
+    assert result.returncode == 1
+    *_, error, remedy = result.stderr.splitlines()
+    assert error == "AttributeError: 'Linear' object has no attribute 'output_tensors'"
+    assert remedy == "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
+
+
 def test_an_installed_sambaflow_is_given_way_to(run: Run, way: str, tmp_path: Path) -> None:
     package = tmp_path / "installed" / "sambaflow"
     package.mkdir(parents=True)
