@@ -13,6 +13,7 @@ from sambasim.cli.run import run_command
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import PredictionRecord, SummaryRecord
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.support.whole import whole
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 
@@ -192,11 +193,13 @@ def test_a_line_that_a_rank_prints_stays_whole(folder: Path) -> None:
     assert [lines.count(f"one line of many words {line}") for line in range(200)] == [3] * 200
 
 
+@whole
 def test_underscores_are_taken_as_sambaflow_spells_them(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--reduce_on_rdu", "--data_parallel", "--steps", "1", "--json"]
     assert _summary(run_mpi(2, command, cwd=folder)).sync == "device"
 
 
+@whole
 def test_data_workers_draw_the_same_samples(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "3", "--no-evaluate", "--json"]
     plain = _summary(run_mpi(2, command, cwd=folder))
@@ -204,6 +207,7 @@ def test_data_workers_draw_the_same_samples(folder: Path) -> None:
     assert plain.state_sha256 == with_workers.state_sha256
 
 
+@whole
 def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
     run_job([*build, "--quiet"], timeout=120).check()

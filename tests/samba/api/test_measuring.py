@@ -12,6 +12,7 @@ from sambasim.errors import OptionError
 from sambasim.samba.utils.measuring import median_and_slow, spread
 from tests.samba.api.conftest import BATCH, Net, exercises, imported
 from tests.support.mpi import run_job, run_mpi
+from tests.support.whole import whole, whole_case
 
 APP = """\
 import sys
@@ -135,6 +136,7 @@ def test_the_driver_measures_the_forward_of_a_training_pef(folder: Path) -> None
     assert _measured(folder, "measure-performance", "--inference")["steps"] == 3
 
 
+@whole
 def test_the_driver_measures_an_inference_pef(folder: Path) -> None:
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "-b", "4", "--inference", "--pef-name", "forward"]
     run_job(argv, cwd=folder, timeout=120).check()
@@ -143,7 +145,7 @@ def test_the_driver_measures_an_inference_pef(folder: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("flags", [[], ["--reduce-on-rdu"]], ids=["host", "device"])
+@pytest.mark.parametrize("flags", [whole_case([]), ["--reduce-on-rdu"]], ids=["host", "device"])
 def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     figures = _measured(folder, "measure-sections", "--data-parallel", *flags, np=2)
     assert (figures["replicas"], figures["steps"]) == (2, 3)

@@ -10,6 +10,7 @@ import pytest
 
 from sambasim.cli.app import DOOR
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.support.whole import whole_case
 
 COMMANDS = {
     "app": [str(Path(sys.executable).parent / "sambasim"), "app"],
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Run:
     return run_script
 
 
-@pytest.fixture(params=list(COMMANDS))
+@pytest.fixture(params=["app", "env", whole_case("module")])
 def way(request: pytest.FixtureRequest) -> str:
     """Every way in."""
     return str(request.param)
