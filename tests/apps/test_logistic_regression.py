@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests
+from tests.support.whole import whole
 
 
 class TestLogisticRegression(ExampleTests):
@@ -33,6 +34,7 @@ class TestLogisticRegression(ExampleTests):
             optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
         )
 
+    @whole
     def test_replicas_are_measured_together(self, app: App) -> None:
         flags = ("--data-parallel", "--num-iterations", "5", "--json")
         result = app.call("measure-performance", *flags, np=2)

@@ -117,7 +117,7 @@ def test_the_right_app_is_clean(folder: Path) -> None:
             "DP01: 2 replicas would train without each other: the PEF is data parallel, but session.run is not told",
         ),
         ({"seed": "rank"}, "DP03: replica 1 starts from other weights than replica 0: sequential__0__weight differs"),
-        (
+        whole_case(
             {"sampler": RANDOM.format(3), "epoch": "pass"},
             "DP04: replicas 0 and 1 are fed the same samples, again in step 2",
         ),

@@ -58,7 +58,13 @@ EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 
 
-SEVERAL_NODES = [(2, TWO_NODES), whole_case(2, EACH_ALONE), (3, EACH_ALONE), (4, TWO_NODES), whole_case(4, EACH_ALONE)]
+SEVERAL_NODES = [
+    whole_case(2, TWO_NODES),
+    whole_case(2, EACH_ALONE),
+    (3, EACH_ALONE),
+    (4, TWO_NODES),
+    whole_case(4, EACH_ALONE),
+]
 
 
 @pytest.mark.parametrize(("np", "nodes"), SEVERAL_NODES)
@@ -69,7 +75,7 @@ def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compi
 
 
 @pytest.mark.parametrize(
-    "nodes", [{}, whole_case(TWO_NODES), whole_case(EACH_ALONE)], ids=["one node", "two nodes", "each alone"]
+    "nodes", [whole_case({}), TWO_NODES, whole_case(EACH_ALONE)], ids=["one node", "two nodes", "each alone"]
 )
 def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     chosen = [one.path for one in few(compiled) if one.example in ("digits", "char_gpt")]

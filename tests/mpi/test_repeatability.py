@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.records.metrics import SummaryRecord
 from tests.support.mpi import Result, run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 
@@ -73,6 +73,7 @@ def _run(*arguments: str) -> list[str]:
     return [*SAMBASIM, "run", "--json", "--steps", "4", *arguments]
 
 
+@whole
 def test_a_scatter_repeats_with_two_threads(folder: Path) -> None:
     runs = [run_job(_run("--pef", "table", "--threads", "2"), cwd=folder) for _ in range(2)]
     assert len({_digest(run) for run in runs}) == 1
