@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.examples import VARIANTS, CompiledExample, compile_examples
 from tests.support.mpi import RANKS, ROOT, run_mpi
-from tests.support.whole import is_whole, whole_case
+from tests.support.whole import is_whole, whole, whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "exactness.py"
 
@@ -43,7 +43,7 @@ def few(compiled: list[CompiledExample]) -> list[CompiledExample]:
     return [one for one in compiled if one.optimizer == "adamw"] if is_whole() else compiled
 
 
-@pytest.mark.parametrize("np", [np for np in RANKS if np > 1])
+@pytest.mark.parametrize("np", [whole_case(np) if np == 3 else np for np in RANKS if np > 1])
 def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled: list[CompiledExample]) -> None:
     """Every example, with and without accumulation; SGD, Adam and AdamW, with and without clipping, are all there."""
     compare(digests_of(np, [one.path for one in compiled], steps=2, threads=1, env={}))
@@ -74,9 +74,8 @@ def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compi
     compare(digests_of(np, chosen, steps=2, threads=1, env=nodes))
 
 
-@pytest.mark.parametrize(
-    "nodes", [whole_case({}), TWO_NODES, whole_case(EACH_ALONE)], ids=["one node", "two nodes", "each alone"]
-)
+@whole
+@pytest.mark.parametrize("nodes", [{}, TWO_NODES, EACH_ALONE], ids=["one node", "two nodes", "each alone"])
 def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
     chosen = [one.path for one in few(compiled) if one.example in ("digits", "char_gpt")]
     compare(digests_of(8, chosen, steps=2, threads=1, env=nodes))
