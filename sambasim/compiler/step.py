@@ -187,9 +187,10 @@ def run_eagerly(
 
 def user_line(error: BaseException) -> str | None:
     """The innermost line of the traceback that is the user's own: in neither torch nor sambasim."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [
         f"{frame.filename}:{frame.lineno}: {(frame.code_context or [''])[0].strip()}"
-        for frame in inspect.getinnerframes(error.__traceback__)  # type: ignore[arg-type]  # it was raised
+        for frame in frames
         if not is_library_file(frame.filename)
     ]
     return lines[-1] if lines else None

@@ -91,12 +91,11 @@ class _Translator:
     def _call(self, node: fx.Node) -> None:
         operator = str(node.target)
         if node.target is getitem:
-            source, index = node.args
-            self._value_of[node] = self._result_of.get((source, index), _REFUSED)  # type: ignore[arg-type]  # a getitem of a tuple has a whole number
+            self._value_of[node] = self._result_of.get(_item(node), _REFUSED)
         elif operator in _ASSERTIONS:
             return
         elif operator in _ALIASES:
-            self._value_of[node] = self._value_of[node.args[0]]  # type: ignore[index]  # its operand is a node of this graph
+            self._value_of[node] = self._value_of[_operand(node)]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             self._refused.setdefault(operator, source_line(node))
             self._value_of[node] = _REFUSED
@@ -138,7 +137,7 @@ class _Translator:
             self._value_of[node] = result
             self._done.values[result] = tensor_type(value)
             return (result,)
-        read = {int(user.args[1]) for user in node.users if user.target is getitem}  # type: ignore[arg-type]  # a getitem of a tuple has a whole number
+        read = {_item(user)[1] for user in node.users if user.target is getitem}
         results: list[str | None] = []
         for index, tensor in enumerate(value):
             if index not in read:
@@ -208,6 +207,22 @@ def _instead_of(refused: str) -> str:
         return "write it with PyTorch's own operators: a PEF holds no code"
     known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))
     return next(known, "write it with operators that have static shapes and no side effects")
+
+
+def _operand(node: fx.Node) -> fx.Node:
+    """The first operand of a node that reads another node's result."""
+    operand = node.args[0]
+    if not isinstance(operand, fx.Node):
+        raise TypeError(f"{node} reads {operand!r}, which no node made")
+    return operand
+
+
+def _item(node: fx.Node) -> tuple[fx.Node, int]:
+    """Which result of which node a getitem reads."""
+    index = node.args[1]
+    if not isinstance(index, int):
+        raise TypeError(f"{node} takes item {index!r} of {node.args[0]}, and not a whole number")
+    return _operand(node), index
 
 
 def module_path(node: fx.Node) -> str:

@@ -8,15 +8,9 @@ kept by assignment. `lost_effects` finds them before a capture, in a call on fak
 """
 
 import contextlib
-import copy
 import dis
-import io
 import linecache
-import logging
-import random
 import sys
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.compiler.step import is_library_file
+from sambasim.compiler.trial import trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +217,9 @@ def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
     effects = _Effects(step.training)
-    generators = torch.get_rng_state(), random.getstate()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            stack.enter_context(_apart(step, convert))
+            stack.enter_context(trial(step, convert))
             given = [convert(tensor) for tensor in inputs]
             if mode:
                 stack.enter_context(mode)
@@ -245,10 +233,6 @@ def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True
                 step.eval()(*given)
     except (Exception, SystemExit):
         return effects.findings or None
-    finally:
-        logging.disable(disabled)
-        torch.set_rng_state(generators[0])
-        random.setstate(generators[1])
     return effects.findings
 
 
@@ -364,31 +348,3 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 def _is_state(value: object) -> bool:
     return isinstance(value, (Tensor, int, float)) and not isinstance(value, bool)
-
-
-@contextlib.contextmanager
-def _apart(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this is active, the modules of `step` hold converted tensors; afterwards all attributes are as before."""
-    copies: dict[int, Any] = {}
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            copies.setdefault(id(value), convert(value))
-        elif type(value) in (dict, OrderedDict):
-            copied = copies.setdefault(id(value), copy.copy(value))
-            copied.update((key, converted(item)) for key, item in value.items() if isinstance(item, Tensor))
-        elif type(value) in (list, set):
-            copies.setdefault(id(value), type(value)(converted(v) if isinstance(v, Tensor) else v for v in value))
-        else:
-            return value
-        return copies[id(value)]
-
-    kept = [(module, dict(vars(module))) for module in step.modules()]
-    try:
-        for module, attributes in kept:
-            vars(module).update((name, converted(value)) for name, value in attributes.items())
-        yield
-    finally:
-        for module, attributes in kept:
-            vars(module).clear()
-            vars(module).update(attributes)

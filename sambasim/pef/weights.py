@@ -39,11 +39,18 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
 
 def tensor_bytes(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> Iterator[memoryview]:
     """The bytes of each tensor, in the order of `layout`. Only non-contiguous tensors are copied, one at a time."""
+    for span in layout.spans:
+        yield bytes_of(tensors[span.symbol.name])
+
+
+def bytes_of(tensor: "torch.Tensor") -> memoryview:
+    """The elements, little-endian, in the order of rows: a view, or a copy of a tensor that is not contiguous."""
     import torch
 
-    for span in layout.spans:
-        flat = tensors[span.symbol.name].detach().contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data  # all machines that run torch are little-endian
 
 
 def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, torch.Tensor]":

@@ -9,7 +9,7 @@ import torch
 def make_repeatable(threads: int) -> None:
     """From now on, for good: `threads` intra-op threads and deterministic kernels."""
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would import a compiler, in seconds
     torch._C._set_deterministic_fill_uninitialized_memory(False)
 
 
@@ -21,12 +21,12 @@ def repeatable(threads: int) -> Iterator[None]:
     memory, which torch ties to this setting, is for finding bugs and would cost a pass over every tensor.
     """
     before = torch.get_num_threads()
-    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
     make_repeatable(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.set_deterministic_debug_mode(mode)
         torch._C._set_deterministic_fill_uninitialized_memory(fills)

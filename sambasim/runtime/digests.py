@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import Tensor
 
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.pef.weights import bytes_of
 from sambasim.runtime.device import DeviceMemory
 
 _WEIGHTS = (SymbolKind.PARAMETER,)
@@ -31,18 +31,12 @@ def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: in
 
 def tensor_sha256(tensor: Tensor) -> str:
     """Over the elements, little-endian, in the order of rows."""
-    return hashlib.sha256(_bytes(tensor.detach())).hexdigest()
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
 def _digest(program: Program, kinds: Iterable[SymbolKind], tensor_of: Callable[[str], Tensor]) -> "hashlib._Hash":
     digest = hashlib.sha256()
     wanted = set(kinds)
     for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in wanted):
-        digest.update(_bytes(tensor_of(name)))
+        digest.update(bytes_of(tensor_of(name)))
     return digest
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    if not tensor.numel():
-        return memoryview(b"")
-    return tensor.reshape(-1).view(torch.uint8).numpy().data  # all machines that run torch are little-endian

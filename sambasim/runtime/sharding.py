@@ -41,7 +41,7 @@ class Shard:
         self._names = tuple(spec.name for spec in inputs)
         self._batch_size = batch_size
         self._workers = options.workers
-        self._sampler: DistributedSampler[object] = DistributedSampler(
+        self._sampler: DistributedSampler[int] = DistributedSampler(
             dataset, num_replicas=world_size, rank=rank, shuffle=options.shuffle, seed=seed, drop_last=True
         )
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
@@ -67,7 +67,7 @@ class Shard:
         self._sampler.set_epoch(epoch)
         if self._tensors is not None:
             order = list(self._sampler)
-            self._iterator = self._tensors.batches(order, self._batch_size)  # type: ignore[arg-type]  # indices they are
+            self._iterator = self._tensors.batches(order, self._batch_size)
             return
         self._generator.manual_seed(derive(self._seed, self._rank, epoch, 0, Stream.WORKER))
         self._iterator = iter(self._loader)

@@ -6,6 +6,7 @@ On the device the optimizer is part of the graph, and a session reads `options()
 of no other, that of its own.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -33,6 +34,12 @@ class _OnDevice(torch.optim.Optimizer):
 
     kind: ClassVar[Literal["sgd", "adam", "adamw"]]
     _clips: bool = False
+
+    # Torch keeps its tracer away from these, and for that imports it, which takes seconds. Nothing traces them here.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def options(self) -> tuple[OptimizerOptions, ...]:
         """What a PEF has to know, one for each of `param_groups`.

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.fingerprint import fingerprint
 from sambasim.compiler.passes.optimizer import Update
 from sambasim.compiler.step import forward_parameters
 from sambasim.errors import DataError, ModelError, OptionError
@@ -20,6 +21,9 @@ from sambasim.samba.tensor import SambaTensor, to_torch
 
 Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Optimizer: TypeAlias = SGD | Adam | AdamW
+
+FINGERPRINT = "step_sha256"
+"""Under this word the metadata of a PEF has the fingerprint of what it was compiled from."""
 
 DTYPES = ("fp32", "bf16")
 """What --dtype takes."""
@@ -60,6 +64,12 @@ def request(
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
     return Request(model, named, by_keyword, updates, build(CompileOptions, parts))
+
+
+def fingerprint_of(asked: Request) -> dict[str, str]:
+    """What `asked` compiles to, in 64 letters under `FINGERPRINT`; nothing for a step that cannot be told so."""
+    told = fingerprint(asked.model, asked.inputs, asked.updates, by_keyword=asked.by_keyword, dtype=asked.options.dtype)
+    return {} if told is None else {FINGERPRINT: told}
 
 
 def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:

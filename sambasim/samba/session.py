@@ -26,7 +26,7 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.machine import Machine
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, flat, request
+from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, fingerprint_of, flat, request
 from sambasim.samba.tensor import SambaTensor
 
 _WITH_OPTIMIZER = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
@@ -84,6 +84,7 @@ class Session:
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(model, inputs, as_sequence(optimizers), fields, inference=forward_only)
         kept = {str(key): str(value) for key, value in {**(pef_metadata or {}), **(metadata or {})}.items()}
+        kept |= fingerprint_of(asked)
         compiled = compile_model(
             model,
             asked.inputs,

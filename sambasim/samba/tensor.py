@@ -113,8 +113,7 @@ class SambaTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Torch gives this method of its own no types.
-        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
         if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
             result._describe_like(args[0])
         return result

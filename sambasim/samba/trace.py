@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +23,19 @@ from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.difference import first_difference
 from sambasim.samba.machine import Machine
-from sambasim.samba.request import DTYPES, Inputs, Optimizer, Request, as_sequence, build_fields_of, request
+from sambasim.samba.request import (
+    DTYPES,
+    FINGERPRINT,
+    Inputs,
+    Optimizer,
+    Request,
+    as_sequence,
+    build_fields_of,
+    fingerprint_of,
+    request,
+)
 from sambasim.samba.session import outputs_of, session
 from sambasim.samba.tensor import SambaTensor
-
-if TYPE_CHECKING:
-    from sambasim.compiler.build import Built
 
 
 @checks_keywords
@@ -72,12 +78,16 @@ def trace_graph(
     keep_freed_memory()
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
-    asked, built, traced = _trace(model, inputs, optimizers, document)
-    _compare(document, traced)
+    fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
+    asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
+    weights = dict(map_weights(path))
+    if not _is_known(document, asked):
+        _capture_and_compare(document, asked, weights)
     arguments.note_changed(context.current().arguments, document.metadata)
     seed = communicator.broadcast_object(torch.initial_seed())
     replica = StepwiseReplica(_seeded(document.program, seed), communicator)
-    _place_constants(document, dict(map_weights(path)), built, replica)
+    for name in _constants(document.program):
+        replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):
         replica.change(index, update.hyperparameters)
     machine = Machine(document, model, optimizers, replica)
@@ -109,18 +119,20 @@ def _seeded(program: Program, seed: int) -> Program:
     return replace(program, runtime_arguments=tuple(arguments))
 
 
-def _trace(
-    model: nn.Module, inputs: Inputs, optimizers: Sequence[Optimizer], document: PefDocument
-) -> tuple[Request, "Built", Program]:
-    """The program that the model makes now, compiled as the PEF was."""
+def _is_known(document: PefDocument, asked: Request) -> bool:
+    """Whether the model does what it did when it was compiled, as far as that can be told without a capture."""
+    compiled = document.metadata.get(FINGERPRINT)
+    return compiled is not None and fingerprint_of(asked).get(FINGERPRINT) == compiled
+
+
+def _capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
+    """Compile the model as the PEF was. Raises PefError if another program comes of it, or another constant."""
     # They take seconds to import, and importing samba must not.
     from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
     from sambasim.compiler.passes import run_pipeline
 
-    fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
-    asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
     built = capture_model(
-        model,
+        asked.model,
         asked.inputs,
         asked.options,
         by_keyword=asked.by_keyword,
@@ -128,22 +140,18 @@ def _trace(
         any_loss=True,
     )
     traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
-    return asked, built, traced
+    _compare(document, traced)
+    for name in _constants(document.program):
+        if not torch.equal(weights[name], built.weights[name]):
+            raise PefError(
+                f"the constant {name} is not what it was when the PEF {document.program.name} was compiled",
+                remedy="compile the app again",
+            )
 
 
-def _place_constants(
-    document: PefDocument, weights: Mapping[str, Tensor], built: "Built", replica: StepwiseReplica
-) -> None:
-    """What the model holds beside its state: masks, tables, plain attributes. Raises PefError if one has changed."""
-    for name, symbol in document.program.symbols.items():
-        if symbol.kind is SymbolKind.CONSTANT:
-            if not torch.equal(weights[name], built.weights[name]):
-                raise PefError(
-                    f"the constant {name} of the model is not what it was when the PEF {document.program.name} was "
-                    "compiled",
-                    remedy="compile the app again",
-                )
-            replica.write(name, weights[name])
+def _constants(program: Program) -> list[str]:
+    """What the model holds beside its state: masks, tables, plain attributes."""
+    return [name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.CONSTANT]
 
 
 def _compare(document: PefDocument, traced: Program) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
+from sambasim.samba import trace
 from sambasim.samba.session import Session, session
 from sambasim.samba.utils import trace_graph
 
@@ -214,6 +215,29 @@ def test_another_model_is_refused_with_the_first_difference(pef: str) -> None:
         trace_graph(model, _inputs(), _adam(model), pef=pef)
 
 
+def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = []
+
+    def capture(document: object, asked: object, weights: object) -> None:
+        captured.append(asked)
+
+    monkeypatch.setattr(trace, "_capture_and_compare", capture)
+    model = _model()
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    assert not captured
+    monkeypatch.setattr(model, "forward", lambda x, target: Net.forward(model, 2 * x, target))
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    assert len(captured) == 1
+
+
+def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles to is the same, then, and it runs; and so does every model that has no fingerprint."""
+    monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})
+    model = _model()
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    samba.session.run(_inputs())
+
+
 def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
     model = _model()
     optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
@@ -261,7 +285,7 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
     samba.session.run(inputs)
     assert torch.equal(weight, kept), "an output that is a view of a parameter stays what it was"
     model.mask[0] = 3.0
-    with pytest.raises(PefError, match="the constant masked__mask of the model is not what it was"):
+    with pytest.raises(PefError, match="the constant masked__mask is not what it was"):
         trace_graph(model, inputs, optimizer, pef=pef)
 
 

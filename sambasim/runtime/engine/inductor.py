@@ -25,6 +25,7 @@ from sambasim.runtime.instructions import Instruction, RegisterFile, compiled_in
 _UNIT = "sambasim.compiled"
 
 _SETTINGS = {
+    "deterministic": True,
     "fallback_random": True,  # dropout draws what the plain engine draws
     "reorder_for_peak_memory": False,  # and in its order
 }

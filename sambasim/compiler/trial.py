@@ -1,0 +1,63 @@
+"""A call of a model that leaves nothing behind: its tensors, attributes, random numbers and output are as before."""
+
+import contextlib
+import copy
+import io
+import logging
+import random
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While this is active, the modules of `step` hold tensors that `convert` made of theirs, each once, and nobody
+    hears what is printed, logged or warned of. Afterwards all attributes and the random generators are as before."""
+    generators = torch.get_rng_state(), random.getstate()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            stack.enter_context(_apart(step, convert))
+            yield
+    finally:
+        logging.disable(disabled)
+        torch.set_rng_state(generators[0])
+        random.setstate(generators[1])
+
+
+@contextlib.contextmanager
+def _apart(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While this is active, the modules of `step` hold converted tensors; afterwards all attributes are as before."""
+    copies: dict[int, Any] = {}
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            copies.setdefault(id(value), convert(value))
+        elif type(value) in (dict, OrderedDict):
+            copied = copies.setdefault(id(value), copy.copy(value))
+            copied.update((key, converted(item)) for key, item in value.items() if isinstance(item, Tensor))
+        elif type(value) in (list, set):
+            copies.setdefault(id(value), type(value)(converted(v) if isinstance(v, Tensor) else v for v in value))
+        else:
+            return value
+        return copies[id(value)]
+
+    kept = [(module, dict(vars(module))) for module in step.modules()]
+    try:
+        for module, attributes in kept:
+            vars(module).update((name, converted(value)) for name, value in attributes.items())
+        yield
+    finally:
+        for module, attributes in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
