@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import reading_batch
+from sambasim.data.samples import WatchedDataset, reading_batch
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -75,7 +75,7 @@ class Evaluator:
         for name, tensor in buffers.items():
             self._own[name].copy_(tensor)
 
-    def sums(self, dataset: Dataset[object], rank: int, world_size: int, seed: int, step: int) -> Sums:
+    def sums(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int, step: int) -> Sums:
         """The sums over the samples of `rank`."""
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
         total = Sums()
@@ -83,7 +83,7 @@ class Evaluator:
             total += self._judge(self._run(batch), batch, count)
         return total
 
-    def predict(self, dataset: Dataset[object], rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
+    def predict(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
         """Batch by batch for the samples of `rank`: their sums, and the model's outputs without padding.
 
         What has no sample for its first axis is left out: the loss, and any mean over a batch.
@@ -95,10 +95,10 @@ class Evaluator:
             yield self._judge(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
     def _batches(
-        self, dataset: Dataset[object], rank: int, world_size: int
+        self, dataset: WatchedDataset, rank: int, world_size: int
     ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
         """Whole batches, and how many samples of each are real."""
-        indices = range(rank, len(dataset), world_size)  # type: ignore[arg-type]  # it is sized
+        indices = range(rank, len(dataset), world_size)
         size = self._program.batch_size
         loader: DataLoader[object] = DataLoader(
             Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers

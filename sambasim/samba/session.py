@@ -76,7 +76,8 @@ class Session:
         otherwise. What has no meaning here is taken and changes nothing: squeeze_bs_dim, io_host_memory.
         Raises ModelError and CaptureError for what the model does wrong, OptionError for options that do not fit.
         """
-        from sambasim.compiler.compile import compile_model  # it takes seconds to import, and a run may do without
+        from sambasim.compiler.compile import compile_model  # it takes seconds to import, and a run does without
+        from sambasim.samba.compile_report import print_compiled, tell_phase
 
         config = dict(self._config if config_dict is None else config_dict)
         forward_only = bool(config.get("inference")) if inference is None else inference
@@ -93,10 +94,10 @@ class Session:
             updates=asked.updates or None,
             any_loss=True,
             metadata=kept,
+            hear=tell_phase,
         )
-        path = str(compiled.path.absolute())
-        print(f"PEF file {path} created\nCompilation succeeded", flush=True)
-        return path
+        print_compiled(compiled)
+        return str(compiled.path.absolute())
 
     def load(self, machine: Machine, traced: Sequence[SambaTensor]) -> None:
         """`machine` is run from now on; `traced` are its outputs, which stand for those of every run: an `sn_grad` that

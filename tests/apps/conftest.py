@@ -23,8 +23,11 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     app = App(request.cls.example, tmp_path_factory.mktemp("app"))
     name = app.example.name
     result = app.compile()
-    assert result.stdout == f"PEF file {app.folder}/out/{name}/{name}.pef created\nCompilation succeeded\n"
-    assert result.stderr == ""
+    created, succeeded, following = result.stdout.splitlines()
+    assert (created, succeeded) == (f"PEF file {app.folder}/out/{name}/{name}.pef created", "Compilation succeeded")
+    assert following.startswith("next: mpirun -np 2 ")
+    assert following.endswith(f" --pef out/{name}/{name}.pef --reduce-on-rdu")
+    assert [line for line in result.stderr.splitlines() if not line.endswith(" …")] == []
     return app
 
 

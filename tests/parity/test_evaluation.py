@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import default_collate
 
+from sambasim.data.samples import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
@@ -41,7 +42,7 @@ class Evaluation:
         self.evaluator.use_buffers({name: tensor for name, tensor in self.eager.state().items() if name in buffers})
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None
-        self.samples: Dataset[object] = Subset(held_out, range(SAMPLES))
+        self.samples = WatchedDataset(held_out, held_out.name, range(SAMPLES))
         self.batch: list[Tensor] = default_collate([held_out[index] for index in range(SAMPLES)])
 
     def logits(self) -> Tensor:
