@@ -1,4 +1,4 @@
-"""How long a person waits: for help, for a wrong flag to be refused, and for the first step of a run."""
+"""How long a person waits: for help, for a wrong flag to be refused, for the first step of a run, and for an app."""
 
 import os
 import subprocess
@@ -14,6 +14,8 @@ from tests.support.mpi import ROOT, mpirun
 _TIMEOUT_S = 300.0
 _SAMBASIM = [sys.executable, "-m", "sambasim"]
 _IMPORT_TORCH = [sys.executable, "-c", "import torch"]
+_PLAIN_STEP = [sys.executable, str(Path(__file__).parent / "bodies" / "plain_step.py")]
+_APP = ROOT / "examples" / "sambaflow" / "logistic_regression.py"
 _IMPORT_BOTH = [sys.executable, "-c", "import torch; from mpi4py import MPI"]
 
 
@@ -36,7 +38,8 @@ def _seconds_to_first_step(pef: Path) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks."""
+    """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
+    that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
     importing = ("import torch", lambda: _execute(_IMPORT_TORCH))
     for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
         action = (f"sambasim {' '.join(arguments)}", lambda arguments=arguments: _execute([*_SAMBASIM, *arguments]))
@@ -49,5 +52,15 @@ def figures() -> Iterator[Figure]:
             ("sambasim run", lambda: _seconds_to_first_step(pef)),
             ("import torch and MPI", lambda: _execute([mpirun(), "-np", "2", *_IMPORT_BOTH])),
             "difference at most 2 s",
+            runs=5,
+        )
+        app = [*_SAMBASIM, "app", str(_APP)]
+        _execute([*app, "compile", "-b", "32", "--pef-name", "app", "--output-folder", folder])
+        pef = Path(folder) / "app" / "app.pef"
+        yield compare(
+            "an app's first step",
+            ("sambasim app … test", lambda: _execute([*app, "test", "-b", "32", "--pef", str(pef)])),
+            ("a plain PyTorch step", lambda: _execute(_PLAIN_STEP)),
+            "ratio at most 1",
             runs=5,
         )
