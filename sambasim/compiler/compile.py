@@ -89,21 +89,20 @@ def compile_model(
     by_keyword: bool,
     updates: Sequence[Update] | None = None,
     any_loss: bool = False,
-    metadata: Mapping[str, str] | None = None,
     hear: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
 
     `by_keyword` says that the model is called with its inputs by name; `updates` are the optimizers, if it is not the
-    one of `options`; with `any_loss`, a model's first output may be of any shape; `metadata` is kept in the PEF beside
-    our own. `hear` is told each phase as it begins.
+    one of `options`; with `any_loss`, a model's first output may be of any shape. `hear` is told each phase as it
+    begins.
     A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
     evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
     Raises ModelError and CaptureError for what the model does wrong.
     """
     watch = Stopwatch(hear)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
-    return assemble(built, model, options, watch, updates, metadata or {})
+    return assemble(built, model, options, watch, updates)
 
 
 def capture_model(
@@ -141,7 +140,7 @@ def assemble(
     updates: Sequence[Update] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Compiled:
-    """What was captured, through the passes that `options` ask for, and into the PEF."""
+    """What was captured, through the passes that `options` ask for, and into the PEF; `metadata` goes there too."""
     program = run_pipeline(built.program, pipeline(options, updates), watch.begin)
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)

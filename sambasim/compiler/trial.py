@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """While this is active, the modules of `step` hold tensors that `convert` made of theirs, each once, and nobody
     hears what is printed, logged or warned of. Afterwards all attributes and the random generators are as before."""
-    generators = torch.get_rng_state(), random.getstate()
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -33,6 +34,7 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
         logging.disable(disabled)
         torch.set_rng_state(generators[0])
         random.setstate(generators[1])
+        np.random.set_state(generators[2])
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ session reads it.
 """
 
 import atexit
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -21,15 +23,23 @@ from sambasim.runtime.torch_process_group import bring_up, take_down
 from sambasim.samba.checks import watching
 from sambasim.samba.door import ending
 
+if TYPE_CHECKING:
+    from sambasim.samba.utils.next_run import NextRun
+
+STARTED_IN = os.getcwd()
+"""Where the app was started: it may go elsewhere."""
+
 
 @dataclass(slots=True)
 class Context:
     """`command` is compile, run, …; `arguments` the whole of what `parse_app_args` returned. Both are None before it
-    was called, and `communicator` is None until somebody needed one."""
+    was called, and `communicator` is None until somebody needed one. `next_run` is there where a shell's command line
+    compiles."""
 
     command: str | None = None
     arguments: Namespace | None = None
     communicator: Communicator | None = None
+    next_run: "NextRun | None" = None
 
 
 _OF_THIS_PROCESS = Context()

@@ -76,7 +76,8 @@ class Session:
         otherwise. What has no meaning here is taken and changes nothing: squeeze_bs_dim, io_host_memory.
         Raises ModelError and CaptureError for what the model does wrong, OptionError for options that do not fit.
         """
-        from sambasim.compiler.compile import compile_model  # it takes seconds to import, and a run does without
+        # They take seconds to import, and a run does without.
+        from sambasim.compiler.compile import Stopwatch, assemble, capture_model
         from sambasim.samba.compile_report import print_compiled, tell_phase
 
         config = dict(self._config if config_dict is None else config_dict)
@@ -85,17 +86,13 @@ class Session:
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(model, inputs, as_sequence(optimizers), fields, inference=forward_only)
         kept = {str(key): str(value) for key, value in {**(pef_metadata or {}), **(metadata or {})}.items()}
-        kept |= fingerprint_of(asked)
-        compiled = compile_model(
-            model,
-            asked.inputs,
-            asked.options,
-            by_keyword=asked.by_keyword,
-            updates=asked.updates or None,
-            any_loss=True,
-            metadata=kept,
-            hear=tell_phase,
+        watch = Stopwatch(tell_phase)
+        built = capture_model(
+            model, asked.inputs, asked.options, by_keyword=asked.by_keyword, any_loss=True, watch=watch
         )
+        # A capture must not meet what a call has left behind, in a cache, say; so the fingerprint is taken after it.
+        kept |= fingerprint_of(asked)
+        compiled = assemble(built, model, asked.options, watch, asked.updates or None, kept)
         print_compiled(compiled)
         return str(compiled.path.absolute())
 

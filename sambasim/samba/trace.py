@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.fit import check_tensors
 from sambasim.errors import OptionError, PefError
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
@@ -75,15 +76,16 @@ def trace_graph(
     check_device(document)
     _check_dtype(document)
     communicator = context.communicator()
-    keep_freed_memory()
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
+    check_tensors(model, training=bool(asked.updates))
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         _capture_and_compare(document, asked, weights)
     arguments.note_changed(context.current().arguments, document.metadata)
+    keep_freed_memory()
     seed = communicator.broadcast_object(torch.initial_seed())
     replica = StepwiseReplica(_seeded(document.program, seed), communicator)
     for name in _constants(document.program):

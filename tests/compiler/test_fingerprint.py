@@ -3,10 +3,12 @@
 # Calling a module gives Any, and parts of autograd are untyped.
 # mypy: no-warn-return-any, allow-untyped-calls
 
+import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,8 @@ BATCH = 4
 class Net(nn.Module):
     """A linear layer, whose outputs `then` makes into something, and their mean square."""
 
+    table: Tensor
+
     def __init__(self, then: Callable[[Any, Tensor], Tensor] = lambda net, h: torch.relu(h)) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 3)
@@ -34,12 +38,14 @@ class Net(nn.Module):
         self.then = then
         self.mask = torch.tensor([1.0, 0.0, 1.0])
         self.register_buffer("table", torch.ones(3), persistent=False)
+        self.one, self.other = torch.zeros(3), torch.zeros(3)
+        self.several = [torch.zeros(3), torch.zeros(3)]
         self.factor = 2.0
         self.calls = 0
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.calls += 1
-        print("called")
+        print("called", random.random(), np.random.rand())  # what a model may do
         h = self.then(self, self.norm(self.linear(x)))
         return h.square().mean(), h
 
@@ -94,6 +100,14 @@ STEPS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "the mask": lambda net, h: torch.relu(h) * net.mask,
     "the wrong way round": lambda net, h: torch.relu(h) - net.mask,
     "and so": lambda net, h: net.mask - torch.relu(h),
+    "one of two equal tensors": lambda net, h: torch.relu(h) * net.one,
+    "the other": lambda net, h: torch.relu(h) * net.other,
+    "one of a list": lambda net, h: torch.relu(h) * net.several[0],
+    "another of it": lambda net, h: torch.relu(h) * net.several[1],
+    "numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cos(np.zeros(3))),
+    "otherwise numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cosh(np.zeros(3))),
+    "in a capture": lambda net, h: torch.relu(h) * (2.0 if torch.compiler.is_compiling() else 1.0),
+    "in a capture otherwise": lambda net, h: torch.relu(h) * (3.0 if torch.compiler.is_compiling() else 1.0),
 }
 
 
@@ -106,12 +120,6 @@ def test_what_computes_otherwise_has_another_fingerprint() -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_it_is_the_same_each_time_whatever_the_weights_and_the_inputs_are(name: str) -> None:
     assert told(Net(STEPS[name])) == told(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
-
-
-def test_what_is_called_otherwise_and_computes_the_same_is_the_same() -> None:
-    renamed = Net(lambda net, h: net.activation(h))
-    renamed.activation = nn.ReLU()
-    assert told(renamed) == told(Net())
 
 
 def _changed(change: Callable[[Any], object]) -> str | None:
@@ -135,6 +143,8 @@ def _changed(change: Callable[[Any], object]) -> str | None:
         lambda net: setattr(net.linear, "bias", None),
         lambda net: setattr(net, "linear", nn.Sequential(net.linear)),
         lambda net: setattr(net, "mask", net.mask.double()),
+        lambda net: setattr(net.norm.weight, "data", net.norm.bias.data),
+        lambda net: setattr(net, "then", lambda net, h: torch.relu(h) * net.mask + 0),
         lambda net: setattr(net, "__class__", type("Other", (Net,), {})),
     ],
 )
@@ -161,9 +171,7 @@ def test_a_model_that_was_changed_has_another(change: Callable[[Any], object]) -
     ],
 )
 def test_another_way_to_compile_has_another(changed: dict[str, Any]) -> None:
-    other = told(Net(), **changed)
-    assert other != told(Net())
-    assert other is not None or "y" in changed.get("inputs", {}) or changed.get("by_keyword")
+    assert told(Net(), **changed) not in (None, told(Net()))
 
 
 def test_hyperparameters_may_differ_in_value() -> None:
@@ -175,7 +183,7 @@ def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None
     net.dropout.train()
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     attributes, parameters = dict(vars(net)), [id(parameter) for parameter in net.parameters()]
-    generators = torch.get_rng_state(), random.getstate()
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"]
     assert told(net) is not None
     assert capsys.readouterr().out == ""
     assert vars(net) == attributes
@@ -185,25 +193,103 @@ def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None
     assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
+    assert (np.random.get_state(legacy=False)["state"]["key"] == generators[2]).all()
 
 
-def test_a_step_that_fails_or_is_too_large_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(net: Any, h: Tensor) -> Tensor:
-        raise RuntimeError("not today")
-
-    assert told(Net(fails)) is None
-    monkeypatch.setattr(module, "_MOST_BYTES", 100)
-    assert told(Net()) is None
+def _fails(net: Any, h: Tensor) -> Tensor:
+    raise RuntimeError("not today")
 
 
-@pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
-def test_every_family_of_models_has_one_of_its_own(one: Case) -> None:
-    found = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        model = one.build()
-        batch = one.batch(BATCH, seed=seed)
-        inputs = batch if isinstance(batch, dict) else dict(zip(forward_parameters(model), batch, strict=False))
-        found.append(fingerprint(model, inputs, (SGD,), by_keyword=isinstance(batch, dict), dtype="fp32"))
-    assert found[0] == found[1]
-    assert found[0] is not None
+def _grows(net: Any, h: Tensor) -> Tensor:
+    while h.abs().max() < 1e30:
+        h = h * 2
+    return h
+
+
+def _adds_to_a_global(net: Any, h: Tensor) -> Tensor:
+    TABLE.add_(1)
+    return h * TABLE
+
+
+OUTSIDE = nn.BatchNorm1d(3)
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        _fails,
+        _grows,
+        _adds_to_a_global,
+        lambda net, h: OUTSIDE(h),
+        lambda net, h: h * torch.from_numpy(np.tanh(h.detach().numpy())),
+        lambda net, h: h * torch.as_tensor(np.asarray(h.detach())),
+        lambda net, h: h * torch.from_numpy(np.cos(TABLE.numpy())),
+        lambda net, h: h if h.tolist()[0][0] > 0 else -h,
+        lambda net, h: h * h.sum().item(),
+        lambda net, h: h[h > 0],
+        lambda net, h: h * copy.deepcopy(h.detach()),
+        lambda net, h: h * torch.rand(3, generator=GENERATOR),
+        lambda net, h: h * net.linear.bias.detach().add_(1),
+    ],
+)
+def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tensor]) -> None:
+    kept = [TABLE.clone(), *(tensor.clone() for tensor in OUTSIDE.buffers())]
+    net = Net(then)
+    bias = net.linear.bias.detach().clone()
+    assert told(net) is None
+    assert all(map(torch.equal, kept, [TABLE, *OUTSIDE.buffers()]))
+    assert torch.equal(net.linear.bias, bias)
+    assert TABLE.tolist() == [1.0, 2.0, 3.0], "its values may leave PyTorch again"
+
+
+@pytest.mark.parametrize("most", [100, 2000])
+def test_a_step_that_is_too_large_has_none(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With parameters that are, or with activations."""
+    wide = Net(lambda net, h: (h.repeat(100, 100) * 2).sum().expand(h.shape) * h)
+    monkeypatch.setattr(module, "_MOST_BYTES", most)
+    assert told(wide) is None
+    monkeypatch.setattr(module, "_MOST_BYTES", 10**8)
+    assert told(wide) is not None
+
+
+def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
+    memo: dict[int, Tensor] = {}
+
+    def memoized(net: Any, h: Tensor) -> Tensor:
+        if not memo:
+            memo[0] = net.table.outer(net.mask).cos()
+        return h @ memo[0]
+
+    net = Net(memoized)
+    net.table.fill_(0.5)
+    assert told(net) is not None
+    assert torch.equal(memo[0], net.table.outer(net.mask).cos())
+
+
+def test_comments_and_names_of_variables_may_differ() -> None:
+    def first(net: Any, h: Tensor) -> Tensor:
+        doubled = h * 2
+        return doubled + 1
+
+    def second(net: Any, h: Tensor) -> Tensor:
+        twice = h * 2  # what was called doubled
+
+        return twice + 1
+
+    second.__code__ = second.__code__.replace(co_name="first")
+    assert told(Net(first)) == told(Net(second))
+
+
+def _of_family(one: Case, seed: int) -> str | None:
+    model, batch = one.module(seed), one.batch(BATCH, seed=seed)
+    inputs = batch if isinstance(batch, dict) else dict(zip(forward_parameters(model), batch, strict=False))
+    return fingerprint(model, inputs, (SGD,), by_keyword=isinstance(batch, dict), dtype="fp32")
+
+
+def test_every_family_of_models_has_one_of_its_own() -> None:
+    found = {one.name: _of_family(one, 1) for one in CASES}
+    # The masks of that library's BERT depend on values, where it is not traced.
+    assert {name for name, one in found.items() if one is None} <= {"bert"}
+    assert len(set(found.values())) == len(CASES)
+    assert found == {one.name: _of_family(one, 2) for one in CASES}

@@ -11,6 +11,7 @@ from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
+from sambasim.samba.utils.next_run import NextRun
 from sambasim.samba.utils.parser import AddArguments, command_parser, overview, parse, program_name
 from sambasim.samba.utils.yaml_file import named_values, read_yaml
 
@@ -64,6 +65,10 @@ def parse_app_args(
     additions = [add for add in (common_parser_fn, of_command) if add is not None]
     parser = command_parser(command, additions)
     arguments = parse(parser, command, words[1:])
+    typed = context.typed_command()
+    if command == COMPILE and typed[-len(words) :] == words:
+        additions = [add for add in (common_parser_fn, run_parser_fn) if add is not None]
+        context.current().next_run = NextRun(typed[: -len(words)], words[1:], parser, additions)
     _enter(arguments, parser.flags)
     return arguments
 
