@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
-from sambasim.compiler.translate import Translation, tensor_type, translate
+from sambasim.compiler.translate import Translation, source_line, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
@@ -136,9 +136,22 @@ class _Builder:
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
         symbol_of = {placeholder: self._symbol_of_feed(feed, captured) for placeholder, feed in captured.feeds.items()}
-        for target in {str(node.target): None for node in captured.graph.nodes if node.op == "get_attr"}:
+        for target, node in {str(node.target): node for node in captured.graph.nodes if node.op == "get_attr"}.items():
+            self._check_is_tensor(node, captured)
             symbol_of[target] = self._symbol_of_target(target, captured)
         return symbol_of
+
+    def _check_is_tensor(self, node: fx.Node, captured: CapturedGraph) -> None:
+        """Raises CaptureError for a part of the graph that torch keeps as a graph of its own."""
+        target = str(node.target)
+        if target in captured.constants or target.removeprefix(_STEP_PREFIX) in self._symbol_of_path:
+            return
+        line = next((line for line in map(source_line, node.users) if line), None)
+        raise CaptureError(
+            "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
+            where=str(line) if line else None,
+            remedy="leave them out: --dtype says what the numbers are stored in",
+        )
 
     def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph) -> str:
         if feed.kind == "input":

@@ -22,6 +22,12 @@ _FOR_PYTHON = ("numpy", "__array__", "tolist", "__dlpack__", "__deepcopy__", "__
 """Methods of a tensor by which its values leave PyTorch, where no operator tells what becomes of them."""
 
 _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
+_TRACED = frozenset(
+    function.__code__
+    for function in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
+)
+"""What tells a model that it is being captured."""
+
 _INSTALLED = ("site-packages", "dist-packages")
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
@@ -37,8 +43,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     The code of the user's own files that runs is recorded too, as Python has compiled it. What is made may take
     `most_bytes`.
-    Raises Untold where a branch, a shape or Python code depends on values, where something is changed that the call
-    has not made, and where it makes too much.
+    Raises Untold where a branch, a shape or Python code depends on values or on whether there is a capture, where
+    something is changed that the call has not made, and where it makes too much.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -51,6 +57,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self._alive: list[Tensor] = []  # so that no other tensor gets the place of one that is gone
         self._reading = False
         self._importing = 0
+        self._asks_for_tracers = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -95,6 +102,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             stack.enter_context(self)
             sys.setprofile(self._runs)
             yield
+            sys.setprofile(profile)
+            if self._asks_for_tracers:
+                raise Untold("a capture takes another way than a call")
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -147,6 +157,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def _runs(self, frame: FrameType, event: str, argument: object) -> None:
         """What Python tells of each call and return. An import runs code too, but only in the first call of all."""
         code = frame.f_code
+        if event == "call" and code in _TRACED and frame.f_back and _is_users(frame.f_back.f_code.co_filename):
+            self._asks_for_tracers = True  # what is raised here, Python throws away
         if (code.co_filename, code.co_name) == _IMPORTING:
             self._importing += {"call": 1, "return": -1}.get(event, 0)
         elif event == "call" and not self._importing and _is_users(code.co_filename):

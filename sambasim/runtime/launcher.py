@@ -165,10 +165,11 @@ def check_world_size(
             remedy=_emulating(command, minimum) if emulated else f"mpirun -np {minimum} {shlex.join(command)}",
         )
     if world_size > 1 and not data_parallel:
+        alone = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         raise LaunchError(
             f"{_started(world_size, emulated)}, but this PEF has no REDUCE and GATHER sections: "
             "its replicas would train apart",
-            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(command, None)}",
+            remedy=f"compile it with --data-parallel -ws {world_size}, or run it alone: {_emulating(alone, None)}",
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.section_clock import SectionClock
@@ -25,6 +26,7 @@ from sambasim.samba.checks.keywords import checks_keywords, nearest
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.machine import Machine
+from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, fingerprint_of, flat, request
 from sambasim.samba.tensor import SambaTensor
@@ -46,6 +48,7 @@ class Session:
         self._traced: Sequence[SambaTensor] = ()
         self._wanted: Mapping[str, Symbol] = {}
         self._of_the_mean: Tensor | None = None
+        self._differs_in_evaluation = False
         self._inputs: Mapping[str, Tensor] = {}
         self._given: Mapping[str, float] = {}
         self._outputs: Mapping[str, SambaTensor] = {}
@@ -103,6 +106,7 @@ class Session:
         self._checks = Checks(machine, context.communicator())
         self._wanted, self._of_the_mean = inputs_of(machine.program), tangent_of_mean(machine.program)
         self._inputs, self._given = {}, {}
+        self._differs_in_evaluation = differs_in_evaluation(machine.program)
         self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
     @checks_keywords
@@ -135,6 +139,8 @@ class Session:
             batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
+        if self._differs_in_evaluation and not machine.model.training:
+            say_once("model.eval()", "a training PEF runs in training mode; compile with --inference to predict")
         self._inputs = batch or self._inputs
         given = {**self._given, **(hyperparam_dict or {})}
         if hyperparam_dict and given != self._given:
@@ -357,6 +363,12 @@ class Session:
                 f"the PEF has no tensor {name}", remedy=f"sambasim inspect {machine.program.name} lists them"
             )
         return SambaTensor(machine.replica.read(name), name=name)
+
+
+def differs_in_evaluation(program: Program) -> bool:
+    """Whether a training step draws what evaluation does not, or normalizes by its batch."""
+    nodes = program.training.nodes if program.training is not None else ()
+    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
 
 
 def tangent_of_mean(program: Program) -> Tensor | None:

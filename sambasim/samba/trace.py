@@ -1,7 +1,7 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,9 +163,15 @@ def _compare(document: PefDocument, traced: Program) -> None:
     name, typed = document.program.name, context.current().arguments
     cause = arguments.likely_cause(typed, document.metadata)
     before, now = _parameters(document.program), _parameters(traced)
+    if before.isdisjoint(now) and before and _without_class(before) == _without_class(now):
+        raise PefError(
+            f"the PEF {name} was compiled from a model of the class {_class(before)}, and this one is a {_class(now)}",
+            where=app_line(),
+            remedy="compile the app again, or call the class as it was",
+        )
     if (before or now) and before.isdisjoint(now):
         raise PefError(
-            f"the PEF {name} is of another model: {difference}{cause}",
+            f"the PEF {name} is of another model: {difference}",
             where=app_line(),
             remedy=f"give --pef the PEF of this model, or compile one: {_compile_command()}",
         )
@@ -176,6 +182,15 @@ def _compare(document: PefDocument, traced: Program) -> None:
         where=app_line(),
         remedy=f"{as_compiled}, or {again}" if as_compiled else again,
     )
+
+
+def _without_class(parameters: Collection[str]) -> set[str]:
+    return {parameter.partition("__")[2] for parameter in parameters}
+
+
+def _class(parameters: Collection[str]) -> str:
+    """In lower case, as the names of symbols begin with it."""
+    return next(iter(parameters)).partition("__")[0]
 
 
 def _parameters(program: Program) -> set[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.errors import InvariantError, ModelError
+from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -285,3 +285,22 @@ def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path
     assert sum(len(group.members) for group in program.groups) == trained
     assert program.training is not None
     assert [section.kind.value for section in program.training.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
+
+
+class UnderAutocast(nn.Module):
+    """With settings of its own for a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+            h: Tensor = self.linear(x)
+        return h.square().mean()
+
+
+def test_a_block_with_settings_of_its_own_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, say") as caught:
+        _built(UnderAutocast())
+    assert "--dtype" in str(caught.value.remedy)

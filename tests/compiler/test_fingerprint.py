@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 from torch.nn import functional
 
 from sambasim.compiler import fingerprint as module
@@ -106,8 +107,6 @@ STEPS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "another of it": lambda net, h: torch.relu(h) * net.several[1],
     "numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cos(np.zeros(3))),
     "otherwise numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cosh(np.zeros(3))),
-    "in a capture": lambda net, h: torch.relu(h) * (2.0 if torch.compiler.is_compiling() else 1.0),
-    "in a capture otherwise": lambda net, h: torch.relu(h) * (3.0 if torch.compiler.is_compiling() else 1.0),
 }
 
 
@@ -231,6 +230,8 @@ GENERATOR = torch.Generator()
         lambda net, h: h * copy.deepcopy(h.detach()),
         lambda net, h: h * torch.rand(3, generator=GENERATOR),
         lambda net, h: h * net.linear.bias.detach().add_(1),
+        lambda net, h: h * (2.0 if torch.compiler.is_compiling() else 1.0),
+        lambda net, h: h * (2.0 if is_exporting() else 1.0),
     ],
 )
 def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tensor]) -> None:

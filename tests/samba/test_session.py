@@ -1,5 +1,7 @@
 """The session in one process: sections, weights of host and device, bindings, and what is refused."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,9 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
+from sambasim.pef import PefDocument, read
 from sambasim.samba import trace
+from sambasim.samba.request import Request
 from sambasim.samba.session import Session, session
 from sambasim.samba.utils import trace_graph
 
@@ -215,6 +219,42 @@ def test_another_model_is_refused_with_the_first_difference(pef: str) -> None:
         trace_graph(model, _inputs(), _adam(model), pef=pef)
 
 
+def test_a_class_that_was_renamed_is_named(pef: str) -> None:
+    class Network(Net):
+        pass
+
+    model = Network()
+    with pytest.raises(PefError, match="from a model of the class net, and this one is a network"):
+        trace_graph(model, _inputs(), _adam(model), pef=pef)
+
+
+class Dropping(Net):
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        loss, outputs = super().forward(x, target)
+        return nn.functional.dropout(loss, 0.5, self.training), outputs
+
+
+def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
+    tmp_path: Path, loaded: tuple[Net, samba.optim.AdamW], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded[0].eval()
+    samba.session.run(_inputs())
+    assert capsys.readouterr().err == ""
+    model = Dropping()
+    pef = session.compile(model, _inputs(), _adam(model), name="d", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    capsys.readouterr()
+    samba.session.run(_inputs())
+    assert capsys.readouterr().err == ""
+    model.eval()
+    samba.session.run(_inputs())
+    samba.session.run(_inputs())
+    assert capsys.readouterr().err == (
+        "notice: model.eval() is taken, and without effect here: a training PEF runs in training mode; "
+        "compile with --inference to predict\n"
+    )
+
+
 def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = []
 
@@ -232,9 +272,19 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, mon
 
 def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it compiles to is the same, then, and it runs; and so does every model that has no fingerprint."""
+    captured, compare = [], trace._capture_and_compare
+
+    def capture(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
+        captured.append(asked)
+        compare(document, asked, weights)
+
+    without = replace(read(Path(pef)), metadata={})
+    monkeypatch.setattr(trace, "read", lambda path: without)
     monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})
+    monkeypatch.setattr(trace, "_capture_and_compare", capture)
     model = _model()
     trace_graph(model, _inputs(), _adam(model), pef=pef)
+    assert len(captured) == 1
     samba.session.run(_inputs())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sambasim.errors import OptionError
+from sambasim.samba import context
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
 
@@ -43,8 +44,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def program_name() -> str:
-    """How the app is called in help and messages: `python app.py`."""
-    return f"python {Path(sys.argv[0]).name}"
+    """How the app is called in help and messages: `python app.py`, or `sambasim app app.py`."""
+    script, typed = Path(sys.argv[0]).name, context.typed_command()
+    if typed[:2] == ["sambasim", "app"]:
+        return f"sambasim app {script}"
+    return f"python -m sambasim {script}" if typed[1:3] == ["-m", "sambasim"] else f"python {script}"
 
 
 def overview() -> str:

@@ -86,6 +86,7 @@ def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any]
     with pytest.raises(PefError, match="was compiled from another graph: net__first__weight is parameter"):
         samba.utils.trace_graph(wider, inputs, optimizer, pef=pef)
     other = samba.from_torch_model_(type("Other", (Net,), {})())
+    other.scale = nn.Parameter(torch.ones(()))
     optimizer = samba.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(PefError, match="the PEF net is of another model: the PEF has the parameter"):
         samba.utils.trace_graph(other, inputs, optimizer, pef=pef)
