@@ -170,6 +170,9 @@ class ExampleTests(ABC):
     """Whether a weight moves by a multiple of its gradient. With Adam it moves by about the learning rate, also where
     the gradient is nothing but rounding: there a bound for each weight says nothing."""
 
+    only_rounding = "^$"
+    """Which tensors have gradients that are, in part, zero but for rounding: Adam moves them as far as all others."""
+
     @abstractmethod
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         """The weights of a plain PyTorch loop in fp32 that trains as long as `app.example` says."""
@@ -224,7 +227,8 @@ class ExampleTests(ABC):
         learned = {name: tensor - start[name] for name, tensor in expected.items()}
         lost = {name: weight - start[name].bfloat16() - learned[name] for name, weight in weights.items()}
         assert _norm(*lost.values()) < 0.2 * _norm(*learned.values())
-        moved = [name for name, change in learned.items() if change.abs().max() > expected[name].abs().max() / 64]
+        told = {name for name in learned if not re.search(self.only_rounding, name)}
+        moved = [name for name in told if learned[name].abs().max() > expected[name].abs().max() / 64]
         assert moved
         assert [name for name in moved if _norm(lost[name]) > 0.5 * _norm(learned[name])] == []
         if self.steps_by_gradient:

@@ -36,6 +36,7 @@ class TestGpt(ExampleTests):
         saved="weights.pt",
         told=r"step 20: loss 3\.",  # of 4.6 to begin with
     )
+    only_rounding = "in_proj_bias"  # a key's bias adds the same to all scores of a query
     few_steps = replace(
         example, rounds=3, train=("--warmup-steps", str(WARMUP_STEPS), "--log-every", "3"), told="step 3"
     )
