@@ -21,7 +21,6 @@ BATCH, LENGTH, PREDICTIONS, STEPS, WARMUP_STEPS, SEED = 8, 32, 6, 20, 5, 42
 RATE, DECAY, BETA2, MAX_GRAD_NORM = 0.004, 0.01, 0.98, 2.0
 
 
-@whole
 class TestBertMlm(ExampleTests):
     example = Example(
         "bert_mlm",
@@ -71,6 +70,7 @@ class TestBertMlm(ExampleTests):
         assert not norms or max(norms) > MAX_GRAD_NORM, "some steps clip"
         return dict(model.state_dict())
 
+    @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
         """Also in two runs, of which the second goes on from the checkpoint of the first."""
         flags = ("--output_dir", "parts", "--save_steps", "5")
@@ -83,6 +83,7 @@ class TestBertMlm(ExampleTests):
         assert saved["step"] == STEPS
         assert differences(saved["model"], self.plainly(app, 1)) == []
 
+    @whole
     def test_a_checkpoint_is_skipped(self, app: App) -> None:
         flags = ("--output_dir", "skipped", "--save_steps", "1", "--steps_this_run", "2", "--skip_checkpoint")
         assert _told(app.call("run", *flags).stdout, "checkpoint") == []

@@ -13,13 +13,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests
-from tests.support.whole import whole
 
 BATCH, LENGTH, LAYERS, MICRO_STEPS, WARMUP_STEPS = 4, 32, 1, 2, 4
 RATE, DECAY, MAX_GRAD_NORM = 0.003, 0.1, 1.5
 
 
-@whole
 class TestGpt(ExampleTests):
     example = Example(
         "gpt",
