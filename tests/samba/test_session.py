@@ -1,6 +1,6 @@
 """The session in one process: sections, weights of host and device, bindings, and what is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +226,38 @@ def test_a_class_that_was_renamed_is_named(pef: str) -> None:
     model = Network()
     with pytest.raises(PefError, match="from a model of the class net, and this one is a network"):
         trace_graph(model, _inputs(), _adam(model), pef=pef)
+
+
+def _hook(model: Net) -> None:
+    model.first.weight.register_hook(torch.neg)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+
+def _share(model: Net) -> None:
+    model.second.bias.data = model.first.bias.data[:3]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(_hook, "has a gradient hook"), (_share, "are two tensors in the same memory")]
+)
+def test_what_a_compile_refuses_a_run_refuses_too(pef: str, change: Callable[[Net], None], words: str) -> None:
+    model = _model()
+    change(model)
+    with pytest.raises(ModelError, match=words):
+        trace_graph(model, _inputs(), _adam(model), pef=pef)
+
+
+def test_optimizers_that_clip_by_different_norms_are_refused_by_a_run_too(tmp_path: Path) -> None:
+    model = _model()
+
+    def optimizers(bound: float) -> list[samba.optim.SGD | samba.optim.AdamW]:
+        layers = (model.first, 1.0), (model.second, bound)
+        return [samba.optim.SGD(layer.parameters(), lr=0.1, max_grad_norm=norm) for layer, norm in layers]
+
+    config = {"output_folder": str(tmp_path)}
+    pef = session.compile(model, _inputs(), optimizers(1.0), name="clipping", config_dict=config)
+    trace_graph(model, _inputs(), optimizers(1.0), pef=pef)
+    with pytest.raises(OptionError, match="the optimizers have different max_grad_norm"):
+        trace_graph(model, _inputs(), optimizers(0.5), pef=pef)
 
 
 class Dropping(Net):
