@@ -43,10 +43,10 @@ def fingerprint(
     step: nn.Module = TrainingStep(model, names, None, by_keyword, any_loss=True)
     if not updates:
         step = EvaluationStep(model, names, None, by_keyword)
-    recorder, paths = Recorder(_MOST_BYTES), _paths(model)
+    recorder, held = Recorder(_MOST_BYTES), _held(model)
 
     def convert(tensor: Tensor) -> Tensor:
-        label = str(paths[id(tensor)]) if id(tensor) in paths else recorder.content(tensor)
+        label = str(held[id(tensor)][1]) if id(tensor) in held else recorder.content(tensor)
         return recorder.stand_in(tensor, label, stored if tensor.is_floating_point() else None)
 
     try:
@@ -59,7 +59,7 @@ def fingerprint(
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
             f"{type(model).__name__}, {dtype}, {by_keyword}",
             *(f"input {name} {form(tensor)}" for name, tensor in given.items()),
-            *_tensors(model, paths, recorder),
+            *_tensors(model, held, recorder),
             *_described(updates),
             *recorder.lines,
             f"gives {ends}",
@@ -78,34 +78,30 @@ def _train(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None
     return (*outputs, *torch.autograd.grad(outputs[0].sum(), wanted, allow_unused=True))
 
 
-def _paths(model: nn.Module) -> dict[int, list[str]]:
-    """The paths of every tensor that a module of `model` holds, by its id: parameters, buffers, plain attributes, and
-    what is in lists and dictionaries of them."""
-    paths: dict[int, list[str]] = {}
+def _held(model: nn.Module) -> dict[int, tuple[Tensor, list[str]]]:
+    """Every tensor that a module of `model` holds, with its paths, by its id: parameters, buffers, plain attributes,
+    and what is in lists and dictionaries of them."""
+    found: dict[int, tuple[Tensor, list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        held = {**vars(module), **module._parameters, **module._buffers}
-        for name, value in held.items():
+        attributes = {**vars(module), **module._parameters, **module._buffers}
+        for name, value in attributes.items():
             items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
             for where, tensor in ((f"{path}.{name}", value), *((f"{path}.{name}[{key}]", item) for key, item in items)):
                 if isinstance(tensor, Tensor) and name not in ("_parameters", "_buffers"):
-                    paths.setdefault(id(tensor), []).append(where)
-    return paths
+                    found.setdefault(id(tensor), (tensor, []))[1].append(where)
+    return found
 
 
-def _tensors(model: nn.Module, paths: Mapping[int, list[str]], recorder: Recorder) -> Iterator[str]:
+def _tensors(model: nn.Module, held: Mapping[int, tuple[Tensor, list[str]]], recorder: Recorder) -> Iterator[str]:
     """A line for each tensor of `model`: where it is, and which memory it is in. What no state_dict holds is a
     constant, and told by its bytes."""
     kept = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     memories: dict[int, int] = {}
-    for tensor in dict.fromkeys((*model.parameters(), *model.buffers(), *_plain(model))):
+    for tensor, paths in held.values():
         memory = memories.setdefault(tensor.untyped_storage()._cdata, len(memories))
         content = form(tensor) if id(tensor) in kept else recorder.content(tensor)
         trained = isinstance(tensor, nn.Parameter), tensor.requires_grad
-        yield f"{paths.get(id(tensor))} {content} {trained} {id(tensor) in kept} {memory} {tensor.storage_offset()}"
-
-
-def _plain(model: nn.Module) -> list[Tensor]:
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        yield f"{paths} {content} {trained} {id(tensor) in kept} {memory} {tensor.storage_offset()}"
 
 
 def _described(updates: Sequence[Update]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +27,9 @@ _TRACED = frozenset(
     for function in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
 )
 """What tells a model that it is being captured."""
+
+_RUNNING = ("running_mean", "running_var")
+"""What a batch norm writes to, though its schema does not say so."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -93,18 +96,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """While this is active, everything is recorded."""
-        profile = sys.getprofile()
         with contextlib.ExitStack() as stack:
             for name in _FOR_PYTHON:
-                stack.callback(setattr, Tensor, name, getattr(Tensor, name))
-                setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
-            stack.callback(sys.setprofile, profile)
+                method = getattr(Tensor, name)
+                if name in vars(Tensor):
+                    stack.callback(setattr, Tensor, name, method)
+                else:  # it is inherited
+                    stack.callback(delattr, Tensor, name)
+                setattr(Tensor, name, self._guarded(name, method))
+            stack.callback(sys.setprofile, sys.getprofile())
             stack.enter_context(self)
             sys.setprofile(self._runs)
             yield
-            sys.setprofile(profile)
-            if self._asks_for_tracers:
-                raise Untold("a capture takes another way than a call")
+        if self._asks_for_tracers:
+            raise Untold("a capture takes another way than a call")
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -113,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
             raise Untold("values decide what is done")
         told = f"{func} {self._told(args)} {self._told(dict(kwargs))}"
-        for tensor in _changed(func, args, kwargs):
+        for tensor in written(func, args, kwargs, _RUNNING):
             if not self._is_own[tensor.untyped_storage()._cdata]:
                 raise Untold("something is changed that the call has not made")
         result = func(*args, **kwargs)
@@ -176,12 +181,13 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _changed(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors that `func` writes to. What a batch norm does to its running statistics, its schema does not say."""
+def written(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], untold: Collection[str] = ()
+) -> Iterator[Tensor]:
+    """The tensors that a call of `func` writes to, as its schema says, and those of its arguments in `untold`."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
-        writes = argument.alias_info is not None and argument.alias_info.is_write
-        if writes or argument.name in ("running_mean", "running_var"):
+        if argument.name in untold or (argument.alias_info is not None and argument.alias_info.is_write):
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 

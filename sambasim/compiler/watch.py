@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sambasim.compiler.recorder import written
 from sambasim.compiler.step import is_library_file
 from sambasim.compiler.trial import trial
 
@@ -102,7 +103,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         obstacle = _obstacle(func, args)
-        for tensor in _written(func, args):
+        for tensor in written(func, args, kwargs or {}):
             obstacle = obstacle or self._changed(tensor)
         result = func(*args, **(kwargs or {}))
         if obstacle is None and isinstance(result, Tensor) and result.is_complex():
@@ -164,12 +165,6 @@ def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
     if torch.Tag.dynamic_output_shape in func.tags:
         return SHAPE
     return NUMBER if torch.Tag.data_dependent_output in func.tags else None
-
-
-def _written(func: OpOverload, args: tuple[Any, ...]) -> Iterator[Tensor]:
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
-            yield value
 
 
 _TORCH = Path(torch.__file__).parent

@@ -106,7 +106,7 @@ class Session:
         self._checks = Checks(machine, context.communicator())
         self._wanted, self._of_the_mean = inputs_of(machine.program), tangent_of_mean(machine.program)
         self._inputs, self._given = {}, {}
-        self._differs_in_evaluation = differs_in_evaluation(machine.program)
+        self._differs_in_evaluation = _trains_otherwise(machine.program)
         self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
     @checks_keywords
@@ -365,7 +365,7 @@ class Session:
         return SambaTensor(machine.replica.read(name), name=name)
 
 
-def differs_in_evaluation(program: Program) -> bool:
+def _trains_otherwise(program: Program) -> bool:
     """Whether a training step draws what evaluation does not, or normalizes by its batch."""
     nodes = program.training.nodes if program.training is not None else ()
     return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)

@@ -97,7 +97,7 @@ def trace_graph(
     session.load(machine, outputs)
     if transfer_device:
         machine.to_device()
-    model.output_tensors = outputs  # type: ignore[assignment]  # apps read it there
+    model.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -41,6 +41,7 @@ class Net(nn.Module):
         self.register_buffer("table", torch.ones(3), persistent=False)
         self.one, self.other = torch.zeros(3), torch.zeros(3)
         self.several = [torch.zeros(3), torch.zeros(3)]
+        self.named = {"a": torch.zeros(3)}
         self.factor = 2.0
         self.calls = 0
 
@@ -136,6 +137,8 @@ def _changed(change: Callable[[Any], object]) -> str | None:
         lambda net: setattr(net.norm, "momentum", 0.2),
         lambda net: net.mask.__setitem__(0, 3.0),
         lambda net: net.table.__setitem__(0, 3.0),
+        lambda net: net.several[0].__setitem__(0, 3.0),
+        lambda net: net.named["a"].__setitem__(0, 3.0),
         lambda net: net.register_buffer("table", torch.ones(3)),
         lambda net: net.register_parameter("spare", nn.Parameter(torch.ones(3))),
         lambda net: setattr(net.norm, "bias", net.linear.bias),
@@ -242,6 +245,7 @@ def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tenso
     assert all(map(torch.equal, kept, [TABLE, *OUTSIDE.buffers()]))
     assert torch.equal(net.linear.bias, bias)
     assert TABLE.tolist() == [1.0, 2.0, 3.0], "its values may leave PyTorch again"
+    assert "tolist" not in vars(Tensor), "it is inherited again"
 
 
 @pytest.mark.parametrize("most", [100, 2000])

@@ -108,7 +108,7 @@ def test_what_has_effects_or_data_dependent_shapes_is_left_out(name: str) -> Non
 
 def test_the_table_cannot_be_changed() -> None:
     with pytest.raises(TypeError, match="does not support item assignment"):
-        OPERATORS["aten.evil.default"] = OPERATORS["aten.add.Tensor"]  # type: ignore[index]
+        OPERATORS["aten.evil.default"] = OPERATORS["aten.add.Tensor"]  # type: ignore[index]  # mypy sees it too
 
 
 class Recorded:
@@ -203,8 +203,8 @@ def test_attention_counts_its_products() -> None:
         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
         (Ref("g"), Ref("q"), Ref("k"), Ref("v")),
     )
-    counted = sdpa_flop_count(q, k, v)  # type: ignore[no-untyped-call]
-    counted_backward = sdpa_backward_flop_count(q, q, k, v)  # type: ignore[no-untyped-call]
+    counted = sdpa_flop_count(q, k, v)  # type: ignore[no-untyped-call]  # torch's, untyped
+    counted_backward = sdpa_backward_flop_count(q, q, k, v)  # type: ignore[no-untyped-call]  # torch's, untyped
     assert OPERATORS[forward.operator].flops(forward, types.__getitem__) == counted
     assert OPERATORS[backward.operator].flops(backward, types.__getitem__) == counted_backward
 

@@ -25,7 +25,7 @@ def mpi_multiplies_by_size() -> None:
     def multiply(self: MpiCommunicator, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
         np.multiply(send, self.world_size, out=receive)
 
-    MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]
+    MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]  # the fault that is put in
 
 
 def mpi_keeps_the_first_result() -> None:
