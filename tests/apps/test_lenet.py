@@ -35,6 +35,7 @@ class TestLeNet(ExampleTests):
     few_steps = replace(
         example, batch_size=120, rounds=1, train=("--lr", "0.5"), saved="checkpoints/epoch_1.pt", told="held out"
     )
+    near_weight = 2e-2  # of two values that are nearly equal, max pooling takes the other after rounding
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()

@@ -20,7 +20,7 @@ class TestLogisticRegression(ExampleTests):
         told=r"held out: accuracy [89]\d",
     )
     few_steps = replace(example, batch_size=240, rounds=1, told="held out")
-    steps_by_gradient = True
+    near_weight = 3e-3
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
