@@ -60,7 +60,7 @@ class StepwiseReplica:
         self._memory = DeviceMemory(program, private_storage(program.device_bytes))
         self._devices: Devices | None = None
         self._mode: Mode | None = None
-        self._changed: dict[int, Mapping[str, float | bool]] = {}
+        self._hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._executable = self._bound()
         self._sync: GradientSync | None = None
         self._begun = False  # the sync's step, before the first gradient of it is overwritten
@@ -115,9 +115,14 @@ class StepwiseReplica:
 
     def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
         """Optimizer number `optimizer` takes these hyperparameters from the next OPT on."""
-        self._changed[optimizer] = {**self._changed.get(optimizer, {}), **hyperparameters}
+        self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
         if self._sync is not None:
             self._sync.optimizers.change(optimizer, hyperparameters)
+
+    @property
+    def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
+        """What each optimizer was told to take, by its number."""
+        return self._hyperparameters
 
     def forget(self) -> None:
         """The optimizers have taken no step, and no gradient waits for one."""
@@ -264,7 +269,7 @@ class StepwiseReplica:
         if mode is Mode.DEVICE:
             self._move(allocate_devices(self._program, self._communicator))
         optimizers = Optimizers(self._program, self._memory, arguments)
-        for index, hyperparameters in self._changed.items():
+        for index, hyperparameters in self._hyperparameters.items():
             optimizers.change(index, hyperparameters)
         self._sync = self._made(mode, arguments, optimizers)
         return self._sync

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 
-from sambasim.ir.graph import Graph, Node
-from sambasim.ir.printer import format_node
+from sambasim.ir.graph import Node
+from sambasim.ir.printer import format_argument
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol
+from sambasim.runtime.instructions import find_operator
 
 
 def first_difference(compiled: Program, traced: Program) -> str | None:
@@ -34,7 +35,7 @@ def _graphs(compiled: Program, traced: Program) -> str | None:
     before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
     for one, other in zip_longest(before.nodes, now.nodes):
         if _bare(one) != _bare(other):
-            return f"the PEF has {_told(before, one)}, and the model {_told(now, other)}"
+            return _in_arguments(one, other) or f"the PEF has {_told(one)}, and the model {_told(other)}"
     sections = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, now)]
     return None if sections[0] == sections[1] else "the sections are cut at other places"
 
@@ -46,13 +47,33 @@ def _optimizers(compiled: Program, traced: Program) -> str | None:
     return None
 
 
+def _in_arguments(compiled: Node | None, traced: Node | None) -> str | None:
+    """Of two nodes with one operator: which of its arguments differ."""
+    if compiled is None or traced is None or compiled.operator != traced.operator:
+        return None
+    before, now = _arguments(compiled), _arguments(traced)
+    apart = [
+        f"{name} is {before.get(name, 'not given')} in the PEF, and {now.get(name, 'not given')} in the model"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    return f"{'; '.join(apart)}: an argument of {_told(traced)}" if apart else None
+
+
+def _arguments(node: Node) -> Mapping[str, str]:
+    """By the names that torch has for them; a composite's by their number."""
+    is_torchs = node.operator.startswith("aten.")
+    names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return {name: format_argument(argument) for name, argument in given.items()}
+
+
 def _bare(node: Node | None) -> Node | None:
     return None if node is None else replace(node, source=None)
 
 
-def _told(graph: Graph, node: Node | None) -> str:
+def _told(node: Node | None) -> str:
     if node is None:
         return "nothing more"
-    where = f" from {node.source}" if node.source else ""
-    bare = format_node(graph, replace(node, source=None))
-    return f"`{bare}`{where}"
+    module = f" in {node.module}" if node.module else ""
+    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")

@@ -191,13 +191,16 @@ class Session:
 
     def to_cpu(self, model: nn.Module | None = None) -> None:
         """The weights, buffers and optimizer state of the device to the host."""
-        self._loaded(model)[0].to_host()
+        machine, checks = self._loaded(model)
+        machine.to_host()
+        checks.after_exchange()
 
     def to_device(self, model: nn.Module | None = None) -> None:
         """The weights and buffers of the host, and the state of its optimizers, to the device."""
         machine, checks = self._loaded(model)
         checks.before_new_weights()
         machine.to_device()
+        checks.after_exchange()
 
     to_rdu = to_device
 

@@ -96,7 +96,7 @@ def trace_graph(
     outputs = tuple(outputs_of(document.program))
     session.load(machine, outputs)
     if transfer_device:
-        machine.to_device()
+        session.to_device(model)
     model.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
     return outputs[0] if len(outputs) == 1 else outputs
 

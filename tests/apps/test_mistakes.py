@@ -166,11 +166,14 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
         "--reduce-on-rdu",
         passed="data_parallel=True",
         sampler="DistributedSampler(data, replicas, rank, seed=rank)",
-        epoch="pass",
+        epoch='optimizer.param_groups[0]["weight_decay"] = 0.1 * epoch',
         saves="True",
     ).check()
     notes = dict(note.split(": ", 1) for note in result.stderr.split("note: ")[1:])
-    assert sorted(notes) == ["DP02", "DP05", "DP06", "DP08"]
+    assert sorted(notes) == ["AP05", "DP02", "DP05", "DP06", "DP08"]
+    assert notes["AP05"].startswith(
+        "the app has changed weight_decay of an optimizer from 0 to 0.1, and the device goes"
+    )
     assert notes["DP02"].startswith("--reduce-on-rdu was typed, but session.run is not told")
     assert notes["DP05"].startswith(
         "the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are skipped"
@@ -178,7 +181,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
     assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
     assert result.stderr.count("note: ") == len(notes)
-    where = {"DP02": RUN, "DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("}
+    where = {"AP05": RUN, "DP02": RUN, "DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("}
     assert all(_line(where[code]) in note for code, note in notes.items())
 
 

@@ -73,6 +73,12 @@ FINDINGS: Mapping[str, Row] = {
         "refused, with the nearest that is",
         refused=True,
     ),
+    "AP05": Row(
+        "what the device has is changed on the host alone: a hyperparameter of an optimizer, by a scheduler, say, that "
+        "`session.run` is never told; weights; `requires_grad`. Hyperparameters are looked at in every step, the rest "
+        "in steps 1, 2, 8, 64, 512 …",
+        "a notice",
+    ),
 }
 """By code. Codes stay the same between releases."""
 

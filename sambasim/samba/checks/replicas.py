@@ -13,6 +13,7 @@ from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, w
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.samplers import Division
 from sambasim.samba.checks.telling import telling
+from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.checks.weights import Trained
 from sambasim.samba.machine import Machine
 
@@ -44,7 +45,7 @@ class Checks:
         self._step = 0
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
-        self._given: Mapping[str, float] = {}
+        self._unsent = Unsent(machine)
         self._shared = False
         self._last: Trained | None = None
         self._replaced = False
@@ -69,11 +70,11 @@ class Checks:
         )
 
     def before(
-        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Mapping[str, float]
+        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Collection[str]
     ) -> None:
         """Look at what the replicas are about to begin with. Collective with an optimizer step in a mode but ALONE.
 
-        given: the hyperparameters of all optimizers that the app has set since it made them
+        given: the names of the hyperparameters that `session.run` was ever told
 
         Raises DataParallelError.
         """
@@ -93,9 +94,10 @@ class Checks:
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
+        if trains:
+            self._unsent.note_step(given, thoroughly=self._looks())
         if mode is Mode.ALONE:
             return
-        self._given = given
         self._last, self._replaced = None, False
         if self._looks():
             self._compare()
@@ -106,9 +108,15 @@ class Checks:
 
         What it has trained is kept for the last comparison in the steps that are looked at anyway: it takes time.
         """
-        if self._shared and not self._replaced and self._looks():
-            self._last = weights.trained(self._machine, self._given)
+        if not self._shared:
+            return
+        if not self._replaced and self._looks():
+            self._last = weights.trained(self._machine)
         self._replaced = True
+
+    def after_exchange(self) -> None:
+        """Weights were sent from host to device, or back."""
+        self._unsent.note_exchange()
 
     def _looks(self) -> bool:
         if on_demand.current() is not None or self._step in _BATCHES_COMPARED:
@@ -123,7 +131,7 @@ class Checks:
         where = self._where = app_line()
         watched = watching.current()
         own = Look(
-            weights.trained(self._machine, self._given),
+            weights.trained(self._machine),
             self._fed,
             watched.samplers.division() if watched else None,
             watched.files.take_new() if watched else {},
@@ -152,6 +160,6 @@ class Checks:
     def _compare_last(self) -> None:
         """What the last step has left. Collective."""
         if self._shared and not (telling.has("DP03") or telling.has("DP07")):
-            own = self._last or weights.trained(self._machine, self._given, read=not self._replaced)
+            own = self._last or weights.trained(self._machine, read=not self._replaced)
             trained = self._communicator.all_gather_object(own)
             telling.tell(weights.different_course(trained, "at the end", self._where), only_noticed=True)

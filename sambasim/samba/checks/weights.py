@@ -19,19 +19,14 @@ class Trained:
     hyperparameters: Sequence[Mapping[str, float | bool]]
 
 
-def trained(machine: Machine, given: Mapping[str, float], *, read: bool = True) -> Trained:
-    """Of this rank. `given` are the hyperparameters of all optimizers that the app has set since they were made.
-
-    read: whether the device's weights are those that were trained; others are left out
-    """
+def trained(machine: Machine, *, read: bool = True) -> Trained:
+    """Of this rank. `read` says whether the device's weights are those that were trained; others are left out."""
     weights = {
         name: tensor_sha256(machine.replica.read(name))
         for name, symbol in machine.program.symbols.items()
         if read and symbol.kind is SymbolKind.PARAMETER
     }
-    made = [options.hyperparameters() for one in machine.optimizers for options in one.options()]
-    hyperparameters = [{name: given.get(name, value) for name, value in one.items()} for one in made]
-    return Trained(weights, machine.replica.steps, hyperparameters)
+    return Trained(weights, machine.replica.steps, list(machine.replica.hyperparameters.values()))
 
 
 def different_start(replicas: Sequence[Trained], where: str | None) -> Finding | None:

@@ -1,7 +1,6 @@
 """What a loaded PEF is asked before it runs sections, in one process: what is looked at, and when."""
 
 from argparse import Namespace
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 from sambasim import samba
 from sambasim.samba import context
 from sambasim.samba.checks import sync, weights
-from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.checks.weights import Trained
 from sambasim.samba.session import session
@@ -50,13 +48,16 @@ def test_accumulation_is_not_looked_for_where_whole_steps_are_measured(
     assert [finding.code for finding in told.findings] == codes
 
 
-def test_hyperparameters_that_were_set_before_are_still_compared(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Mapping[str, float]] = []
-    monkeypatch.setattr(Checks, "before", lambda _self, _kinds, _batch, _mode, now: given.append(now))
-    _loaded(pef)
+def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
+    model = _loaded(pef)
+    machine, _ = session._loaded(model)
+    compared = []
     for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
         session.run([torch.zeros(2, 3)], hyperparam_dict=hyperparameters)
-    assert given == [{"lr": 0.1, "momentum": 0.5}, *[{"lr": 0.2, "momentum": 0.5}] * 3]
+        machine.optimizers[0].param_groups[0]["lr"] = 0.3  # which the device does not see
+        (of_one,) = weights.trained(machine).hyperparameters
+        compared.append((of_one["lr"], of_one["momentum"]))
+    assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
 
 
 @pytest.mark.parametrize(("step", "digests"), [(8, 1), (9, 0)])

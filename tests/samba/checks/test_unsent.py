@@ -1,0 +1,157 @@
+"""What the host changes once the device has it, in one process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from sambasim import samba
+from sambasim.samba import context
+from sambasim.samba.checks import unsent
+from sambasim.samba.checks.telling import Telling
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+
+@dataclass
+class App:
+    """A model with its optimizer, whose PEF is in the session, and what it was told."""
+
+    model: nn.Sequential
+    optimizer: samba.optim.AdamW
+    telling: Telling
+
+    def step(self, **hyperparameters: float) -> None:
+        session.run([torch.ones(2, 3)], hyperparam_dict=hyperparameters or None)
+
+    @property
+    def told(self) -> list[str]:
+        return [finding.words for finding in self.telling.findings]
+
+
+def _made() -> tuple[nn.Sequential, samba.optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    samba.from_torch_model_(model)
+    model[0].bias.requires_grad_(False)
+    return model, samba.optim.AdamW(model.parameters(), lr=0.1, max_grad_norm=1.0)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model, optimizer = _made()
+    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
+    return session.compile(model, [torch.ones(2, 3)], optimizer, "net", config_dict=config)
+
+
+@pytest.fixture
+def app(pef: str, monkeypatch: pytest.MonkeyPatch) -> App:
+    telling = Telling(on_demand=True)
+    monkeypatch.setattr(unsent, "telling", telling)
+    model, optimizer = _made()
+    trace_graph(model, [torch.ones(2, 3)], optimizer, pef=pef)
+    return App(model, optimizer, telling)
+
+
+def test_a_scheduler_that_the_device_is_not_told_of_is_found_once(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(3):
+        app.step()
+        app.optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch warns that the host took no step
+        scheduler.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.05, and the device goes on with 0.1"
+    ]
+    (finding,) = app.telling.findings
+    assert finding.remedy == 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
+    assert finding.where is not None
+    assert "session.run(" in finding.where
+
+
+def test_a_scheduler_whose_rate_is_handed_on_is_no_finding(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(app.optimizer, lambda step: 1 / (step + 2))
+    for _ in range(3):
+        app.step(lr=float(scheduler.get_last_lr()[0]))
+        app.optimizer._opt_called = True  # type: ignore[attr-defined]  # as above
+        scheduler.step()
+    app.step()  # what it was told last holds on, and the app knows how to tell it
+    assert app.told == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("betas", (0.5, 0.999), "beta1 of an optimizer from 0.9 to 0.5"),
+        ("weight_decay", 0, "weight_decay of an optimizer from 0.01 to 0"),
+        ("max_grad_norm", 2.0, "max_grad_norm of an optimizer from 1 to 2"),
+        ("lr", torch.tensor(0.25), "lr of an optimizer from 0.1 to 0.25"),
+    ],
+)
+def test_every_hyperparameter_is_looked_at(app: App, option: str, value: object, words: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (told,) = app.told
+    assert words in told
+
+
+def test_hyperparameters_of_a_checkpoint_that_comes_too_late_are_found(app: App) -> None:
+    state = app.optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.01
+    app.optimizer.load_state_dict(state)
+    app.step()
+    assert [words.partition(" from")[0] for words in app.told] == ["AP05: the app has changed lr of an optimizer"]
+
+
+def test_weights_that_are_not_sent_are_found(app: App) -> None:
+    app.model.load_state_dict({name: torch.zeros_like(value) for name, value in app.model.state_dict().items()})
+    app.step()
+    app.step()
+    assert app.told == [
+        "AP05: the app has changed weights of the model, 0.weight first, and the device goes on with its own"
+    ]
+
+
+def _load_and_send(app: App) -> None:
+    app.model.load_state_dict(app.model.state_dict())
+    samba.session.to_device(app.model)
+
+
+def _fetch(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+
+
+def _train_on_the_host(app: App) -> None:
+    app.model(torch.ones(2, 3)).mean().backward()
+    app.optimizer.step()
+
+
+@pytest.mark.parametrize("exchange", [_load_and_send, _fetch, _train_on_the_host])
+def test_weights_that_the_device_has_or_that_the_host_trains_are_no_finding(
+    app: App, exchange: Callable[[App], None]
+) -> None:
+    exchange(app)
+    app.step()
+    assert app.told == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "parameter", "words"),
+    [
+        (1, "weight", "1.weight has requires_grad=False now, and the device trains it, as compiled"),
+        (0, "bias", "0.bias has requires_grad=True now, and the device does not train it, as compiled"),
+    ],
+)
+def test_what_is_frozen_or_trained_too_late_is_found(app: App, layer: int, parameter: str, words: str) -> None:
+    getattr(app.model[layer], parameter).requires_grad_(parameter == "bias")
+    app.step()
+    assert app.told == [f"AP05: {words}"]
+
+
+def test_a_test_of_the_app_may_train_on_the_host(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.current(), "command", "test")
+    app.optimizer.param_groups[0]["lr"] = 0.2
+    app.step()
+    assert app.told == []
