@@ -26,6 +26,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.precision import default_type, widen
+from sambasim.compiler.trial import as_written
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -151,7 +152,12 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
         # Where strict export fails, it prints the graph so far on top of its message.
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()), _no_guards():
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+            _no_guards(),
+            as_written(),
+        ):
             return torch.export.export(step, tuple(inputs), strict=strict)
 
 

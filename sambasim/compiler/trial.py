@@ -5,6 +5,7 @@ import copy
 import io
 import logging
 import random
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -29,12 +30,24 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             stack.enter_context(_apart(step, convert))
+            stack.enter_context(as_written())
             yield
     finally:
         logging.disable(disabled)
         torch.set_rng_state(generators[0])
         random.setstate(generators[1])
         np.random.set_state(generators[2])
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """While this is active, what the user has given to torch.compile runs as it is written: a compiled function can be
+    neither traced nor recorded. What imports torch's compiler takes seconds; without it nothing is compiled."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
 
 
 @contextlib.contextmanager

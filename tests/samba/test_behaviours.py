@@ -60,6 +60,37 @@ def test_another_output_cannot_be_the_loss(pef: str) -> None:
         trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
 
 
+@torch.compile
+def _halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+class Compiled(nn.Module):
+    """A function and a layer that the app has given to torch.compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.linear.compile()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _halved(self.linear(x)).square().mean(1)
+
+
+def test_what_is_given_to_torch_compile_is_captured_as_it_is_written(tmp_path: Path) -> None:
+    model = Compiled()
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    samba.from_torch_model_(model)
+    pef = session.compile(model, _inputs(), optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    losses = trace_graph(model, _inputs(), optimizer, pef=pef)
+    assert isinstance(losses, samba.SambaTensor)
+    (x,) = _inputs()
+    expected = (torch.nn.functional.linear(x.torch(), model.linear.weight, model.linear.bias) / 2).square().mean(1)
+    found = session.run(_inputs(), losses)
+    assert isinstance(found, samba.SambaTensor)
+    assert torch.equal(found.torch(), expected)
+
+
 def test_output_tensors_are_a_tuple_and_trace_graph_returns_one_tensor(pef: str) -> None:
     model, optimizer = _model()
     output = trace_graph(model, _inputs(), optimizer, pef=pef)

@@ -150,6 +150,12 @@ BEHAVIOURS: tuple[Row, ...] = (
         test="tests/samba/test_behaviours.py::test_another_output_cannot_be_the_loss",
     ),
     Row(
+        "`torch.compile` inside of a model",
+        NO_EFFECT,
+        "what is given to it is captured as it is written",
+        test="tests/samba/test_behaviours.py::test_what_is_given_to_torch_compile_is_captured_as_it_is_written",
+    ),
+    Row(
         "`loss.mean()`",
         SAME,
         "works on a loss for each sample, and on a scalar",
