@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count, zip_longest
 
-from sambasim.ir.graph import Node
+from sambasim.ir.graph import Node, node_references
 from sambasim.ir.printer import format_argument
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol
@@ -17,6 +17,13 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
     Weights, names of programs and line numbers may differ.
     """
     return _symbols(compiled.symbols, traced.symbols) or _graphs(compiled, traced) or _optimizers(compiled, traced)
+
+
+def first_use(program: Program, name: str) -> str:
+    """Which operator reads `name` first, with the source line of the model, to follow the name."""
+    graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
+    node = next((node for graph in graphs for node in graph.nodes if name in node_references(node)), None)
+    return "" if node is None else f", which is read by {_told(node)},"
 
 
 def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:

@@ -22,7 +22,7 @@ from sambasim.samba import context
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.difference import first_difference
+from sambasim.samba.difference import first_difference, first_use
 from sambasim.samba.machine import Machine
 from sambasim.samba.request import (
     DTYPES,
@@ -146,7 +146,9 @@ def _capture_and_compare(document: PefDocument, asked: Request, weights: Mapping
     for name in _constants(document.program):
         if not torch.equal(weights[name], built.weights[name]):
             raise PefError(
-                f"the constant {name} is not what it was when the PEF {document.program.name} was compiled",
+                f"the constant {name}{first_use(document.program, name)} is not what it was when the PEF "
+                f"{document.program.name} was compiled",
+                where=app_line(),
                 remedy="compile the app again",
             )
 

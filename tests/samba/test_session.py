@@ -367,8 +367,11 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
     samba.session.run(inputs)
     assert torch.equal(weight, kept), "an output that is a view of a parameter stays what it was"
     model.mask[0] = 3.0
-    with pytest.raises(PefError, match="the constant masked__mask is not what it was"):
+    with pytest.raises(
+        PefError, match=r"the constant masked__mask, which is read by `aten\.mul\.Tensor` from "
+    ) as caught:
         trace_graph(model, inputs, optimizer, pef=pef)
+    assert "outputs = self.linear(x) * self.mask, is not what it was when the PEF masked was" in str(caught.value)
 
 
 def test_an_inference_pef_predicts(tmp_path: Path) -> None:
