@@ -1,5 +1,6 @@
 """The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -173,7 +174,7 @@ class _Builder:
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
                 return name
-        name = self._names.take(symbol_name(self._prefix, path))
+        name = self._names.take(symbol_name(self._prefix, _own_name(path)))
         self._add(Symbol(name, SymbolKind.CONSTANT, type_))
         self._weights[name] = value
         self._lifted.append(name)
@@ -250,6 +251,14 @@ class _Builder:
 
 def _loss_position(yields: Sequence[tuple[object, Yield]]) -> int:
     return next(i for i, (_, yielded) in enumerate(yields) if yielded == Yield("output", "0"))
+
+
+def _own_name(path: str) -> str:
+    """Without what torch puts before the name of a global, `G____import_net___`, and before that of a tensor in a list
+    or dictionary of the model, `L__self___model_`."""
+    if path.startswith("G_"):
+        return path.rpartition("___")[2]
+    return re.sub("__+", "_", re.sub("^(L__)?self___(model_)?", "", path))
 
 
 def _bytes(tensor: Tensor) -> Tensor:

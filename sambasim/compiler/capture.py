@@ -90,6 +90,7 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
         if widened:
             widen(exported.graph_module)
         module = exported.module(check_guards=False)
+        lifted = _lift_constants(module)
         with contextlib.ExitStack() as stack, default_type(torch.float32 if widened else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
@@ -98,8 +99,8 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     yields = tuple((value, _yield(description)) for value, description in described if value is not None)
-    constants = {n.target: _attribute(joint.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
-    return CapturedGraph(graph, feeds, yields, constants)
+    made = {n.target: _attribute(joint.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
+    return CapturedGraph(graph, feeds, yields, lifted | made)
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
@@ -161,6 +162,22 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
             return torch.export.export(step, tuple(inputs), strict=strict)
 
 
+def _lift_constants(module: fx.GraphModule) -> dict[str, Tensor]:
+    """Makes buffers, which the joint trace takes in, of the tensors that `module` reads and that are none of the
+    model's: those of globals, and of lists and dictionaries. Returns them by name."""
+    known = {name for name, _ in module.named_buffers()}
+    constants = {}
+    for node in module.graph.nodes:
+        value = _reached(module, node.target) if node.op == "get_attr" and node.target not in known else None
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            constants[node.target] = value
+    for path, value in constants.items():
+        owner, _, name = path.rpartition(".")
+        delattr(module.get_submodule(owner), name)
+        module.get_submodule(owner).register_buffer(name, value, persistent=False)
+    return constants
+
+
 def _feed(description: object) -> Feed:
     match description:
         case aot.ParamAOTInput(target=path):
@@ -189,11 +206,16 @@ def _yield(description: object) -> Yield:
 
 
 def _attribute(module: fx.GraphModule, path: str) -> Tensor:
+    value = _reached(module, path)
+    if not isinstance(value, Tensor):
+        raise CaptureError(f"the traced step holds {path}, which is no tensor but {type(value).__name__}")
+    return value
+
+
+def _reached(module: nn.Module, path: str) -> object:
     value: object = module
     for part in path.split("."):
         value = getattr(value, part)
-    if not isinstance(value, Tensor):
-        raise CaptureError(f"the traced step holds {path}, which is no tensor but {type(value).__name__}")
     return value
 
 

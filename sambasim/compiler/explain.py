@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.step import TrainingStep, check_loss, is_library_file, run_eagerly, user_line
-from sambasim.compiler.watch import BRANCH, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
+from sambasim.compiler.watch import BRANCH, CONSTANT, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
 from sambasim.errors import CaptureError, UserError
 
 _CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
@@ -25,6 +25,7 @@ _KNOWN = (
     (("data-dependent branching", "Data-dependent branching"), BRANCH),
     (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), NUMBER),
     (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
+    (("is mutated in the forward",), CONSTANT),
     (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
 )
 """Marks in what a tracer says, and what they stand for; the first row that fits."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.recorder import written
 from sambasim.compiler.step import is_library_file
@@ -38,7 +39,7 @@ class Obstacle:
 
 BRANCH = Obstacle(
     "a branch on the value of a tensor",
-    "instead of the branch: torch.where(condition, a, b), or torch.cond(condition, f, g, args) with functions f and g",
+    "compute both sides, and choose by torch.where(condition, a, b)",
 )
 NUMBER = Obstacle(
     "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int() and .tolist()"
@@ -52,6 +53,14 @@ PACKED = Obstacle(
     "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
 )
 INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
+CONSTANT = Obstacle(
+    "a tensor that is changed in place, and is no buffer of the model",
+    "register it: self.register_buffer(name, tensor)",
+)
+UNREGISTERED = Obstacle(
+    "a parameter that is none of the model's",
+    "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers; or requires_grad_(False)",
+)
 PARAMETER = Obstacle(
     "a parameter that is changed in place",
     "make a new tensor of it, or register_buffer() what forward() changes: the optimizer alone changes parameters",
@@ -97,12 +106,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self.findings: list[Finding] = []
         self._inputs = {_memory(tensor) for tensor in inputs}
         self._parameters = {_memory(tensor): tensor for tensor in step.parameters()}
+        self._known = {*self._inputs, *self._parameters}
         self._saved: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
-        obstacle = _obstacle(func, args)
+        obstacle = _obstacle(func, args) or self._unregistered(args)
         for tensor in written(func, args, kwargs or {}):
             obstacle = obstacle or self._changed(tensor)
         result = func(*args, **(kwargs or {}))
@@ -119,6 +129,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         with torch.no_grad():
             for parameter, value in self._saved:
                 parameter.copy_(value)
+
+    def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
+        """Whether `args` hold a parameter that the model does not have: told once for each."""
+        parameters = {
+            _memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter) and leaf.requires_grad
+        }
+        strangers = parameters - self._known
+        self._known |= strangers
+        return UNREGISTERED if strangers else None
 
     def _changed(self, tensor: Tensor) -> Obstacle | None:
         """What `tensor`, which is about to be written to, is a view of."""

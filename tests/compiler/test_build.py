@@ -56,6 +56,61 @@ class Net(nn.Module):
         return y.square().mean()
 
 
+SCALE = torch.tensor([1.0, 2.0, 3.0])
+LAYER = nn.Linear(3, 3)
+
+
+class Scattered(Net):
+    """Reads a global tensor, and tensors in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
+        self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
+
+
+def test_tensors_that_no_module_has_are_constants() -> None:
+    model = Scattered()
+    built = _built(model)
+    constants = {s.name: built.weights[s.name] for s in built.program.symbols.values() if s.kind is SymbolKind.CONSTANT}
+    assert list(constants) == [
+        "scattered__SCALE",
+        "scattered__scales_1",
+        "scattered__named_scale_0",
+    ]
+    assert [value.tolist() for value in constants.values()] == [[n, 2.0, 3.0] for n in (1.0, 3.0, 4.0)]
+
+
+class Listed(Net):
+    """Its second layer is in a list, where no optimizer finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(self.layers[0](y))
+
+
+class Outside(Net):
+    """Its second layer is a global."""
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(LAYER(y))
+
+
+@pytest.mark.parametrize("model", [Listed, Outside])
+def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
+    with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
+        _built(model())
+    assert "return super().loss_of(" in str(caught.value), "the line"
+    assert "nn.ModuleList for a list of layers" in str(caught.value)
+    assert "reasons" not in str(caught.value)
+
+
 class Counting(Net):
     """Changes a buffer that is not saved and a plain attribute; leaves a mask as it is."""
 

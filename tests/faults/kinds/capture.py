@@ -42,8 +42,7 @@ CAPTURE: tuple[Fault, ...] = (
         (
             f"{_STEP}: a branch on the value of a tensor",
             "where: HERE/net.py:18: if h.sum() > 0:",
-            "torch.where",
-            "torch.cond",
+            "compute both sides, and choose by torch.where",
         ),
         {"net.py": net("h = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nreturn h")},
     ),
@@ -121,6 +120,18 @@ CAPTURE: tuple[Fault, ...] = (
         2,
         (f"{_STEP}: an input that is changed in place", "net.py:17: x[:, 0] = 0", "x = x * 2 instead of"),
         {"net.py": net("x[:, 0] = 0\nreturn self.linear(x)")},
+    ),
+    Fault(
+        "a tensor in a list changed in place",
+        TRAIN,
+        2,
+        ("a tensor that is changed in place, and is no buffer of the model", "self.register_buffer(name, tensor)"),
+        {
+            "net.py": net(
+                "self.counts[0].add_(1)\nreturn self.linear(x) * self.counts[0]",
+                init="self.linear = nn.Linear(8, 3)\nself.counts = [torch.zeros(1)]",
+            )
+        },
     ),
     Fault(
         "a parameter changed in place",
