@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.terminal import is_terminal
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 
@@ -218,7 +219,10 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
 
     from sambasim.report.collectives import collectives_report
 
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    Console(width=width, highlight=False).print(collectives_report(record))
+    terminal = is_terminal(sys.stdout)
+    console = Console(
+        width=None if terminal else _PIPED_WIDTH, force_terminal=None if terminal else False, highlight=False
+    )
+    console.print(collectives_report(record))
     if plot is not None:
         click.echo(f"plot written to {plot}")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from sambasim.cli.terminal import is_terminal
 from sambasim.errors import OptionError
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.listener import Start
@@ -22,7 +23,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
     """What hears the phases of a compilation, on standard error."""
     if quiet:
         yield lambda phase: None
-    elif sys.stderr.isatty():
+    elif is_terminal(sys.stderr):
         from rich.console import Console
 
         console = Console(file=sys.stderr)  # this very stream, also while tracing catches what is printed to it
@@ -37,7 +38,7 @@ class RunProgress:
 
     def __init__(self) -> None:
         self._start: Start | None = None
-        self._live = _LiveLine() if sys.stdout.isatty() else None
+        self._live = _LiveLine() if is_terminal(sys.stdout) else None
         self._since = _Since()
 
     def close(self) -> None:

@@ -41,6 +41,11 @@ class Launcher:
         """Whether ranks live on when it is killed."""
         return self.name == _OPEN_MPI
 
+    @property
+    def gives_terminals(self) -> bool:
+        """Whether the standard output of a rank is a terminal, whatever its own is."""
+        return self.name == _OPEN_MPI
+
 
 _OPEN_MPI = "mpirun of Open MPI"
 _SRUN = "srun"
