@@ -1,6 +1,5 @@
 """The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
+from sambasim.compiler.constants import check_constant, model_tensor, own_name
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
 from sambasim.compiler.translate import Translation, source_line, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
@@ -136,10 +136,13 @@ class _Builder:
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
-        symbol_of = {placeholder: self._symbol_of_feed(feed, captured) for placeholder, feed in captured.feeds.items()}
+        placeholders = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        symbol_of = {
+            name: self._symbol_of_feed(feed, captured, placeholders.get(name)) for name, feed in captured.feeds.items()
+        }
         for target, node in {str(node.target): node for node in captured.graph.nodes if node.op == "get_attr"}.items():
             self._check_is_tensor(node, captured)
-            symbol_of[target] = self._symbol_of_target(target, captured)
+            symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of
 
     def _check_is_tensor(self, node: fx.Node, captured: CapturedGraph) -> None:
@@ -147,34 +150,38 @@ class _Builder:
         target = str(node.target)
         if target in captured.constants or target.removeprefix(_STEP_PREFIX) in self._symbol_of_path:
             return
-        line = next((line for line in map(source_line, node.users) if line), None)
         raise CaptureError(
             "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
-            where=str(line) if line else None,
+            where=_read_by(node),
             remedy="leave them out: --dtype says what the numbers are stored in",
         )
 
-    def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph) -> str:
+    def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph, node: fx.Node | None) -> str:
         if feed.kind == "input":
             return list(self._inputs)[int(feed.name)]
         if feed.kind == "tangent":
             return gradient_name(self._loss)
-        return self._symbol_of_target(feed.name, captured)
+        return self._symbol_of_target(feed.name, captured, node)
 
-    def _symbol_of_target(self, target: str, captured: CapturedGraph) -> str:
+    def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
         path = target.removeprefix(_STEP_PREFIX)
         if path in self._symbol_of_path and path != target:
             return self._symbol_of_path[path]
-        return self._constant(path, captured.constants[target])
+        return self._constant(path, captured.constants[target], _read_by(node))
 
-    def _constant(self, path: str, tensor: Tensor) -> str:
-        """The symbol of a tensor that a trace made. Each trace counts its own from 0, so the name says nothing: equal
-        tensors share a symbol."""
-        value, type_ = tensor.detach().contiguous(), tensor_type(tensor)
+    def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
+        """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
+        from 0, so the name says nothing: equal tensors share a symbol."""
+        tensors = dict(self._model_tensors())
+        itself = model_tensor(tensor, tensors)
+        if itself is not None and itself not in self._changed_paths():
+            return self._symbol_of_path[itself]
+        check_constant(path, tensor, tensors, where)
+        value, type_ = tensor.detach(), tensor_type(tensor)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
                 return name
-        name = self._names.take(symbol_name(self._prefix, _own_name(path)))
+        name = self._names.take(symbol_name(self._prefix, own_name(path)))
         self._add(Symbol(name, SymbolKind.CONSTANT, type_))
         self._weights[name] = value
         self._lifted.append(name)
@@ -217,7 +224,7 @@ class _Builder:
         if yielded.kind == "buffer":
             if path not in self._symbol_of_path:
                 raise CaptureError(
-                    f"the training step changes {path}, which is no tensor of the model",
+                    f"the training step changes {own_name(path)}, which is no tensor of the model",
                     remedy="a model may change its buffers: self.register_buffer(…)",
                 )
             return self._symbol_of_path[path]
@@ -253,12 +260,10 @@ def _loss_position(yields: Sequence[tuple[object, Yield]]) -> int:
     return next(i for i, (_, yielded) in enumerate(yields) if yielded == Yield("output", "0"))
 
 
-def _own_name(path: str) -> str:
-    """Without what torch puts before the name of a global, `G____import_net___`, and before that of a tensor in a list
-    or dictionary of the model, `L__self___model_`."""
-    if path.startswith("G_"):
-        return path.rpartition("___")[2]
-    return re.sub("__+", "_", re.sub("^(L__)?self___(model_)?", "", path))
+def _read_by(node: fx.Node | None) -> str | None:
+    """The line of the model that reads what `node` stands for."""
+    line = next((line for line in map(source_line, node.users) if line), None) if node is not None else None
+    return str(line) if line else None
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from sambasim.compiler.constants import own_name
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.precision import default_type, widen
 from sambasim.compiler.trial import as_written
@@ -90,7 +91,7 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
         if widened:
             widen(exported.graph_module)
         module = exported.module(check_guards=False)
-        lifted = _lift_constants(module)
+        lifted = _lift_constants(module, widened)
         with contextlib.ExitStack() as stack, default_type(torch.float32 if widened else torch.get_default_dtype()):
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
@@ -162,9 +163,12 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
             return torch.export.export(step, tuple(inputs), strict=strict)
 
 
-def _lift_constants(module: fx.GraphModule) -> dict[str, Tensor]:
+def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
     """Makes buffers, which the joint trace takes in, of the tensors that `module` reads and that are none of the
-    model's: those of globals, and of lists and dictionaries. Returns them by name."""
+    model's: those of globals, and of lists and dictionaries. Returns them by name.
+
+    `widened` as in `capture_training`. Raises CaptureError for those that its types would not be told of.
+    """
     known = {name for name, _ in module.named_buffers()}
     constants = {}
     for node in module.graph.nodes:
@@ -172,6 +176,12 @@ def _lift_constants(module: fx.GraphModule) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             constants[node.target] = value
     for path, value in constants.items():
+        if widened and value.is_floating_point() and value.dtype is not torch.bfloat16:
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise CaptureError(
+                f"the constant {own_name(path)} is {dtype}, and with --dtype bf16 only what a module has is rounded",
+                remedy="make it an attribute of a module, or a tensor of torch.bfloat16",
+            )
         owner, _, name = path.rpartition(".")
         delattr(module.get_submodule(owner), name)
         module.get_submodule(owner).register_buffer(name, value, persistent=False)

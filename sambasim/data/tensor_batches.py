@@ -12,6 +12,9 @@ from torch.utils.data import TensorDataset
 
 from sambasim.data.samples import WatchedDataset
 
+_AHEAD_BYTES = 256 * 1024
+"""What is read at a time, if a batch is less: a selection of few rows takes longer to begin than to do."""
+
 
 class TensorBatches:
     """The rows of `tensors` that `chosen` lists, in batches."""
@@ -24,8 +27,11 @@ class TensorBatches:
         """One tensor for each value of a sample, `[batch_size, …]`; `order` gives positions among those chosen, and
         what does not fill a batch at its end is left out."""
         rows = self._chosen[torch.as_tensor(order, dtype=torch.int64)]
-        for index in torch.split(rows[: len(rows) // batch_size * batch_size], batch_size):
-            yield [tensor.index_select(0, index) for tensor in self._tensors]
+        row_bytes = sum(tensor[:1].nbytes for tensor in self._tensors)
+        ahead = max(1, _AHEAD_BYTES // max(1, row_bytes * batch_size))
+        for index in torch.split(rows[: len(rows) // batch_size * batch_size], ahead * batch_size):
+            read = (torch.split(tensor.index_select(0, index), batch_size) for tensor in self._tensors)
+            yield from map(list, zip(*read, strict=True))
 
 
 def tensor_batches(dataset: object) -> TensorBatches | None:

@@ -39,6 +39,8 @@ class Executable:
     """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps: always
     the same one, whose contents may change between passes.
 
+    wanted: the output that a pass returns, by symbol; None for all of them
+
     With `engine` inductor, the graph is compiled here, before any pass. Raises PefError for a node that this torch
     cannot carry out, and MachineError if the graph cannot be compiled.
     """
@@ -49,6 +51,7 @@ class Executable:
         program: Program,
         tensor_of: Callable[[str], Tensor],
         engine: "Inductor | None" = None,
+        wanted: str | None = None,
     ) -> None:
         self._program = program
         self._graph = graph
@@ -64,7 +67,8 @@ class Executable:
         computed = set(graph.values)
         gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
-        self._handed_out = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
+        outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
+        self._handed_out = [o for o in outputs if wanted in (None, o.symbol)]
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
         self._kept_storages = {
             tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)

@@ -44,7 +44,6 @@ class Scalars:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
         given = self.hyperparameters
         self.step = step
-        self.number.fill_(step)
         self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
         if self.kind == "sgd":
             self.keywords.update(
@@ -54,6 +53,7 @@ class Scalars:
                 is_first_step=step == 1,
             )
         else:
+            self.number.fill_(step)
             self.keywords.update(
                 beta1=float(given["beta1"]), beta2=float(given["beta2"]), eps=float(given["eps"]), amsgrad=False
             )

@@ -44,7 +44,7 @@ class Replica:
         self._loss = program.loss
         self._program = program
         self._draws = draws_random_numbers(program.training)
-        self._executable = Executable(program.training, program, memory.tensor, engine)
+        self._executable = Executable(program.training, program, memory.tensor, engine, wanted=program.loss)
         self._tangents: dict[int, Tensor | None] = {}
 
     def differentiate(self, step: int, micro_steps: int, section_done: Callable[[int], None]) -> float:

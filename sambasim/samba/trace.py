@@ -13,6 +13,7 @@ from sambasim.errors import OptionError, PefError
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
+from sambasim.pef.weights import bytes_of
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
@@ -144,7 +145,7 @@ def _capture_and_compare(document: PefDocument, asked: Request, weights: Mapping
     traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
     _compare(document, traced)
     for name in _constants(document.program):
-        if not torch.equal(weights[name], built.weights[name]):
+        if bytes_of(weights[name]) != bytes_of(built.weights[name]):
             raise PefError(
                 f"the constant {name}{first_use(document.program, name)} is not what it was when the PEF "
                 f"{document.program.name} was compiled",

@@ -26,9 +26,13 @@ class Finish(IntEnum):
     DIVIDE = 2
 
 
-Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float], None]
-"""Writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one length. That
-tensor may be one of the operands."""
+Sum: TypeAlias = Callable[[], None]
+"""Adds up what it was made for, as often as it is called."""
+
+Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float], Sum]
+"""Makes what writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one
+length. That tensor may be one of the operands. What Python has to look up is looked up here, once: for small operands
+it would take longer than the sum."""
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
@@ -47,18 +51,24 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     library = tree_mean_build(dtype).library
     if library is None:
         return None
-    pointer, integer, function = ctypes.c_void_p, ctypes.c_int32, library.tree_mean
+    pointer, integer, real, function = ctypes.c_void_p, ctypes.c_int32, _REALS[dtype][1], library.tree_mean
     function.restype = None
-    function.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int64, integer, _REALS[dtype][1]]
     places = torch.tensor(_places(steps), dtype=torch.int32)
     sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
-    def add_up(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> None:
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
         pointers = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
-        kept, written = sums.data_ptr(), out.data_ptr()
-        function(pointers, places.data_ptr(), len(steps), kept, written, out.numel(), finish, number)
+        given = (
+            *(pointers, pointer(places.data_ptr()), integer(len(steps)), pointer(sums.data_ptr())),
+            *(pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(finish), real(number)),
+        )
 
-    return add_up
+        def add_up(_pointed_at: Sequence[Tensor] = (places, sums, out, *operands)) -> None:
+            function(*given)
+
+        return add_up
+
+    return bound
 
 
 def _places(steps: Sequence[Addition]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.sync.collect import bytes_of
 from sambasim.runtime.sync.interface import BytesMoved
@@ -59,7 +60,7 @@ class _Round:
     copies: list[_Copy] = field(default_factory=list)
     sends: list[_Message] = field(default_factory=list)
     receives: list[_Message] = field(default_factory=list)
-    means: list[tuple[TreeMean, Sequence[Tensor], Tensor]] = field(default_factory=list)
+    means: list[Sum] = field(default_factory=list)
     last_copies: list[_Copy] = field(default_factory=list)
 
 
@@ -95,8 +96,8 @@ class Exchange:
 
     def _finish(self, number: int, receives: Sequence[Request]) -> None:
         self._communicator.wait_all(receives)
-        for mean, operands, out in self._rounds[number].means:
-            mean(operands, out)
+        for take_mean in self._rounds[number].means:
+            take_mean()
         _carry_out(self._rounds[number].last_copies)
 
 
@@ -131,7 +132,7 @@ def reduce_scatter(program: Program, places: Places, divisor: int, communicator:
             mean = operands[rank]  # the host adds; then the mean goes to the device
             now.last_copies.append((kept, mean))
             moves.host_to_device += kept.nbytes
-        now.means.append((means[group.dtype], [operands[worker] for worker in places.workers], mean))
+        now.means.append(means[group.dtype].of([operands[worker] for worker in places.workers], mean))
         rounds.append(now)
     return Exchange(rounds, moves, communicator, _REDUCE_TAG)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sambasim.collectives.slices import Slice, pieces
 from sambasim.runtime.gradient_norm import block_sums
+from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.optimizers import SliceUpdate
 from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
 
@@ -23,11 +24,11 @@ def _piece_elements(slice_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of the slice. `operands` are in the order of the ranks that they came from."""
+    """A piece of the slice: what adds it up in `scratch`, its part of this rank's gradient, and what updates it."""
 
-    operands: tuple[Tensor, ...]
-    gradient: Tensor
+    add_up: Sum
     scratch: Tensor
+    gradient: Tensor
     update: SliceUpdate
 
 
@@ -51,28 +52,30 @@ class GroupWork:
         update_of: Callable[[int, int], SliceUpdate],
         update_divides: bool,
     ) -> None:
-        self._mean = mean
-        self._add_up = mean.total if update_divides else mean
+        add_up = mean.total_of if update_divides else mean.of
         start, stop = owned
-        ranks = sorted({*gradients, *received})
-        self._pieces = [
-            _Piece(
-                operands=tuple(
-                    gradients[rank][a:b] if rank in gradients else received[rank][a - start : b - start]
-                    for rank in ranks
-                ),
-                gradient=gradients[own][a:b],
-                scratch=mean.scratch[: b - a],
-                update=update_of(a, b),
-            )
-            for a, b in pieces(start, stop, _piece_elements(stop - start))
+        # In the order of the ranks that they came from.
+        operands = [
+            gradients[rank][start:stop] if rank in gradients else received[rank]
+            for rank in sorted({*gradients, *received})
         ]
-        self._owned_operands = [gradients[rank][start:stop] if rank in gradients else received[rank] for rank in ranks]
         self._owned_gradient = gradients[own][start:stop]
+        self._reduce = mean.of(operands, self._owned_gradient)
+        self._pieces = []
+        for a, b in pieces(start, stop, _piece_elements(stop - start)):
+            part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
+            self._pieces.append(
+                _Piece(
+                    add_up=add_up([operand[part] for operand in operands], scratch),
+                    scratch=scratch,
+                    gradient=self._owned_gradient[part],
+                    update=update_of(a, b),
+                )
+            )
 
     def reduce(self) -> None:
         """The slice of this rank's gradient becomes the mean."""
-        self._mean(self._owned_operands, self._owned_gradient)
+        self._reduce()
 
     def block_sums(self) -> Sequence[float]:
         """Of the reduced slice: the sums of squares by blocks."""
@@ -87,9 +90,9 @@ class GroupWork:
 
     def reduce_and_update(self) -> float:
         """Both in one pass over memory; the mean is not kept. Returns the seconds in the optimizer."""
-        add_up, clock, updating_s = self._add_up, time.perf_counter, 0.0
+        clock, updating_s = time.perf_counter, 0.0
         for piece in self._pieces:
-            add_up(piece.operands, piece.scratch)
+            piece.add_up()
             began_s = clock()
             piece.update(piece.scratch)
             updating_s += clock() - began_s

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sambasim.collectives.slices import pieces
 from sambasim.collectives.tree import Addition, additions
-from sambasim.runtime.kernels.tree_mean import Finish, Kernel, tree_mean_kernel
+from sambasim.runtime.kernels.tree_mean import Finish, Kernel, Sum, tree_mean_kernel
 
 CHUNK_ELEMENTS = 131_072
 """Elements that are summed at a time. What one kernel leaves for the next is then still in a core's cache; with
@@ -23,16 +23,16 @@ class TreeMean:
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
         """A place for a result that is read at once, and not kept."""
 
-    def __call__(self, operands: Sequence[Tensor], out: Tensor) -> None:
-        """`out` becomes the mean of `operands`; all are flat and of one length.
+    def of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
+        """What makes `out` the mean of `operands`, whenever it is called; all are flat and of one length.
 
         `out` may be one of the operands: no element is written before it has been read from all.
         """
-        self._add_up(operands, out, self._finish, self._number)
+        return self._add_up(operands, out, self._finish, self._number)
 
-    def total(self, operands: Sequence[Tensor], out: Tensor) -> None:
+    def total_of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
         """As for the mean, but `out` becomes the sum."""
-        self._add_up(operands, out, Finish.KEEP, 1.0)
+        return self._add_up(operands, out, Finish.KEEP, 1.0)
 
 
 def _finish(divisor: int) -> tuple[Finish, float]:
@@ -50,9 +50,17 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
     last = len(steps) - 1
 
-    def add_up(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> None:
-        for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS):
-            add_up_chunk([operand[start:stop] for operand in operands], out[start:stop], finish, number)
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
+        chunks = [
+            ([operand[start:stop] for operand in operands], out[start:stop])
+            for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)
+        ]
+
+        def add_up() -> None:
+            for parts, of_out in chunks:
+                add_up_chunk(parts.copy(), of_out, finish, number)
+
+        return add_up
 
     def add_up_chunk(sums: list[Tensor], out: Tensor, finish: Finish, number: float) -> None:
         for position, (into, source) in enumerate(steps):
@@ -65,7 +73,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
         elif finish is Finish.DIVIDE:
             out.div_(number)
 
-    return add_up
+    return bound
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
@@ -73,4 +81,4 @@ def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
 
     `out` may be one of the operands.
     """
-    TreeMean(additions(len(operands)), divisor, out.dtype)(operands, out)
+    TreeMean(additions(len(operands)), divisor, out.dtype).of(operands, out)()

@@ -165,7 +165,7 @@ class Network:
         gradients = [self._memories[rank].region(group, "gradient") for rank in ranks]
         add = TreeMean(steps, 1, gradients[0].dtype)
         own = gradients[position[self._rank]]
-        add([gradient[start:stop] for gradient in gradients], own[start:stop])
+        add.of([gradient[start:stop] for gradient in gradients], own[start:stop])()
         self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
 
     def _operand_buffer(self) -> Tensor:

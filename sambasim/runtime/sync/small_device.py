@@ -6,7 +6,7 @@ them is asked for only when the next step is about to overwrite them, and by the
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
+from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.device_memories import Devices
@@ -42,13 +43,14 @@ class SmallDeviceSync(GradientSync):
         self._flags = NodeFlags(communicator)
         self._steps = 0
         self._means: list[Tensor] = []
-        self._reductions: list[Callable[[], None]] = []
+        self._reductions: list[Sum] = []
         self._updates: list[SliceUpdate] = []
         for group in program.groups:
             gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
             mean = torch.empty_like(gradients[0])
             self._means.append(mean)
-            self._reductions.append(self._reduction_of(gradients, mean))
+            add_up = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
+            self._reductions.append(add_up.of(gradients, mean))
             self._updates.append(optimizers.slice(group, 0, group.numel))
         self._peer_bytes = (len(devices.by_rank) - 1) * sum(mean.nbytes for mean in self._means)
 
@@ -87,10 +89,6 @@ class SmallDeviceSync(GradientSync):
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = self._memory.region(group, state)[member.start : member.start + member.numel]
         return own if self._first else None
-
-    def _reduction_of(self, gradients: Sequence[Tensor], mean: Tensor) -> Callable[[], None]:
-        add_up = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
-        return lambda: add_up(gradients, mean)
 
     def _clip(self) -> float:
         norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))

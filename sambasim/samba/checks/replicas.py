@@ -12,6 +12,7 @@ from sambasim.samba import context
 from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, watching, weights
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.samplers import Division
+from sambasim.samba.checks.steps import is_looked_at
 from sambasim.samba.checks.telling import telling
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.checks.weights import Trained
@@ -20,9 +21,6 @@ from sambasim.samba.machine import Machine
 _BATCHES_COMPARED = (1, 2, 8)
 """Steps in which the replicas compare what they are fed. Once it may be chance that it is the same, where samples
 repeat; twice it is not."""
-
-_RARER = 8
-"""Weights are compared in these steps too, and in those whose number is a higher power of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,8 @@ class Checks:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
             self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
+        if trains:
+            self._unsent.note_run(given, thoroughly=on_demand.current() is not None)
         if SectionKind.OPT not in kinds:
             return
         self._step += 1
@@ -94,8 +94,6 @@ class Checks:
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
-        if trains:
-            self._unsent.note_step(given, thoroughly=self._looks())
         if mode is Mode.ALONE:
             return
         self._last, self._replaced = None, False
@@ -119,12 +117,7 @@ class Checks:
         self._unsent.note_exchange()
 
     def _looks(self) -> bool:
-        if on_demand.current() is not None or self._step in _BATCHES_COMPARED:
-            return True
-        step = self._step
-        while step % _RARER == 0:
-            step //= _RARER
-        return step == 1
+        return on_demand.current() is not None or is_looked_at(self._step)
 
     def _compare(self) -> None:
         """What every replica is about to take its next step with."""

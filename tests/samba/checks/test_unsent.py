@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.samba import context
@@ -126,9 +127,23 @@ def _fetch(app: App) -> None:
 def _train_on_the_host(app: App) -> None:
     app.model(torch.ones(2, 3)).mean().backward()
     app.optimizer.step()
+    app.optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("exchange", [_load_and_send, _fetch, _train_on_the_host])
+def _swap_and_swap_back(app: App) -> None:
+    _fetch(app)
+    kept = {name: value.clone() for name, value in app.model.state_dict().items()}
+    app.model.load_state_dict({name: value * 2 for name, value in kept.items()})
+    app.model.load_state_dict(kept)
+
+
+def _share(app: App) -> None:
+    app.model.share_memory()
+
+
+@pytest.mark.parametrize(
+    "exchange", [_load_and_send, _fetch, _train_on_the_host, _swap_and_swap_back, _share], ids=lambda one: one.__name__
+)
 def test_weights_that_the_device_has_or_that_the_host_trains_are_no_finding(
     app: App, exchange: Callable[[App], None]
 ) -> None:
@@ -137,11 +152,63 @@ def test_weights_that_the_device_has_or_that_the_host_trains_are_no_finding(
     assert app.told == []
 
 
+def test_a_tensor_of_the_same_number_is_no_change(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    app.step()
+    assert app.told == []
+
+
+class Unused(nn.Module):
+    """With a layer that forward() leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 1)
+        self.unused = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x).mean()  # type: ignore[no-any-return]  # torch's modules return anything
+
+
+def test_a_parameter_without_a_gradient_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Telling(on_demand=True)
+    monkeypatch.setattr(unsent, "telling", told)
+    model = Unused()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    inputs = [torch.ones(2, 3)]
+    pef = session.compile(model, inputs, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, inputs, optimizer, pef=pef)
+    session.run(inputs)
+    assert told.findings == ()
+
+
+def test_weights_that_come_too_late_are_found_in_predictions_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Telling(on_demand=True)
+    monkeypatch.setattr(unsent, "telling", told)
+    with torch.inference_mode():
+        frozen = nn.Linear(3, 1)  # whose tensors count no writes
+    samba.from_torch_model_(frozen)
+    config = {"output_folder": str(tmp_path), "inference": True}
+    pef = session.compile(frozen, [torch.ones(2, 3)], None, "net", config_dict=config)
+    trace_graph(frozen, [torch.ones(2, 3)], None, pef=pef)
+    model = nn.Linear(3, 1)
+    samba.from_torch_model_(model)
+    trace_graph(model, [torch.ones(2, 3)], None, pef=pef)
+    session.run([torch.ones(2, 3)])
+    nn.init.zeros_(model.weight)
+    session.run([torch.ones(2, 3)])
+    (finding,) = told.findings
+    assert finding.what.startswith("the app has changed weights of the model, weight first")
+
+
 @pytest.mark.parametrize(
     ("layer", "parameter", "words"),
     [
-        (1, "weight", "1.weight has requires_grad=False now, and the device trains it, as compiled"),
-        (0, "bias", "0.bias has requires_grad=True now, and the device does not train it, as compiled"),
+        (1, "weight", "1.weight has requires_grad=False now, and on the device still True"),
+        (0, "bias", "0.bias has requires_grad=True now, and on the device still False"),
     ],
 )
 def test_what_is_frozen_or_trained_too_late_is_found(app: App, layer: int, parameter: str, words: str) -> None:

@@ -1,0 +1,60 @@
+"""Tensors that a trace reads and that no module has: those of globals, of lists and dictionaries, and what it made."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.errors import CaptureError
+from sambasim.ir.types import DTYPE_BYTES
+
+
+def own_name(path: str) -> str:
+    """Without what torch puts before the name of a global, `G____import_net___`, and before that of a tensor in a list
+    or dictionary of the model, `L__self___model_`."""
+    if path.startswith("G_"):
+        return path.rpartition("___")[2]
+    return re.sub("__+", "_", re.sub("^(L__)?self___(model_)?", "", path))
+
+
+def model_tensor(value: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
+    """The path of the tensor of the model that `value` is, in the same place and form; None if it is none of them."""
+    return next((path for path, tensor in tensors.items() if _place(tensor) == _place(value)), None)
+
+
+def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], where: str | None) -> None:
+    """Raises CaptureError for a constant that a PEF cannot hold: its values would not be those that the model reads.
+
+    tensors: those of the model, by path
+    where: the line that reads it
+    """
+    name, dtype = own_name(path), str(value.dtype).removeprefix("torch.")
+    if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
+        form = "sparse" if value.layout is not torch.strided else dtype
+        raise CaptureError(
+            f"the constant {name} is {form}, which a PEF cannot hold",
+            where=where,
+            remedy=f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
+        )
+    if not value.is_contiguous():
+        raise CaptureError(
+            f"the constant {name} is not contiguous: its strides are {value.stride()}",
+            where=where,
+            remedy="make it so by .contiguous()",
+        )
+    storage = value.untyped_storage().data_ptr()
+    shown = next((p for p, t in tensors.items() if value.numel() and t.untyped_storage().data_ptr() == storage), None)
+    if shown is not None:
+        kind = "parameter" if isinstance(tensors[shown], nn.Parameter) else "buffer"
+        raise CaptureError(
+            f"{name} is a view of the {kind} {shown} that was kept from before: the graph would not see it change",
+            where=where,
+            remedy=f"take the view in forward(), of self.{shown}",
+        )
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
