@@ -9,8 +9,8 @@ from typing import TextIO
 
 from sambasim.cli.terminal import is_terminal
 from sambasim.errors import OptionError
-from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
-from sambasim.runtime.listener import Start
+from sambasim.records.metrics import EvaluationRecord, SummaryRecord
+from sambasim.runtime.listener import Start, Step
 from sambasim.units import format_bytes, format_seconds
 
 _PLAIN_INTERVAL_S = 2.0
@@ -67,16 +67,16 @@ class RunProgress:
         if self._live:
             self._live.begin(plan.steps)
 
-    def stepped(self, record: StepRecord) -> None:
-        self._since.add(record)
+    def stepped(self, step: Step) -> None:
+        self._since.add(step)
         if self._live:
-            self._live.update(record.step, self._since.facts(record))
+            self._live.update(step.step, self._since.facts(step))
             if self._since.is_over(_LIVE_INTERVAL_S):
                 self._since = _Since()
         elif self._start:
             steps = self._start.plan.steps
-            if record.step in (1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
-                print(f"step {record.step}/{steps}  {self._since.facts(record)}", flush=True)
+            if step.step in (1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
+                print(f"step {step.step}/{steps}  {self._since.facts(step)}", flush=True)
                 self._since = _Since()
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -118,18 +118,18 @@ class _Since:
     def __init__(self) -> None:
         self._samples = self._step_s = self._sync_s = 0.0
 
-    def add(self, record: StepRecord) -> None:
-        self._samples += record.samples_per_s * record.step_s
-        self._step_s += record.step_s
-        self._sync_s += record.sync_s
+    def add(self, step: Step) -> None:
+        self._samples += step.samples_per_s * step.step_s
+        self._step_s += step.step_s
+        self._sync_s += step.sync_s
 
     def is_over(self, time_s: float) -> bool:
         return self._step_s > time_s
 
-    def facts(self, record: StepRecord) -> str:
+    def facts(self, step: Step) -> str:
         """The last loss, and the pace."""
         pace = f"{self._samples / self._step_s:.0f} samples/s  sync {self._sync_s / self._step_s:.0%}"
-        return f"loss {record.loss:.4f}  {pace}"
+        return f"loss {step.loss:.4f}  {pace}"
 
 
 class _LiveLine:
@@ -177,9 +177,9 @@ class RankLog:
             ) from error
         self._write(f"start {start.name}: sync {start.sync}, {start.threads} threads, {start.data}")
 
-    def stepped(self, record: StepRecord) -> None:
-        times = f"step {format_seconds(record.step_s)}, sync {format_seconds(record.sync_s)}"
-        self._write(f"step {record.step} epoch {record.epoch} loss {record.loss!r} {times}")
+    def stepped(self, step: Step) -> None:
+        times = f"step {format_seconds(step.step_s)}, sync {format_seconds(step.sync_s)}"
+        self._write(f"step {step.step} epoch {step.epoch} loss {step.loss!r} {times}")
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")

@@ -9,6 +9,7 @@ that place do so (see `engine.routes`), and what they make is not copied any mor
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +19,9 @@ from sambasim.errors import InternalError, SambasimError
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.operands import operands_error
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.routes import Watch, find_routes
+from sambasim.runtime.engine.straight_line import Misfit, StraightLine, misfit
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
 from sambasim.runtime.operator_failure import operator_error
 
@@ -76,8 +77,9 @@ class Executable:
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._watch: Watch | None = None
         self._forward_parts = 0
-        self._adding: list[Part] = []
-        self._writing: list[Part] = []
+        self._parts: list[Part] = []
+        self._adding: list[StraightLine] = []
+        self._writing: list[StraightLine] = []
         self._lower(engine, [o for o in gradients if o.value in computed])
         self._live: Registers = []
 
@@ -97,7 +99,7 @@ class Executable:
         """
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
-        self._run_parts(self._adding if accumulate else self._writing, accumulate, section_done)
+        self._run_parts(self._adding if accumulate else self._writing, section_done)
         outputs = self._outputs()
         self._keep_buffers()
         self._end_pass(accumulate)
@@ -109,7 +111,7 @@ class Executable:
         Buffers are changed at the end of it. Activations are kept until `backward`, or until the next pass begins.
         """
         self._live = self._registers.initial.copy()
-        self._run_parts(self._writing[: self._forward_parts], False, section_done)
+        self._run_parts(self._writing[: self._forward_parts], section_done)
         outputs = self._outputs()
         self._keep_buffers()
         return outputs
@@ -119,7 +121,7 @@ class Executable:
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
-        self._run_parts((self._adding if accumulate else self._writing)[self._forward_parts :], accumulate, _unheard)
+        self._run_parts((self._adding if accumulate else self._writing)[self._forward_parts :], _unheard)
         self._end_pass(accumulate)
 
     @property
@@ -131,27 +133,15 @@ class Executable:
         if self._tangent is not None:
             self._live[self._tangent] = tangent
 
-    def _run_parts(self, parts: Sequence[Part], accumulate: bool, section_done: Callable[[int], None]) -> None:
+    def _run_parts(self, parts: Sequence[StraightLine], section_done: Callable[[int], None]) -> None:
         for part in parts:
-            self._run_part(part, accumulate)
-            section_done(part.sections)
-
-    def _run_part(self, part: Part, accumulate: bool) -> None:
-        registers = self._live
-        for instruction in part.instructions:
             try:
-                value = instruction.function(*instruction.load(registers))
+                part(self._live)
+            except Misfit as error:
+                raise misfit(part.failed(error)) from error
             except Exception as error:
-                raise self._failure(instruction, error) from error
-            if not instruction.single:
-                if not _unpack(value, instruction.results, registers):
-                    raise _misfit(instruction)
-            elif (only := instruction.results[0]) is not None:
-                registers[only] = value
-            for number, destination in instruction.stores:
-                _store(registers[number], destination, accumulate)
-            for number in instruction.frees:
-                registers[number] = None
+                raise self._failure(part.failed(error), error) from error
+            section_done(part.sections)
 
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
@@ -168,7 +158,11 @@ class Executable:
 
     def _end_pass(self, accumulate: bool) -> None:
         for output, destination in self._late:
-            _store(self._value(output), destination, accumulate)
+            value = self._value(output)
+            if accumulate:
+                destination.add_(value)
+            else:
+                destination.copy_(value)
         self._live = []
         if self._watch is not None and not accumulate:
             self._writing, self._watch = self._direct(self._watch), None
@@ -186,19 +180,20 @@ class Executable:
         keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
         lowered = lower(nodes, self._registers, stores, keep)
         if engine is None:
-            self._adding = by_part(lowered, [(1, size) for _, size in sizes])
+            self._parts = by_part(lowered, [(1, size) for _, size in sizes])
         else:
-            self._adding = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
-        self._forward_parts = sum(part.sections <= forward_sections for part in self._adding)
-        flat = [one for part in self._adding for one in part.instructions]
-        part_of = [part.sections for part in self._adding for _ in part.instructions]
+            self._parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
+        self._adding = [StraightLine(part, accumulate=True) for part in self._parts]
+        self._forward_parts = sum(part.sections <= forward_sections for part in self._parts)
+        flat = [one for part in self._parts for one in part.instructions]
+        part_of = [part.sections for part in self._parts for _ in part.instructions]
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}
         routes = find_routes([one.node for one in flat], part_of, list(stores), keep)
         routes = [route for route in routes if route.value in single]
         watch = Watch(routes, single)
         self._watch = watch if routes else None
         watched = [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
-        self._writing = _like(self._adding, watched)
+        self._writing = self._like(watched)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that the graph begins from; one like the tangent in its place."""
@@ -207,9 +202,9 @@ class Executable:
         like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
         return like | {name: self._tensor_of(name) for name in self._graph.inputs if name not in like}
 
-    def _direct(self, watch: Watch) -> list[Part]:
+    def _direct(self, watch: Watch) -> list[StraightLine]:
         """The instructions of passes in which kernels write to the places of gradients, as far as `watch` says."""
-        direct: list[Instruction | None] = [one for part in self._adding for one in part.instructions]
+        direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
         for route in watch.routes:
             out, maker = watch.outs.get(route.maker), direct[route.maker]
             if out is not None and maker is not None:
@@ -218,7 +213,15 @@ class Executable:
                 direct[route.last] = None if last is None else replace(last, stores=())
                 for position in route.unread:
                     direct[position] = None
-        return _like(self._adding, direct)
+        return self._like(direct)
+
+    def _like(self, instructions: Sequence[Instruction | None]) -> list[StraightLine]:
+        """Other `instructions` in the same parts; None where one of them is left out. They write gradients."""
+        rest, lines = iter(instructions), []
+        for part in self._parts:
+            kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
+            lines.append(StraightLine(replace(part, instructions=kept), accumulate=False))
+        return lines
 
     def _value(self, output: Output) -> Tensor:
         value = self._live[self._registers.value(output.value)]
@@ -230,40 +233,6 @@ class Executable:
         """The output's value; a copy where it is a symbol, or a view of one, which the next step will overwrite."""
         value = self._value(output)
         return value.clone() if value.untyped_storage().data_ptr() in self._kept_storages else value
-
-
-def _like(parts: Sequence[Part], instructions: Sequence[Instruction | None]) -> list[Part]:
-    """Other `instructions` in the same parts; None where one of them is left out."""
-    result, start = [], 0
-    for part in parts:
-        stop = start + len(part.instructions)
-        result.append(replace(part, instructions=tuple(one for one in instructions[start:stop] if one is not None)))
-        start = stop
-    return result
-
-
-def _misfit(instruction: Instruction) -> SambasimError:
-    node = instruction.node
-    return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
-
-
-def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> bool:
-    """Whether `value` is as many tensors as there are `results`; if so, they are in their registers now."""
-    if not isinstance(value, (tuple, list)) or len(value) != len(results):
-        return False
-    for number, tensor in zip(results, value, strict=True):
-        if number is not None:
-            registers[number] = tensor
-    return True
-
-
-def _store(value: object, destination: Tensor, accumulate: bool) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"a gradient is {type(value).__name__}")
-    if accumulate:
-        destination.add_(value)
-    else:
-        destination.copy_(value)
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:

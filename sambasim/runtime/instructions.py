@@ -7,7 +7,6 @@ What is left for each step is a loop of calls.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.runtime.engine.builtins import builtin
 
 Registers = list[object]
-Load = Callable[[Registers], tuple[object, ...]]
 
 _CPU = torch.device("cpu")
 _KINDS: Mapping[str, type] = {
@@ -36,7 +34,7 @@ _KINDS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Call `function` with what `load` takes from the registers; put what it returns into `results`.
+    """Call `function` with what is in the registers `operands`; put what it returns into `results`.
 
     `single` says that the operator returns one tensor, and not several. `results` has a register for each tensor, None
     for one that nobody reads: an operator that draws random numbers runs even so. `stores` are (register, destination):
@@ -45,7 +43,7 @@ class Instruction:
 
     node: Node
     function: Callable[..., object]
-    load: Load
+    operands: tuple[int, ...]
     single: bool
     results: tuple[int | None, ...]
     stores: tuple[tuple[int, Tensor], ...]
@@ -113,7 +111,7 @@ def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
     if not operands or not all(isinstance(operand, Tensor) for operand in operands):
         return False
     try:
-        view = instruction.function(*instruction.load(registers.initial))
+        view = instruction.function(*(registers.initial[operand] for operand in instruction.operands))
     except Exception:  # it is told where it happens again: in the first pass
         return False
     if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
@@ -150,7 +148,7 @@ def _instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Seque
     return Instruction(
         node=node,
         function=function,
-        load=_loader(operands),
+        operands=tuple(operands),
         single=returns_one_tensor(operator._schema),
         results=results,
         stores=_stores(node, registers, stores),
@@ -166,7 +164,7 @@ def compiled_instruction(
     return Instruction(
         node=node,
         function=function,
-        load=_loader([registers.value(name) for name in node_references(node)]),
+        operands=tuple(registers.value(name) for name in node_references(node)),
         single=False,
         results=tuple(None if name is None else registers.value(name) for name in node.results),
         stores=_stores(node, registers, stores),
@@ -276,12 +274,3 @@ def _constant(constant: TorchConstant) -> object:
         f"the PEF uses {constant.name[:40]!r} as a {constant.kind[:40]}, which torch {torch.__version__} does not have",
         remedy=COMPILE_AGAIN,
     )
-
-
-def _loader(operands: Sequence[int]) -> Load:
-    if not operands:
-        return lambda registers: ()
-    if len(operands) == 1:
-        (only,) = operands
-        return lambda registers: (registers[only],)
-    return itemgetter(*operands)

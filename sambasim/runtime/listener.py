@@ -3,11 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import EvaluationRecord, Record, StepRecord, SummaryRecord
 from sambasim.runtime.plan import Plan
+
+
+class Step(NamedTuple):
+    """One optimizer step, as StepRecord tells of it. Steps may take less time than checking a record does, and most
+    listeners keep none."""
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    step_s: float
+    sync_s: float
+    hidden_sync_s: float
+    samples_per_s: float
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ class Listener(Protocol):
     def started(self, start: Start) -> None:
         """Training begins."""
 
-    def stepped(self, record: StepRecord) -> None:
+    def stepped(self, step: Step) -> None:
         """One step is done."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -49,7 +64,7 @@ class SilentListener:
 
     def started(self, start: Start) -> None: ...
 
-    def stepped(self, record: StepRecord) -> None: ...
+    def stepped(self, step: Step) -> None: ...
 
     def evaluated(self, record: EvaluationRecord) -> None: ...
 
@@ -71,8 +86,8 @@ class MetricsFile(SilentListener):
         if self._path.is_file():
             self._open().close()  # what an earlier run left must not look like the end of this one
 
-    def stepped(self, record: StepRecord) -> None:
-        self._write(record)
+    def stepped(self, step: Step) -> None:
+        self._write(StepRecord(**step._asdict()))
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._write(record)
@@ -113,9 +128,9 @@ class Listeners:
         for member in self._members:
             member.started(start)
 
-    def stepped(self, record: StepRecord) -> None:
+    def stepped(self, step: Step) -> None:
         for member in self._members:
-            member.stepped(record)
+            member.stepped(step)
 
     def evaluated(self, record: EvaluationRecord) -> None:
         for member in self._members:

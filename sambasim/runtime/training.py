@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.options.training import TrainingOptions
-from sambasim.records.metrics import StepRecord
+from sambasim.runtime.listener import Step
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
@@ -59,7 +59,7 @@ class Trainer:
         for replica in self._replicas:
             replica.shard.begin_epoch(epoch)
 
-    def step(self, epoch: int) -> StepRecord:
+    def step(self, epoch: int) -> Step:
         """One optimizer step on the next batches of every replica."""
         number = self.totals.steps
         began_s = time.perf_counter()
@@ -72,7 +72,7 @@ class Trainer:
         loss = sum(sync.losses) / len(sync.losses)
         step_s = time.perf_counter() - began_s
         self._count(loss, step_s, sync)
-        return StepRecord(
+        return Step(
             step=number + 1,
             epoch=epoch + 1,
             loss=loss,

@@ -6,12 +6,12 @@ import pytest
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import StepRecord
-from sambasim.runtime.listener import MetricsFile, Start
+from sambasim.runtime.listener import MetricsFile, Start, Step
 from sambasim.runtime.plan import Plan
 
 PLAN = Plan(world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, steps=4, left_out=0)
 START = Start("net", PLAN, "none", 1, "net.py:samples", (), 0.1)
-STEP = StepRecord(step=1, epoch=0, loss=1.5, lr=0.1, step_s=0.01, sync_s=0.0, samples_per_s=400.0)
+STEP = Step(step=1, epoch=0, loss=1.5, lr=0.1, step_s=0.01, sync_s=0.0, hidden_sync_s=0.0, samples_per_s=400.0)
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_no_file(tmp_path: Path) -> None:
@@ -27,7 +27,9 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     file.started(START)
     assert path.read_text() == ""
     file.stepped(STEP)
-    assert [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()] == [STEP]
+    assert [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()] == [
+        StepRecord(**STEP._asdict())
+    ]
 
 
 def test_folders_are_made(tmp_path: Path) -> None:

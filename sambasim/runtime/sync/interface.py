@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,8 +24,7 @@ class BytesMoved:
     network: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepSync:
+class StepSync(NamedTuple):
     """What came of one step's sync.
 
     losses: of all replicas, in rank order

@@ -14,11 +14,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.options.run import RunOptions
-from sambasim.records.metrics import StepRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.ranks import Communicator
 from tests.benchmarks.compilation import BATCH, LENGTH, Gpt2Small
 
@@ -31,8 +30,8 @@ class Gauge(SilentListener):
     def __init__(self) -> None:
         self.held_bytes = 0
 
-    def stepped(self, record: StepRecord) -> None:
-        if record.step == STEPS:
+    def stepped(self, step: Step) -> None:
+        if step.step == STEPS:
             self.held_bytes = proportional_bytes()
 
 

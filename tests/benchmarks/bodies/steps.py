@@ -20,13 +20,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
-from sambasim.records.metrics import StepRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.ranks import Communicator
 from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
@@ -39,7 +38,7 @@ class Clock(SilentListener):
     def __init__(self) -> None:
         self._ended_s: list[float] = []
 
-    def stepped(self, record: StepRecord) -> None:
+    def stepped(self, step: Step) -> None:
         self.tick()
 
     def tick(self) -> None:

@@ -1,0 +1,114 @@
+"""The instructions of a part as one Python function, a line for each, without a loop that looks them up.
+
+    def run(registers):
+        r = registers
+        r[6] = f0(r[2], r[3], r[5])
+        unpack(f1(r[6], r[4]), t1, r); r[6] = None
+        r[9] = f2(r[7]); keep(r[9], d2); r[7] = None
+
+For operators that take microseconds, the loop took a quarter of a step. Nothing of a PEF is in the text but the numbers
+of registers, which are counted here: functions, places and constants are handed in by name.
+"""
+
+from collections.abc import Callable, Sequence
+from types import CodeType
+
+from torch import Tensor
+
+from sambasim.errors import SambasimError
+from sambasim.pef.operands import operands_error
+from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.instructions import Instruction, Registers
+
+_FIRST_LINE = 3
+"""Of the function's text: where the first instruction is."""
+
+
+class Misfit(Exception):
+    """An operator did not return the tensors that its node states."""
+
+
+class StraightLine:
+    """`part`, ready to be run. With `accumulate`, gradients are added to what is in their places.
+
+    The text is made when it is first needed.
+    """
+
+    def __init__(self, part: Part, *, accumulate: bool) -> None:
+        self.sections = part.sections
+        self._instructions = part.instructions
+        self._keep = _add if accumulate else _overwrite
+        self._run: Callable[[Registers], None] | None = None
+
+    def __call__(self, registers: Registers) -> None:
+        """Run it. Raises what an operator raises, and Misfit; `failed` tells which one it was."""
+        if self._run is None:
+            self._run = _function(self._instructions, self._keep)
+        self._run(registers)
+
+    def failed(self, error: BaseException) -> Instruction:
+        """The instruction that raised `error`."""
+        code: CodeType | None = self._run.__code__ if self._run is not None else None
+        line, traceback = _FIRST_LINE, error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is code:
+                line = traceback.tb_lineno
+            traceback = traceback.tb_next
+        return self._instructions[line - _FIRST_LINE]
+
+
+def misfit(instruction: Instruction) -> SambasimError:
+    """The error for an instruction that raised Misfit."""
+    node = instruction.node
+    return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
+
+
+def _function(
+    instructions: Sequence[Instruction], keep: Callable[[object, Tensor], None]
+) -> Callable[[Registers], None]:
+    names: dict[str, object] = {"unpack": _unpack, "keep": keep}
+    lines = ["def run(registers):", "    r = registers"]
+    for number, instruction in enumerate(instructions):
+        lines.append(f"    {_line(number, instruction, names)}")
+    exec(compile("\n".join(lines), "<section>", "exec"), names)
+    run: Callable[[Registers], None] = names["run"]  # type: ignore[assignment]  # what was just defined under this name
+    return run
+
+
+def _line(number: int, instruction: Instruction, names: dict[str, object]) -> str:
+    """What carries out instruction `number`; what it calls and where it stores goes into `names`."""
+    names[f"f{number}"] = instruction.function
+    line = f"f{number}({', '.join(f'r[{operand}]' for operand in instruction.operands)})"
+    if not instruction.single:
+        names[f"t{number}"] = instruction.results
+        line = f"unpack({line}, t{number}, r)"
+    elif instruction.results[0] is not None:
+        line = f"r[{instruction.results[0]}] = {line}"
+    for index, (register, destination) in enumerate(instruction.stores):
+        names[f"d{number}_{index}"] = destination
+        line += f"; keep(r[{register}], d{number}_{index})"
+    if instruction.frees:
+        line += f"; {' = '.join(f'r[{register}]' for register in instruction.frees)} = None"
+    return line
+
+
+def _unpack(value: object, results: Sequence[int | None], registers: Registers) -> None:
+    if not isinstance(value, (tuple, list)) or len(value) != len(results):
+        raise Misfit
+    for number, tensor in zip(results, value, strict=True):
+        if number is not None:
+            registers[number] = tensor
+
+
+def _overwrite(value: object, destination: Tensor) -> None:
+    destination.copy_(_tensor(value))
+
+
+def _add(value: object, destination: Tensor) -> None:
+    destination.add_(_tensor(value))
+
+
+def _tensor(value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise Misfit
+    return value
