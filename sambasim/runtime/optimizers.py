@@ -39,21 +39,26 @@ class Scalars:
         self.step = 0
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
+        self._begun_with: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
-        given = self.hyperparameters
+        given, before, is_first = self.hyperparameters, self._begun_with, step == 1
         self.step = step
+        if self.kind != "sgd":
+            self.number.fill_(step)
+        if before is not None and before[0] is given and before[1:] == (rate, is_first):
+            return
+        self._begun_with = (given, rate, is_first)
         self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
         if self.kind == "sgd":
             self.keywords.update(
                 momentum=float(given["momentum"]),
                 dampening=float(given["dampening"]),
                 nesterov=bool(given["nesterov"]),
-                is_first_step=step == 1,
+                is_first_step=is_first,
             )
         else:
-            self.number.fill_(step)
             self.keywords.update(
                 beta1=float(given["beta1"]), beta2=float(given["beta2"]), eps=float(given["eps"]), amsgrad=False
             )
