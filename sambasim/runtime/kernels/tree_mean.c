@@ -10,6 +10,17 @@
 
 #include <stdint.h>
 
+/* The processor fetches ahead by itself, but not far enough for operands that come from memory: with this, adding takes no
+   longer than reading does. Nothing is wrong with an address behind the last element. */
+#define AHEAD_BYTES 2048
+#define LINE_BYTES 64
+
+static void fetch(const REAL *block)
+{
+    for (int64_t byte = 0; byte < BLOCK * (int64_t)sizeof(REAL); byte += LINE_BYTES)
+        __builtin_prefetch((const char *)block + AHEAD_BYTES + byte);
+}
+
 /* out may be x or y, so none is restrict; but no element is read after it has been written. */
 #define EACH(VALUE) _Pragma("GCC ivdep") for (int64_t i = 0; i < numel; i++) out[i] = (VALUE)
 
@@ -39,8 +50,12 @@ void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t ad
         for (int32_t n = 0; n < addition_count; n++) {
             const int32_t *places = additions + 3 * n;
             const REAL *summands[2];
-            for (int side = 0; side < 2; side++)
-                summands[side] = places[side] < 0 ? sums + BLOCK * (-1 - places[side]) : operands[places[side]] + start;
+            for (int side = 0; side < 2; side++) {
+                int is_operand = places[side] >= 0;
+                summands[side] = is_operand ? operands[places[side]] + start : sums + BLOCK * (-1 - places[side]);
+                if (is_operand)
+                    fetch(summands[side]);
+            }
             if (n == addition_count - 1)
                 add(summands[0], summands[1], out + start, length, finish, number);
             else
