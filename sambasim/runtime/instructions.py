@@ -1,7 +1,7 @@
 """From a graph's nodes to a flat list of instructions over numbered registers.
 
 Everything that can be decided once is decided here: which function, where its operands are, what to keep, what to free.
-What is left for each step is a loop of calls.
+What is left for each step is one call after another (`engine.straight_line`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

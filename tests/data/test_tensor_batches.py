@@ -1,5 +1,6 @@
 """A TensorDataset read by rows gives the bits that reading it sample by sample gives."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
@@ -33,6 +34,17 @@ def test_batches_are_those_of_samples_put_together() -> None:
         for ours, theirs in zip(batch, default_collate(samples), strict=True):
             assert torch.equal(ours, theirs)
             assert ours.dtype is theirs.dtype
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 5, 100])
+def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    row_bytes = 3 * 2 * 4 + 8
+    monkeypatch.setattr("sambasim.data.tensor_batches._AHEAD_BYTES", ahead * 2 * row_bytes)
+    fast = tensor_batches(WatchedDataset(_dataset(), "here"))
+    assert fast is not None
+    batches = list(fast.batches(list(range(10, -1, -1)), 2))
+    assert [numbers.tolist() for _, numbers in batches] == [[10, 9], [8, 7], [6, 5], [4, 3], [2, 1]]
+    assert all(torch.equal(values, _dataset().tensors[0][numbers]) for values, numbers in batches)
 
 
 def test_a_dataset_with_code_of_its_own_is_read_by_that_code() -> None:
