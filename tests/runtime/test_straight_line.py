@@ -81,8 +81,6 @@ def test_what_a_pef_calls_its_values_is_not_run() -> None:
     hostile = "y = __import__('os').abort()  #"
     source = SourceLine("abort()", 1, "abort()")
     first = Node("abort()", "aten.relu.default", (X,), (), (hostile,), "os.abort()", source)
-        "abort()", "aten.relu.default", (X,), (), (hostile,), "os.abort()", SourceLine("abort()", 1, "abort()")
-    )
     runs = executable(first, node("aten.relu.default", (Ref(hostile),)))
     assert runs.run()["out"].tolist() == [1.0, 2.0]
 
