@@ -59,7 +59,7 @@ CONSTANT = Obstacle(
 )
 UNREGISTERED = Obstacle(
     "a parameter that is none of the model's",
-    "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers; or requires_grad_(False)",
+    "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers",
 )
 PARAMETER = Obstacle(
     "a parameter that is changed in place",
@@ -132,9 +132,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
         """Whether `args` hold a parameter that the model does not have: told once for each."""
-        parameters = {
-            _memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter) and leaf.requires_grad
-        }
+        parameters = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter)}
         strangers = parameters - self._known
         self._known |= strangers
         return UNREGISTERED if strangers else None

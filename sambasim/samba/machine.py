@@ -55,6 +55,11 @@ class Machine:
         self.replica.steps = max(self._steps_of_host(), default=0)
         self.replica.meet()
 
+    def note_step(self) -> None:
+        """The device has taken an optimizer step: the app's schedulers may go on."""
+        for optimizer in self.optimizers:
+            optimizer._opt_called = True
+
     def to_host(self) -> None:
         """The weights and buffers of the device, and the state of its optimizers, to the host: without a change of
         value, each in the type that it has there."""

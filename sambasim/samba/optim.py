@@ -34,6 +34,8 @@ class _OnDevice(torch.optim.Optimizer):
 
     kind: ClassVar[Literal["sgd", "adam", "adamw"]]
     _clips: bool = False
+    _opt_called: bool = False
+    """Torch's schedulers look here whether there was a step, and warn if not; a session sets it after one."""
 
     # Torch keeps its tracer away from these, and for that imports it, which takes seconds. Nothing traces them here.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)

@@ -149,6 +149,8 @@ class Session:
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         checks.before(kinds, batch, mode, self._given)
         found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
+        if SectionKind.OPT in kinds:
+            machine.note_step()
         return self._answer(found, output_tensors)
 
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:

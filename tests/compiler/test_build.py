@@ -104,7 +104,15 @@ class Outside(Net):
         return super().loss_of(LAYER(y))
 
 
-@pytest.mark.parametrize("model", [Listed, Outside])
+class Frozen(Listed):
+    """A list is no place for a layer that is not trained either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize("model", [Listed, Outside, Frozen])
 def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
     with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
         _built(model())

@@ -77,14 +77,15 @@ class Unsent:
                     )
 
     def _compare_trained(self) -> None:
-        for path, parameter in self._parameters():
-            before = self._trained.get(path, parameter.requires_grad)
-            if parameter.requires_grad != before:
-                self._tell(
-                    "requires_grad",
-                    f"{path} has requires_grad={parameter.requires_grad} now, and on the device still {before}",
-                    "set requires_grad before samba.session.compile; each choice of what is trained has its own PEF",
-                )
+        now = {path: parameter.requires_grad for path, parameter in self._parameters()}
+        changed = [path for path, trains in now.items() if self._trained.get(path, trains) != trains]
+        if changed:
+            first, more = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            self._tell(
+                "requires_grad",
+                f"requires_grad of {first}{more} is {now[first]} now, and on the device still {not now[first]}",
+                "set it where the model is made, and compile the app again: what is trained is part of a PEF",
+            )
 
     def _compare_weights(self) -> None:
         if self._host_trains:
