@@ -1,6 +1,6 @@
 """From captures to symbols: kinds, names, and tensors that a PEF cannot keep apart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.capture import capture_training
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
@@ -56,69 +54,6 @@ class Net(nn.Module):
 
     def loss_of(self, y: Tensor) -> Tensor:
         return y.square().mean()
-
-
-SCALE = torch.tensor([1.0, 2.0, 3.0])
-LAYER = nn.Linear(3, 3)
-
-
-class Scattered(Net):
-    """Reads a global tensor, and tensors in a list and in a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
-        self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
-
-
-def test_tensors_that_no_module_has_are_constants() -> None:
-    model = Scattered()
-    built = _built(model)
-    constants = {s.name: built.weights[s.name] for s in built.program.symbols.values() if s.kind is SymbolKind.CONSTANT}
-    assert list(constants) == [
-        "scattered__SCALE",
-        "scattered__scales_1",
-        "scattered__named_scale_0",
-    ]
-    assert [value.tolist() for value in constants.values()] == [[n, 2.0, 3.0] for n in (1.0, 3.0, 4.0)]
-
-
-class Listed(Net):
-    """Its second layer is in a list, where no optimizer finds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = [nn.Linear(3, 3)]
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(self.layers[0](y))
-
-
-class Outside(Net):
-    """Its second layer is a global."""
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(LAYER(y))
-
-
-class Frozen(Listed):
-    """A list is no place for a layer that is not trained either."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[0].requires_grad_(False)
-
-
-@pytest.mark.parametrize("model", [Listed, Outside, Frozen])
-def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
-    with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
-        _built(model())
-    assert "return super().loss_of(" in str(caught.value), "the line"
-    assert "nn.ModuleList for a list of layers" in str(caught.value)
-    assert "reasons" not in str(caught.value)
 
 
 class Counting(Net):
@@ -369,49 +304,3 @@ def test_a_block_with_settings_of_its_own_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, say") as caught:
         _built(UnderAutocast())
     assert "--dtype" in str(caught.value.remedy)
-
-
-class Kept(Net):
-    """Reads a tensor of its own that `keep` has put into a list."""
-
-    def __init__(self, keep: Callable[["Kept"], Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.ones(3, 3))
-        self.kept = [keep(self)]
-
-    def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(y @ self.kept[0])
-
-
-@pytest.mark.parametrize("keep", [lambda net: net.lin.weight, lambda net: net.table], ids=["parameter", "buffer"])
-def test_a_tensor_of_the_model_in_a_list_is_that_tensor(keep: Callable[[Kept], Tensor]) -> None:
-    program = _built(Kept(keep)).program
-    assert [s.name for s in program.symbols.values() if s.kind is SymbolKind.CONSTANT] == []
-
-
-VIEW = "kept_0 is a view of the {} that was kept from before"
-
-
-@pytest.mark.parametrize(
-    ("keep", "words"),
-    [
-        (lambda net: net.lin.weight.t(), "the constant kept_0 is not contiguous"),
-        (lambda net: net.lin.weight.view(-1)[:3].view(3, 1), VIEW.format("parameter lin.weight")),
-        (lambda net: net.lin.weight.detach()[:2].view(3, 2), VIEW.format("parameter lin.weight")),
-        (lambda net: net.table[:1].view(3, 1), VIEW.format("buffer table")),
-        (lambda net: torch.ones(3, 3).t(), r"the constant kept_0 is not contiguous: its strides are \(1, 3\)"),
-        (lambda net: torch.ones(3, 3).to_sparse(), "the constant kept_0 is sparse, which a PEF cannot hold"),
-    ],
-)
-def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_line(
-    keep: Callable[[Kept], Tensor], words: str
-) -> None:
-    with pytest.raises(CaptureError, match=words) as caught:
-        _built(Kept(keep))
-    assert caught.value.where is not None
-    assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
-
-
-def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded() -> None:
-    with pytest.raises(CaptureError, match="the constant SCALE is float32, and with --dtype bf16 only what a"):
-        capture_training(TrainingStep(Scattered(), ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)

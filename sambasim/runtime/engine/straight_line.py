@@ -12,6 +12,7 @@ of registers, which are counted here: functions, places and constants are handed
 
 from collections.abc import Callable, Sequence
 from types import CodeType
+from typing import Any
 
 from torch import Tensor
 
@@ -66,16 +67,16 @@ def misfit(instruction: Instruction) -> SambasimError:
 def _function(
     instructions: Sequence[Instruction], keep: Callable[[object, Tensor], None]
 ) -> Callable[[Registers], None]:
-    names: dict[str, object] = {"unpack": _unpack, "keep": keep}
+    names: dict[str, Any] = {"unpack": _unpack, "keep": keep}
     lines = ["def run(registers):", "    r = registers"]
     for number, instruction in enumerate(instructions):
         lines.append(f"    {_line(number, instruction, names)}")
     exec(compile("\n".join(lines), "<section>", "exec"), names)
-    run: Callable[[Registers], None] = names["run"]  # type: ignore[assignment]  # what was just defined under this name
+    run: Callable[[Registers], None] = names["run"]
     return run
 
 
-def _line(number: int, instruction: Instruction, names: dict[str, object]) -> str:
+def _line(number: int, instruction: Instruction, names: dict[str, Any]) -> str:
     """What carries out instruction `number`; what it calls and where it stores goes into `names`."""
     names[f"f{number}"] = instruction.function
     line = f"f{number}({', '.join(f'r[{operand}]' for operand in instruction.operands)})"
