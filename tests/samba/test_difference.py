@@ -68,3 +68,38 @@ def test_the_first_difference_is_told_and_nothing_else(
     assert words in said
     assert f" from tests/samba/{Path(__file__).name}:" in said, "the line of the model"
     assert "%" not in said, "the operands are the same"
+
+
+SCALE = torch.tensor([1.0, 0.0, -2.0])
+
+
+class Scaled(nn.Module):
+    """With tensors that no module has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.scales = [{"first": torch.tensor([3.0, 1.0, 2.0])}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x) * SCALE * self.scales[0]["first"]
+        return outputs.square().mean()
+
+
+@pytest.mark.parametrize("change", ["SCALE", "first"])
+def test_a_tensor_that_no_module_has_is_a_constant_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SCALE", SCALE.clone())
+    model = Scaled()
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    inputs = [samba.from_torch_tensor(torch.randn(4, 5), name="x", batch_dim=0)]
+    pef = session.compile(model, inputs, optimizer, name="scaled", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, inputs, optimizer, pef=pef)
+    (loss,) = samba.session.run(inputs)
+    assert torch.equal(loss, model(*inputs))
+    (SCALE if change == "SCALE" else model.scales[0]["first"])[0] = 3.5
+    with pytest.raises(
+        PefError, match=rf"the constant scaled__\w*{change}\w*, which is read by `aten\.mul\.Tensor` from"
+    ):
+        trace_graph(model, inputs, optimizer, pef=pef)

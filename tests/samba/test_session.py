@@ -374,41 +374,6 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
     assert "outputs = self.linear(x) * self.mask, is not what it was when the PEF masked was" in str(caught.value)
 
 
-SCALE = torch.tensor([1.0, 0.0, -2.0])
-
-
-class Scaled(nn.Module):
-    """With tensors that no module has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 3)
-        self.scales = [{"first": torch.tensor([3.0, 1.0, 2.0])}]
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.linear(x) * SCALE * self.scales[0]["first"]
-        return outputs.square().mean()
-
-
-@pytest.mark.parametrize("change", ["SCALE", "first"])
-def test_a_tensor_that_no_module_has_is_a_constant_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    monkeypatch.setattr(f"{__name__}.SCALE", SCALE.clone())
-    model = Scaled()
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    inputs = _inputs()[:1]
-    pef = session.compile(model, inputs, optimizer, name="scaled", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, inputs, optimizer, pef=pef)
-    (loss,) = samba.session.run(inputs)
-    assert torch.equal(loss, model(*inputs))
-    (SCALE if change == "SCALE" else model.scales[0]["first"])[0] = 3.5
-    with pytest.raises(
-        PefError, match=rf"the constant scaled__\w*{change}\w*, which is read by `aten\.mul\.Tensor` from"
-    ):
-        trace_graph(model, inputs, optimizer, pef=pef)
-
-
 def test_an_inference_pef_predicts(tmp_path: Path) -> None:
     model = _model().eval()
     config = {"output_folder": str(tmp_path), "inference": True}
