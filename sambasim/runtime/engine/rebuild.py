@@ -6,7 +6,6 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -37,14 +36,17 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 def rebuild(
     nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN. Names are by position, so that
-    layers which are alike give the same text, and the same entry of a cache."""
+    """A module from `inputs` to a tuple of `outputs`, with matrix products in the form that is fastest here. Names
+    are by position, so that layers which are alike give the same text, and the same entry of a cache."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
+        product = _product(node, fakes, values, graph)
+        if product is not None:
+            values.update((name, product) for name in node.results if name is not None)
+            continue
         found = find_operator(node.operator)
-        target, args = _product(node, fakes, values, graph) or (found, tuple(_given(node, values)))
-        call = graph.call_function(target, args, _keywords(node, values))
+        call = graph.call_function(found, tuple(_given(node, values)), _keywords(node, values))
         if returns_one_tensor(found._schema):
             values.update((name, call) for name in node.results if name is not None)
             continue
@@ -57,17 +59,23 @@ def rebuild(
 
 def _product(
     node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
-) -> tuple[OpOverload, tuple[FxArgument, ...]] | None:
-    """`node` as a product by oneDNN, if it is one that gains by it."""
+) -> torch.fx.Node | None:
+    """`node` if it is a matrix product of float32: by oneDNN where that gains, and with a bias that is added by itself,
+    so that inductor adds it in the pass over memory that follows."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
-    bias = names[0] if len(names) == 3 else None
     x, weight = names[-2:]
-    if not by_onednn(fakes[x], fakes[weight].t(), None if bias is None else fakes[bias]):
-        return None
-    transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
-    return LINEAR, (values[x], transposed, None if bias is None else values[bias])
+    if fakes[x].dtype is not torch.float32:
+        return None  # a narrower format would be rounded once more
+    if by_onednn(fakes[x], fakes[weight].t()):
+        transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
+        product = graph.call_function(LINEAR, (values[x], transposed))
+    else:
+        product = graph.call_function(torch.ops.aten.mm.default, (values[x], values[weight]))
+    if len(names) == 2:
+        return product
+    return graph.call_function(torch.ops.aten.add.Tensor, (product, values[names[0]]))
 
 
 def _given(node: Node, values: Mapping[str, T]) -> list[T]:
