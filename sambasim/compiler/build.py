@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
-from sambasim.compiler.constants import check_constant, model_tensor, own_name
+from sambasim.compiler.constants import check_constant, model_tensor, own_name, share_memory
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
 from sambasim.compiler.translate import Translation, source_line, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
@@ -287,10 +287,8 @@ def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
         seen.add(id(tensor))
     for sharing in by_storage.values():
         for (path, tensor), (other_path, other) in combinations(sharing, 2):
-            start, other_start = tensor.data_ptr(), other.data_ptr()
-            apart = start + tensor.nbytes <= other_start or other_start + other.nbytes <= start
             fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
-            if apart or fixed:
+            if fixed or not share_memory(tensor, other):
                 continue
             raise ModelError(
                 f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path} are two tensors in the same memory",

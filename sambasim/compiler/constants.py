@@ -43,8 +43,7 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy="make it so by .contiguous()",
         )
-    storage = value.untyped_storage().data_ptr()
-    shown = next((p for p, t in tensors.items() if value.numel() and t.untyped_storage().data_ptr() == storage), None)
+    shown = next((path for path, tensor in tensors.items() if share_memory(value, tensor)), None)
     if shown is not None:
         kind = "parameter" if isinstance(tensors[shown], nn.Parameter) else "buffer"
         raise CaptureError(
@@ -52,6 +51,14 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy=f"take the view in forward(), of self.{shown}",
         )
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether some byte belongs to both of two contiguous tensors. Neighbours in one storage share none."""
+    if torch.strided not in (one.layout, other.layout) or one.layout != other.layout:
+        return False
+    start, other_start = one.data_ptr(), other.data_ptr()
+    return start < other_start + other.nbytes and other_start < start + one.nbytes
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:

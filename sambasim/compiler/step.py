@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.trial import as_written
 from sambasim.data.blame import summary
 from sambasim.errors import ModelError, SambasimError
 
@@ -158,14 +159,15 @@ def restore_plain_tensors(promoted: list[tuple[nn.Module, str, Tensor]]) -> None
 def run_eagerly(
     step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
 ) -> tuple[Tensor, ...]:
-    """One eager call, to find mistakes of the model where PyTorch's own message is best. `watch` is around it.
+    """One eager call, to find mistakes of the model where PyTorch's own message is best. `watch` is around it, and
+    torch.compile leaves the model as it is written.
 
     The state of BatchNorm and of the random generator is as before. Raises ModelError with the line that failed.
     """
     state = {name: buffer.clone() for name, buffer in step.named_buffers()}
     generator = torch.get_rng_state()
     try:
-        with watch or nullcontext():
+        with watch or nullcontext(), as_written():
             result: tuple[Tensor, ...] = step(*inputs)
     except SambasimError:
         raise

@@ -21,7 +21,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.routes import Watch, find_routes
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine, misfit
+from sambasim.runtime.engine.straight_line import Misfit, StraightLine, add, misfit, overwrite
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
 from sambasim.runtime.operator_failure import operator_error
 
@@ -157,12 +157,9 @@ class Executable:
             destination.copy_(self._value(output))
 
     def _end_pass(self, accumulate: bool) -> None:
+        keep = add if accumulate else overwrite
         for output, destination in self._late:
-            value = self._value(output)
-            if accumulate:
-                destination.add_(value)
-            else:
-                destination.copy_(value)
+            keep(self._value(output), destination)
         self._live = []
         if self._watch is not None and not accumulate:
             self._writing, self._watch = self._direct(self._watch), None

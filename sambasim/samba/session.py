@@ -18,7 +18,6 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.section_clock import SectionClock
-from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
 from sambasim.samba.binding import bind, inputs_of
 from sambasim.samba.checks import arguments
@@ -29,10 +28,8 @@ from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, fingerprint_of, flat, request
+from sambasim.samba.section_types import kinds_of
 from sambasim.samba.tensor import SambaTensor
-
-_WITH_OPTIMIZER = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
-"""Kinds that are part of an optimizer step, and run where OPT does."""
 
 _PROFILE = "samba_profile"
 
@@ -133,7 +130,7 @@ class Session:
         Raises OptionError and DataError for what does not fit the PEF, and what the checks of data parallelism find.
         """
         machine, checks = self._loaded()
-        kinds = self._kinds(machine, section_types)
+        kinds = kinds_of(machine.program, section_types)
         batch: Mapping[str, Tensor] = {}
         if input_tensors is not None:
             batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
@@ -252,38 +249,6 @@ class Session:
                 remedy="give the model that trace_graph was called with",
             )
         return self._machine, self._checks
-
-    def _kinds(self, machine: Machine, section_types: Sequence[str] | None) -> Collection[SectionKind]:
-        graph = machine.program.training
-        if section_types is None:
-            return STEP if graph is not None else frozenset({SectionKind.FWD})
-        kinds = set()
-        for word in section_types:
-            try:
-                kinds.add(SectionKind(str(word).upper()))
-            except ValueError as error:
-                raise OptionError(
-                    f"section_types has {word!r}, which is no type of section",
-                    where=app_line(),
-                    remedy=nearest(str(word).upper(), [kind.value for kind in SectionKind]),
-                ) from error
-        if graph is None and kinds != {SectionKind.FWD}:
-            raise OptionError(
-                f"this PEF was compiled with --inference, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
-                remedy="run section FWD, or compile without --inference",
-            )
-        clips = graph is not None and any(section.kind is SectionKind.GRADNORM for section in graph.sections)
-        if SectionKind.OPT in kinds and clips and SectionKind.GRADNORM not in kinds:
-            raise OptionError(
-                "this PEF clips its gradients, and GRADNORM is not among section_types",
-                remedy='section_types=["FWD", "BCKWD", "GRADNORM", "OPT"]',
-            )
-        if kinds & _WITH_OPTIMIZER and SectionKind.OPT not in kinds:
-            raise OptionError(
-                f"{', '.join(sorted(kinds & _WITH_OPTIMIZER))} is part of an optimizer step, and OPT is not given",
-                remedy="add OPT to section_types",
-            )
-        return frozenset(kinds - _WITH_OPTIMIZER)
 
     def _change(self, machine: Machine, hyperparameters: Mapping[str, float]) -> None:
         names = {argument.name for argument in machine.program.runtime_arguments}

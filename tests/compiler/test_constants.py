@@ -116,6 +116,14 @@ def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_l
     assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
 
 
+def test_a_constant_beside_a_buffer_in_one_storage_is_no_view_of_it() -> None:
+    blob = torch.arange(18.0)
+    model = Kept(lambda net: blob[9:].view(3, 3))
+    model.table = blob[:9].view(3, 3)
+    kinds = [symbol.kind for symbol in _built(model).program.symbols.values()]
+    assert kinds.count(SymbolKind.CONSTANT) == 1
+
+
 def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded() -> None:
     with pytest.raises(CaptureError, match="the constant SCALE is float32, and with --dtype bf16 only what a"):
         capture_training(TrainingStep(Scattered(), ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)

@@ -32,6 +32,10 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     ]
 
 
+def test_a_step_has_every_field_of_its_record() -> None:
+    assert set(Step._fields) == set(StepRecord.model_fields) - {"kind"}
+
+
 def test_folders_are_made(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "deep" / "er" / "m.jsonl")
     file.started(START)

@@ -1,5 +1,8 @@
 """A part as one function: which instruction failed, and what may be in its text."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +54,19 @@ def test_results_are_kept_stored_and_freed() -> None:
     assert place.tolist() == [2.0, 4.0]
     _run(first, accumulate=True)
     assert place.tolist() == [4.0, 8.0]
+
+
+def test_what_a_part_stores_to_goes_with_it() -> None:
+    """Without waiting for a collection: it may be a whole device memory."""
+    place = torch.ones(2)
+    stored = weakref.ref(place)
+    line, _ = _run(_instruction(0, stores=((1, place),)))
+    gc.disable()
+    try:
+        del line, place
+        assert stored() is None
+    finally:
+        gc.enable()
 
 
 def test_a_part_without_instructions_does_nothing() -> None:

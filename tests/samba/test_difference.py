@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import PefError
+from sambasim.pef import read
+from sambasim.samba.difference import first_difference
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -68,6 +70,57 @@ def test_the_first_difference_is_told_and_nothing_else(
     assert words in said
     assert f" from tests/samba/{Path(__file__).name}:" in said, "the line of the model"
     assert "%" not in said, "the operands are the same"
+
+
+class Pair(nn.Module):
+    """Returns what the case makes of a layer's output, after a loss."""
+
+    def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = self.layer(x)
+        return hidden.mean(), *self.function(hidden)
+
+
+def _swapped(first: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def function(h: Tensor) -> tuple[Tensor, ...]:
+        both = h.sin(), h.cos()
+        return both[first], both[1 - first]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("compiled", "traced", "words"),
+    [
+        (
+            lambda h: (h.max(1)[0] + h.max(1)[1],),
+            lambda h: (h.max(1)[0] + h.max(1)[0],),
+            "the model reads result 1 of `aten.max.dim` from ",
+        ),
+        (lambda h: (h.sin(), h.cos()), lambda h: (h.cos(), h.sin()), "the PEF has `aten.sin.default` from "),
+        (_swapped(0), _swapped(1), "pair__outputs__0 is another value of the graph in the PEF than in the model"),
+    ],
+)
+def test_what_is_read_and_what_is_handed_out_differ_too(
+    tmp_path: Path,
+    compiled: Callable[[Tensor], tuple[Tensor, ...]],
+    traced: Callable[[Tensor], tuple[Tensor, ...]],
+    words: str,
+) -> None:
+    inputs = [samba.from_torch_tensor(torch.ones(3, 3), name="x", batch_dim=0)]
+    programs = []
+    for function in (compiled, traced):
+        model = Pair(function)
+        samba.from_torch_model_(model)
+        optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+        config = {"output_folder": str(tmp_path)}
+        pef = session.compile(model, inputs, optimizer, "pair", config_dict=config)
+        programs.append(read(Path(pef)).program)
+    assert words in str(first_difference(*programs))
 
 
 SCALE = torch.tensor([1.0, 0.0, -2.0])

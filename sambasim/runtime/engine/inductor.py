@@ -16,7 +16,7 @@ from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.runtime.engine.compiler import find_compiler, use_cache_folder
-from sambasim.runtime.engine.decompositions import decompositions
+from sambasim.runtime.engine.decompositions import KEPT_TAG, decompositions
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.rebuild import fake_values, rebuild
 from sambasim.runtime.engine.routes import find_routes
@@ -103,7 +103,8 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
 
     settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # by itself, inductor would call an empty CXX
     try:
-        with torch.no_grad():
+        tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # torch adds it
+        with torch.no_grad(), tagged:
             compiled = compile_fx(module, inputs, config_patches=settings, decompositions=decompositions())
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]

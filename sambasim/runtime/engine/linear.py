@@ -39,8 +39,8 @@ LINEAR = torch.ops.sambasim.linear.default
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `x @ weight.T`, in float32, is faster by LINEAR."""
-    if not torch.backends.mkldnn.is_available() or mkl_favours(Path("/proc/cpuinfo")):
+    """Whether `x @ weight.T` is faster by LINEAR."""
+    if x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available() or mkl_favours(Path("/proc/cpuinfo")):
         return False
     return 2 * x.shape[0] * x.shape[1] * weight.shape[0] >= FEWEST_FLOPS
 

@@ -36,8 +36,8 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 def rebuild(
     nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with matrix products in the form that is fastest here. Names
-    are by position, so that layers which are alike give the same text, and the same entry of a cache."""
+    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN where it is faster. Names are
+    by position, so that layers which are alike give the same text, and the same entry of a cache."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
@@ -60,19 +60,16 @@ def rebuild(
 def _product(
     node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
 ) -> torch.fx.Node | None:
-    """`node` if it is a matrix product of float32: by oneDNN where that gains, and with a bias that is added by itself,
-    so that inductor adds it in the pass over memory that follows."""
+    """`node` as a product by oneDNN, if it is one that gains by it. A bias is added by itself: inductor does that in
+    the pass over memory that follows. (It would put torch's own product and such a bias together again.)"""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
     x, weight = names[-2:]
-    if fakes[x].dtype is not torch.float32:
-        return None  # a narrower format would be rounded once more
-    if by_onednn(fakes[x], fakes[weight].t()):
-        transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
-        product = graph.call_function(LINEAR, (values[x], transposed))
-    else:
-        product = graph.call_function(torch.ops.aten.mm.default, (values[x], values[weight]))
+    if not by_onednn(fakes[x], fakes[weight].t()):
+        return None
+    transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
+    product = graph.call_function(LINEAR, (values[x], transposed))
     if len(names) == 2:
         return product
     return graph.call_function(torch.ops.aten.add.Tensor, (product, values[names[0]]))

@@ -38,7 +38,7 @@ class StraightLine:
     def __init__(self, part: Part, *, accumulate: bool) -> None:
         self.sections = part.sections
         self._instructions = part.instructions
-        self._keep = _add if accumulate else _overwrite
+        self._keep = add if accumulate else overwrite
         self._run: Callable[[Registers], None] | None = None
 
     def __call__(self, registers: Registers) -> None:
@@ -72,7 +72,8 @@ def _function(
     for number, instruction in enumerate(instructions):
         lines.append(f"    {_line(number, instruction, names)}")
     exec(compile("\n".join(lines), "<section>", "exec"), names)
-    run: Callable[[Registers], None] = names["run"]
+    # A function that lies among its own names is a cycle, and would keep its destinations until the next collection.
+    run: Callable[[Registers], None] = names.pop("run")
     return run
 
 
@@ -101,11 +102,13 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers) 
             registers[number] = tensor
 
 
-def _overwrite(value: object, destination: Tensor) -> None:
+def overwrite(value: object, destination: Tensor) -> None:
+    """The first pass of a step keeps `value` so. Raises Misfit if it is no tensor."""
     destination.copy_(_tensor(value))
 
 
-def _add(value: object, destination: Tensor) -> None:
+def add(value: object, destination: Tensor) -> None:
+    """Later passes of a step keep `value` so. Raises Misfit if it is no tensor."""
     destination.add_(_tensor(value))
 
 

@@ -11,14 +11,15 @@
 #include <stdint.h>
 
 /* The processor fetches ahead by itself, but not far enough for operands that come from memory: with this, adding takes no
-   longer than reading does. Nothing is wrong with an address behind the last element. */
+   longer than reading does. An address behind the last element is as good: a fetch reads nothing that the program sees.
+   It is computed as a number, for a pointer may not lie there. */
 #define AHEAD_BYTES 2048
 #define LINE_BYTES 64
 
 static void fetch(const REAL *block)
 {
     for (int64_t byte = 0; byte < BLOCK * (int64_t)sizeof(REAL); byte += LINE_BYTES)
-        __builtin_prefetch((const char *)block + AHEAD_BYTES + byte);
+        __builtin_prefetch((const void *)((uintptr_t)block + AHEAD_BYTES + (uintptr_t)byte));
 }
 
 /* out may be x or y, so none is restrict; but no element is read after it has been written. */

@@ -57,12 +57,14 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
     def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
+        # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
         pointers = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
         given = (
             *(pointers, pointer(places.data_ptr()), integer(len(steps)), pointer(sums.data_ptr())),
             *(pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(finish), real(number)),
         )
 
+        # What the pointers point at lives as long as the function does: it is a default of it.
         def add_up(_pointed_at: Sequence[Tensor] = (places, sums, out, *operands)) -> None:
             function(*given)
 

@@ -75,8 +75,8 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP05": Row(
         "what the device has is changed on the host alone: a hyperparameter of an optimizer, by a scheduler, say, that "
-        "`session.run` is never told; weights; `requires_grad`. Hyperparameters are looked at in every step, the rest "
-        "in steps 1, 2, 8, 64, 512 …",
+        "`session.run` is not told; weights; `requires_grad`. Hyperparameters are looked at in every step, the rest in "
+        "calls 1, 2, 8, 64, 512 … of `session.run`",
         "a notice",
     ),
 }

@@ -68,11 +68,11 @@ class Checks:
         )
 
     def before(
-        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Collection[str]
+        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Mapping[str, float]
     ) -> None:
         """Look at what the replicas are about to begin with. Collective with an optimizer step in a mode but ALONE.
 
-        given: the names of the hyperparameters that `session.run` was ever told
+        given: the hyperparameters that `session.run` was told last, those of every call together
 
         Raises DataParallelError.
         """
@@ -86,7 +86,7 @@ class Checks:
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
             self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
         if trains:
-            self._unsent.note_run(given, thoroughly=on_demand.current() is not None)
+            self._unsent.note_run(kinds, given, thoroughly=on_demand.current() is not None)
         if SectionKind.OPT not in kinds:
             return
         self._step += 1

@@ -5,13 +5,14 @@ takes optimizer steps of its own, to compare with the device, goes its own way, 
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from sambasim.ir.graph import SectionKind
+from sambasim.runtime.digests import tensor_sha256
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.steps import is_looked_at
@@ -22,13 +23,8 @@ _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", 
 _NUMBERS_OF_A_TENSOR = 1e-6
 """A tensor of float32 holds a learning rate this nearly."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """Where a parameter lies, and how often it was written to there: if neither differs, no value does."""
-
-    place: int
-    writes: int
+_VALUES_LEFT_BEHIND = 4
+"""So many values on the host while the device is told the same one are a schedule that does not reach the device."""
 
 
 class Unsent:
@@ -38,43 +34,72 @@ class Unsent:
         self._machine = machine
         self._hyperparameters = self._hyperparameters_now()
         self._trained = {path: parameter.requires_grad for path, parameter in self._parameters()}
-        self._weights: dict[str, _Version] = {}
-        self._steps_at_exchange = 0
+        self._weights: Mapping[str, str] = {}
         self._runs = 0
         self._host_trains = False
         self._told: set[str] = set()
+        self._left_behind: dict[str, tuple[float, set[object]]] = {}
+        # The optimizers are the app's, and may outlive what is loaded.
         for optimizer in machine.optimizers:
-            optimizer.register_step_post_hook(lambda *_: self._note_host_step())
+            hook = optimizer.register_step_post_hook(_calling(weakref.WeakMethod(self._note_host_step)))
+            weakref.finalize(self, hook.remove)
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
-        self._weights = {path: _version(parameter) for path, parameter in self._parameters()}
-        self._steps_at_exchange = self._machine.replica.steps
+        self._weights = self._digests()
         self._host_trains = False
 
-    def note_run(self, given: Collection[str], *, thoroughly: bool) -> None:
-        """Sections are about to run. `given` are the hyperparameters that `session.run` was ever told.
+    def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
+        """Sections of these kinds are about to run. `given` are the hyperparameters that `session.run` was told last.
 
         thoroughly: whether weights are looked at in every run, and not in a few
         """
         self._runs += 1
-        now = self._hyperparameters_now()
-        if now != self._hyperparameters:
-            self._compare_hyperparameters(now, given)
+        if SectionKind.OPT in kinds:
+            now = self._hyperparameters_now()
+            if now != self._hyperparameters:
+                self._compare_hyperparameters(now, given)
         if thoroughly or is_looked_at(self._runs):
-            self._compare_trained()
+            if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
+                self._compare_trained()
             self._compare_weights()
 
-    def _compare_hyperparameters(self, now: list[list[object]], given: Collection[str]) -> None:
+    def _compare_hyperparameters(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         for of_one, of_one_now in zip(self._hyperparameters, now, strict=False):
             for (name, before), (_, after) in zip(_named(of_one), _named(of_one_now), strict=True):
-                if name not in given and not _is_same(before, after):
-                    self._tell(
-                        name,
-                        f"the app has changed {name} of an optimizer from {_told(before)} to {_told(after)}, and the "
-                        f"device goes on with {_told(before)}",
-                        _remedy(name),
-                    )
+                if _is_same(before, after) or (name in given and not self._is_left_behind(name, after, given[name])):
+                    continue
+                on_device = given.get(name, before)
+                self._tell(
+                    name,
+                    f"the app has changed {name} of an optimizer from {_told(before)} to {_told(after)}, and the "
+                    f"device goes on with {_told(on_device)}",
+                    self._remedy(name, now),
+                )
+
+    def _is_left_behind(self, name: str, on_host: object, given: float) -> bool:
+        """Whether the host has had several values by now while `session.run` was told the same one."""
+        last, seen = self._left_behind.get(name, (given, set()))
+        if last != given:
+            seen = set()
+        seen.add(on_host)
+        self._left_behind[name] = (given, seen)
+        return len(seen) >= _VALUES_LEFT_BEHIND
+
+    def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:
+        """What makes the device train with the values that the host has `now`."""
+        values = [dict(_named(of_one))[name] for of_one in now]
+        optimizers = self._machine.program.optimizers
+        arguments = {one.name for one in self._machine.program.runtime_arguments}
+        taken = [one for one in optimizers if f"{one.name}__{name}" in arguments]
+        stateless = name == "momentum" and not all(one.states for one in optimizers)
+        if not taken or stateless or None in values:
+            return "set it where the optimizer is made, and compile the app again: the PEF has no other"
+        if any(value != values[0] for value in values):
+            return f"change {name} before trace_graph: hyperparam_dict sets one value for all groups of parameters"
+        if name == "lr":
+            return 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
+        return f'session.run(…, hyperparam_dict={{"{name}": …}}), or change it before trace_graph'
 
     def _compare_trained(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
@@ -88,28 +113,15 @@ class Unsent:
             )
 
     def _compare_weights(self) -> None:
-        if self._host_trains:
+        if self._host_trains or "weights" in self._told:
             return
-        for path, parameter in self._parameters():
-            if path in self._weights and _version(parameter) != self._weights[path] and self._differs(path, parameter):
-                self._tell(
-                    "weights",
-                    f"the app has changed weights of the model, {path} first, and the device goes on with its own",
-                    "samba.session.to_device(model), or load weights before trace_graph",
-                )
-                return
-
-    def _differs(self, path: str, parameter: nn.Parameter) -> bool:
-        """Whether a parameter that was written to, or moved, has other values too, as far as that can be known: once
-        the device has taken a step, nobody has the old ones."""
-        symbols = (symbol for symbol in self._machine.program.symbols.values() if path in symbol.torch_names)
-        symbol = next(symbols, None)
-        if symbol is None:
-            return False
-        if self._machine.replica.steps != self._steps_at_exchange:
-            return True
-        on_device = self._machine.replica.read(symbol.name)
-        return not torch.equal(parameter.detach().to(on_device.dtype), on_device)
+        changed = [path for path, digest in self._digests().items() if self._weights.get(path, digest) != digest]
+        if changed:
+            self._tell(
+                "weights",
+                f"the app has changed weights of the model, {changed[0]} first, and the device goes on with its own",
+                "samba.session.to_device(model), or load weights before trace_graph",
+            )
 
     def _note_host_step(self) -> None:
         self._host_trains = True
@@ -119,16 +131,28 @@ class Unsent:
             self._told.add(subject)
             telling.tell(Finding("AP05", what, app_line(), remedy))
 
+    def _digests(self) -> Mapping[str, str]:
+        """Of the parameters that are on the device too."""
+        symbols = self._machine.program.symbols.values()
+        on_device = {path for symbol in symbols for path in symbol.torch_names}
+        return {path: tensor_sha256(one.detach()) for path, one in self._parameters() if path in on_device}
+
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._machine.model.named_parameters(remove_duplicate=False)
 
-    def _hyperparameters_now(self) -> list[list[object]]:
+    def _hyperparameters_now(self) -> Sequence[Sequence[object]]:
         return [_values(group) for optimizer in self._machine.optimizers for group in optimizer.param_groups]
 
 
-def _version(parameter: nn.Parameter) -> _Version:
-    # What was made in inference mode counts no writes.
-    return _Version(parameter.data_ptr(), -1 if parameter.is_inference() else parameter._version)
+def _calling(method: "weakref.WeakMethod[Callable[[], None]]") -> Callable[..., None]:
+    """A hook that calls `method` while its object lives."""
+
+    def hook(*_: object) -> None:
+        alive = method()
+        if alive is not None:
+            alive()
+
+    return hook
 
 
 def _values(group: Mapping[str, Any]) -> list[object]:
@@ -136,7 +160,7 @@ def _values(group: Mapping[str, Any]) -> list[object]:
     return [value.item() if isinstance(value, Tensor) else value for value in map(group.get, _OPTIONS)]
 
 
-def _named(values: list[object]) -> Iterator[tuple[str, object]]:
+def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
     """By the names that the device has for them."""
     for name, value in zip(_OPTIONS, values, strict=True):
         if name == "betas":
@@ -154,9 +178,3 @@ def _is_same(before: object, after: object) -> bool:
 
 def _told(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _remedy(name: str) -> str:
-    if name == "lr":
-        return 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
-    return f'session.run(…, hyperparam_dict={{"{name}": …}}), or change it before trace_graph'

@@ -1,5 +1,7 @@
 """What the host changes once the device has it, in one process."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,9 @@ class App:
     optimizer: samba.optim.AdamW
     telling: Telling
 
-    def step(self, **hyperparameters: float) -> None:
-        session.run([torch.ones(2, 3)], hyperparam_dict=hyperparameters or None)
+    def step(self, *section_types: str, **hyperparameters: float) -> None:
+        kinds = section_types or None
+        session.run([torch.ones(2, 3)], hyperparam_dict=hyperparameters or None, section_types=kinds)
 
     @property
     def told(self) -> list[str]:
@@ -80,6 +83,73 @@ def test_a_scheduler_whose_rate_is_handed_on_is_no_finding(app: App) -> None:
     assert app.told == []
 
 
+def test_a_scheduler_beside_a_rate_that_is_handed_on_and_never_changes_is_found(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(6):
+        app.step(lr=0.2)
+        scheduler.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.00625, and the device goes on with 0.2"
+    ]
+
+
+def test_a_rate_of_an_epoch_that_is_handed_on_is_no_finding(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(6):
+        for _ in range(3):
+            app.step(lr=float(scheduler.get_last_lr()[0]))
+        scheduler.step()
+    assert app.told == []
+
+
+def test_a_rate_that_is_changed_before_sections_without_an_optimizer_is_no_finding(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = 0.01
+    app.step("FWD")
+    app.step("BCKWD")
+    assert app.told == []
+    app.step("GRADNORM", "OPT")
+    assert len(app.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("weight_decay", 0.2, 'session.run(…, hyperparam_dict={"weight_decay": …}), or change it before trace_graph'),
+        ("max_grad_norm", None, "set it where the optimizer is made, and compile the app again"),
+    ],
+)
+def test_what_to_do_can_be_done(app: App, option: str, value: object, remedy: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (finding,) = app.telling.findings
+    assert str(finding.remedy).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("lr", 0.01, "change lr before trace_graph: hyperparam_dict sets one value for all groups of parameters"),
+        ("momentum", 0.9, "set it where the optimizer is made, and compile the app again: the PEF has no other"),
+        ("max_grad_norm", 1.0, "set it where the optimizer is made, and compile the app again: the PEF has no other"),
+    ],
+)
+def test_what_groups_and_missing_states_allow_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: float, remedy: str
+) -> None:
+    told = Telling(on_demand=True)
+    monkeypatch.setattr(unsent, "telling", told)
+    model = _made()[0]
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    optimizer = samba.optim.SGD(groups, lr=0.1)
+    inputs = [torch.ones(2, 3)]
+    pef = session.compile(model, inputs, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, inputs, optimizer, pef=pef)
+    optimizer.param_groups[0][option] = value
+    session.run(inputs)
+    (finding,) = told.findings
+    assert finding.remedy == remedy
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
@@ -104,8 +174,18 @@ def test_hyperparameters_of_a_checkpoint_that_comes_too_late_are_found(app: App)
     assert [words.partition(" from")[0] for words in app.told] == ["AP05: the app has changed lr of an optimizer"]
 
 
-def test_weights_that_are_not_sent_are_found(app: App) -> None:
-    app.model.load_state_dict({name: torch.zeros_like(value) for name, value in app.model.state_dict().items()})
+def _load(model: nn.Module) -> None:
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+
+
+def _copy_beside_autograd(model: nn.Module) -> None:
+    weight = model.get_parameter("0.weight")
+    weight.data.copy_(torch.zeros(weight.shape))
+
+
+@pytest.mark.parametrize("change", [_load, _copy_beside_autograd], ids=lambda one: one.__name__)
+def test_weights_that_are_not_sent_are_found(app: App, change: Callable[[nn.Module], None]) -> None:
+    change(app.model)
     app.step()
     app.step()
     assert app.told == [
@@ -146,9 +226,18 @@ def _share(app: App) -> None:
 def test_weights_that_the_device_has_or_that_the_host_trains_are_no_finding(
     app: App, exchange: Callable[[App], None]
 ) -> None:
-    exchange(app)
     app.step()
+    exchange(app)
+    for _ in range(8):
+        app.step()
     assert app.told == []
+
+
+def test_what_was_loaded_before_is_gone(app: App, pef: str) -> None:
+    before = weakref.ref(session._loaded()[0].replica)
+    trace_graph(app.model, [torch.ones(2, 3)], app.optimizer, pef=pef)
+    gc.collect()
+    assert before() is None
 
 
 def test_a_tensor_of_the_same_number_is_no_change(app: App) -> None:
@@ -201,6 +290,20 @@ def test_weights_that_come_too_late_are_found_in_predictions_too(
     session.run([torch.ones(2, 3)])
     (finding,) = told.findings
     assert finding.what.startswith("the app has changed weights of the model, weight first")
+
+
+def test_freezing_what_only_predicts_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Telling(on_demand=True)
+    monkeypatch.setattr(unsent, "telling", told)
+    model = nn.Linear(3, 1)
+    samba.from_torch_model_(model)
+    inputs = [torch.ones(2, 3)]
+    config = {"output_folder": str(tmp_path), "inference": True}
+    pef = session.compile(model, inputs, None, "net", config_dict=config)
+    trace_graph(model, inputs, None, pef=pef)
+    model.requires_grad_(False)
+    session.run(inputs)
+    assert told.findings == ()
 
 
 @pytest.mark.parametrize(
