@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from sambasim.cli.failure import exit_code_of, explain
-from sambasim.cli.terminal import is_terminal
+from sambasim.cli.terminal import show
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
 
-_PIPED_WIDTH = 200
 """Columns of a table that nobody's terminal limits."""
 
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "gloo")
@@ -215,14 +214,8 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
         click.echo(record.model_dump_json())
         return
 
-    from rich.console import Console
-
     from sambasim.report.collectives import collectives_report
 
-    terminal = is_terminal(sys.stdout)
-    console = Console(
-        width=None if terminal else _PIPED_WIDTH, force_terminal=None if terminal else False, highlight=False
-    )
-    console.print(collectives_report(record))
+    show(collectives_report(record))
     if plot is not None:
         click.echo(f"plot written to {plot}")

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from sambasim.cli.terminal import show
+
 
 @click.command("compile")
 @click.argument("model", required=False)
@@ -45,7 +47,7 @@ def compile_command(
 
     from sambasim.cli.progress import phases
     from sambasim.compiler.front import compile_from_options
-    from sambasim.report.compiled import Compilation, compiled_json, print_compiled
+    from sambasim.report.compiled import Compilation, compiled_json, compiled_report
 
     with phases(quiet=json_output) as hear:
         compiled = compile_from_options(options, hear)
@@ -53,7 +55,7 @@ def compile_command(
     if json_output:
         click.echo(compiled_json(facts))
     else:
-        print_compiled(facts)
+        show(*compiled_report(facts))
 
 
 def _refuse_several_ranks() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from sambasim.cli.terminal import show
+
 
 @click.command("demo")
 @click.option(
@@ -24,16 +26,15 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
 
     The exit code is not 0 if the two differ in a bit of their weights, or learn too little.
     """
-    from rich.console import Console
+    from rich.text import Text
 
     from sambasim.cli import demonstration
 
-    console = Console(highlight=False)
     summaries = demonstration.demonstrate(output_folder, smoke=smoke, execute=demonstration.execute_here)
-    console.print(demonstration.side_by_side(summaries))
+    show(demonstration.side_by_side(summaries))
     complaints = demonstration.judge(summaries, least_accuracy=None if smoke else demonstration.LEAST_ACCURACY)
     for complaint in complaints:
-        console.print(f"[red]FAILED[/red] {complaint}")
+        show(Text.assemble(("FAILED", "red"), f" {complaint}"))
     if not complaints:
-        console.print("[green]PASSED[/green] device sync and host sync gave the same weights, bit for bit.")
+        show(Text.assemble(("PASSED", "green"), " device sync and host sync gave the same weights, bit for bit."))
     context.exit(1 if complaints else 0)

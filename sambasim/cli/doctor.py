@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
 
 
 def _show(examination: "Examination") -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
@@ -45,6 +44,5 @@ def _show(examination: "Examination") -> None:
             table.add_row("", "", escape(finding.trouble))
         if finding.remedy:
             table.add_row("", "", escape(f"try: {finding.remedy}"))
-    console.print(table)
     verdict = "Something above would stop a run." if examination.stops_a_run else "Nothing here would stop a run."
-    console.print(f"\n{verdict}")
+    show(table, "", verdict)

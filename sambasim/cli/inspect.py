@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli.terminal import show
+
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
     from sambasim.report.contents import Contents
 
-_PIPED_WIDTH = 200
 """Columns of a table that nobody's terminal limits."""
 
 
@@ -70,7 +71,7 @@ def inspect_command(
     else:
         from sambasim.report.inspect import inspection
 
-        _print_tables(inspection(facts, everything=everything))
+        show(inspection(facts, everything=everything))
 
 
 def one_pef(argument: str | None, flag: str | None) -> str:
@@ -103,14 +104,5 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
         fields = graph_facts.sections[index].model_dump() | {"graph": graph.name}
         click.echo(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
         return
-    _print_tables(section_table(graph_facts, graph_facts.sections[index]))
+    show(section_table(graph_facts, graph_facts.sections[index]))
     click.echo("\n".join(lines))
-
-
-def _print_tables(tables: object) -> None:
-    import sys
-
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    Console(width=width, highlight=False).print(tables)

@@ -1,10 +1,16 @@
-"""Whether a person looks at what this process writes."""
+"""Whether a person looks at what this process writes, and what is shown to one, or to a pipe."""
 
+import io
 import os
-from typing import TextIO
+import sys
+from typing import TYPE_CHECKING, TextIO
 
 from sambasim.runtime.launcher import find_launcher
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PIPED_WIDTH = 200
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
@@ -23,3 +29,19 @@ def is_terminal(stream: TextIO) -> bool:
         return os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}").startswith(_TERMINALS)
     except OSError:
         return False
+
+
+def show(*parts: "RenderableType") -> None:
+    """Print each to stdout, text as it is. To a terminal in its width and colours; to anything else plain and wide,
+    without blanks at the ends of lines."""
+    from rich.console import Console
+
+    if is_terminal(sys.stdout):
+        console = Console(highlight=False)
+    else:
+        console = Console(file=io.StringIO(), width=_PIPED_WIDTH, force_terminal=False, highlight=False)
+    for part in parts:
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+    if isinstance(console.file, io.StringIO):
+        for line in console.file.getvalue().splitlines():
+            print(line.rstrip())

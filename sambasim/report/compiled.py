@@ -5,11 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _LEAST_SHARE = 0.01
 """Phases below this share of the time are told together."""
@@ -62,13 +66,11 @@ def compiled_json(compilation: Compilation) -> str:
     return json.dumps(facts)
 
 
-def print_compiled(compilation: Compilation) -> None:
+def compiled_report(compilation: Compilation) -> "list[RenderableType]":
     """The table for people, then the notices, the file, and what to type next."""
-    from rich.console import Console
     from rich.table import Table
 
     program, path = compilation.program, compilation.path
-    console = Console(highlight=False, soft_wrap=True)
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -83,13 +85,14 @@ def print_compiled(compilation: Compilation) -> None:
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
     table.add_row("time", "\n".join(_phases(compilation.phases_s)))
-    console.print(table)
-    console.print(f"digest           {compilation.digest}")
-    for notice in compilation.notices:
-        console.print(f"note: {notice}", markup=False)
-    console.print(f"PEF file {path.absolute()} created", markup=False)
-    console.print("Compilation succeeded")
-    console.print(f"next: {next_command(program, path)}", markup=False)
+    return [
+        table,
+        f"digest           {compilation.digest}",
+        *(f"note: {notice}" for notice in compilation.notices),
+        f"PEF file {path.absolute()} created",
+        "Compilation succeeded",
+        f"next: {next_command(program, path)}",
+    ]
 
 
 def _phases(phases_s: Mapping[str, float]) -> list[str]:

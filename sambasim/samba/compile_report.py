@@ -4,6 +4,7 @@ import os
 import sys
 
 from sambasim.compiler.compile import Compiled
+from sambasim.report.compiled import section_counts
 from sambasim.samba import context
 
 
@@ -13,8 +14,11 @@ def tell_phase(phase: str) -> None:
 
 
 def print_compiled(compiled: Compiled) -> None:
-    """Notes, the file, and the command that runs it, where a command line compiled it."""
+    """What was made, notes, the file, and the command that runs it, where a command line compiled it."""
     path, program = os.path.abspath(compiled.path), compiled.program
+    graph = program.training or program.evaluation
+    kinds = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
+    print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     for notice in compiled.notices:
         print(f"note: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")

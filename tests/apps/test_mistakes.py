@@ -212,7 +212,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     ("flags", "mistakes", "code", "words", "line"),
     [
         ((), {"drop_last": "False"}, "data", "AP01: x has 1 samples, and the PEF takes 4 at a time", RUN),
-        (("--width", "2"), {}, "pef", "(AP02: --width was 1 at the compile, and is 2)", "utils.trace_graph("),
+        (("--width", "2"), {}, "pef", "own, --width was 1 at the compile, and is 2)", "utils.trace_graph("),
         ((), {"passed": "data_paralel=True"}, "keyword", "AP04: session.run takes no data_paralel", RUN),
     ],
     ids=["AP01", "AP02", "AP04"],

@@ -75,11 +75,17 @@ def _free_to_differ(command: str) -> Collection[str]:
 
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
-    """What is added to the refusal of another graph: the arguments that changed, or nothing."""
+    """What is added to the refusal of another graph: the arguments that changed, or nothing. What an app's own mean
+    nobody here knows, and they are told as what they are."""
     likely = [one for one in changed(typed, metadata) if one[0] in _OF_THE_GRAPH or one[0] not in _AGREEING]
-    likely.sort(key=lambda one: one[0] not in _OF_THE_GRAPH)  # what an app's own flags mean nobody here knows
-    told = [f"{_flag(name)} was {before} at the compile, and is {now}" for name, before, now in likely]
-    return f" (AP02: {', '.join(told)})" if told else ""
+    of_graph = [_then_and_now(*one) for one in likely if one[0] in _OF_THE_GRAPH]
+    of_app = [_then_and_now(*one) for one in likely if one[0] not in _OF_THE_GRAPH]
+    told = [*of_graph, *([f"of the app's own, {', '.join(of_app)}"] if of_app else [])]
+    return f" (AP02: {'; '.join(told)})" if told else ""
+
+
+def _then_and_now(name: str, before: str, now: str) -> str:
+    return f"{_flag(name)} was {before} at the compile, and is {now}"
 
 
 def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:

@@ -49,7 +49,8 @@ def test_what_must_agree_is_told_and_all_that_changed_is_a_likely_cause(told: Te
     assert finding.where is not None
     assert "note_changed(typed, METADATA)" in finding.where
     assert likely_cause(typed, METADATA) == (
-        " (AP02: --batch-size was 8 at the compile, and is 4, --hidden was 32 at the compile, and is 16)"
+        " (AP02: --batch-size was 8 at the compile, and is 4; of the app's own, "
+        "--hidden was 32 at the compile, and is 16)"
     )
     assert as_compiled(typed, METADATA) == "--batch-size 8"
 
@@ -62,7 +63,7 @@ def test_a_flag_that_says_nothing_of_the_graph_is_no_likely_cause(
     compiled = _parsed("compile", "--pef-name", "net", "--o0", "--verbose")
     metadata = {name: str(value) for name, value in vars(compiled).items()}
     now = _parsed(*typed.split(), "--pef", "net")
-    assert likely_cause(now, metadata) == " (AP02: --hidden was 32 at the compile, and is 16)"
+    assert likely_cause(now, metadata) == " (AP02: of the app's own, --hidden was 32 at the compile, and is 16)"
     note_changed(now, metadata)
     assert not told.findings, "the app knows itself what its own flags mean"
 
