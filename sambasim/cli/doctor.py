@@ -30,19 +30,19 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
 
 
 def _show(examination: "Examination") -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in examination.findings:
-        mark = "[red]STOP[/red]" if finding.stops_a_run else "[yellow]note[/yellow]" if finding.trouble else "ok"
-        table.add_row(finding.name, mark, escape(finding.value))
+        mark = Text("STOP", "red") if finding.stops_a_run else Text("note", "yellow") if finding.trouble else "ok"
+        table.add_row(finding.name, mark, finding.value)
         if finding.trouble:
-            table.add_row("", "", escape(finding.trouble))
+            table.add_row("", "", finding.trouble)
         if finding.remedy:
-            table.add_row("", "", escape(f"try: {finding.remedy}"))
+            table.add_row("", "", f"try: {finding.remedy}")
     verdict = "Something above would stop a run." if examination.stops_a_run else "Nothing here would stop a run."
     show(table, "", verdict)
