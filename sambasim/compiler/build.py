@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
 from sambasim.compiler.constants import check_constant, model_tensor, own_name, share_memory
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
-from sambasim.compiler.translate import Translation, source_line, tensor_type, translate
+from sambasim.compiler.source import read_by
+from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
@@ -152,7 +153,7 @@ class _Builder:
             return
         raise CaptureError(
             "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
-            where=_read_by(node),
+            where=read_by(node),
             remedy="leave them out: --dtype says what the numbers are stored in",
         )
 
@@ -167,7 +168,7 @@ class _Builder:
         path = target.removeprefix(_STEP_PREFIX)
         if path in self._symbol_of_path and path != target:
             return self._symbol_of_path[path]
-        return self._constant(path, captured.constants[target], _read_by(node))
+        return self._constant(path, captured.constants[target], None if node is None else read_by(node))
 
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
@@ -258,12 +259,6 @@ class _Builder:
 
 def _loss_position(yields: Sequence[tuple[object, Yield]]) -> int:
     return next(i for i, (_, yielded) in enumerate(yields) if yielded == Yield("output", "0"))
-
-
-def _read_by(node: fx.Node | None) -> str | None:
-    """The line of the model that reads what `node` stands for."""
-    line = next((line for line in map(source_line, node.users) if line), None) if node is not None else None
-    return str(line) if line else None
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -24,9 +24,10 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from sambasim.compiler.constants import own_name
+from sambasim.compiler.constants import check_rounded
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.precision import default_type, widen
+from sambasim.compiler.source import read_by
 from sambasim.compiler.trial import as_written
 from sambasim.errors import CaptureError
 
@@ -124,6 +125,7 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bo
         except Exception:
             exported = _export(step, inputs, strict=True)  # its message names the user's line
         if widened:
+            _check_constants(exported)
             widen(exported.graph_module)
             with default_type(torch.float32):
                 exported = exported.run_decompositions({})
@@ -150,6 +152,19 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bo
     return CapturedGraph(exported.graph, feeds, tuple(yields), constants)
 
 
+def _check_constants(exported: ExportedProgram) -> None:
+    """Raises CaptureError for constants of a type that is not bfloat16, but for those that the forward itself makes:
+    those are copied before they are read, and rounded there."""
+    paths = {
+        spec.arg.name: str(spec.target)
+        for spec in exported.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    for node in exported.graph.nodes:
+        if node.name in paths and any(user.target != torch.ops.aten.lift_fresh_copy.default for user in node.users):
+            check_rounded(paths[node.name], exported.constants[paths[node.name]], read_by(node))
+
+
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
@@ -174,14 +189,10 @@ def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
     for node in module.graph.nodes:
         value = _reached(module, node.target) if node.op == "get_attr" and node.target not in known else None
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            if widened:
+                check_rounded(node.target, value, read_by(node))
             constants[node.target] = value
     for path, value in constants.items():
-        if widened and value.is_floating_point() and value.dtype is not torch.bfloat16:
-            dtype = str(value.dtype).removeprefix("torch.")
-            raise CaptureError(
-                f"the constant {own_name(path)} is {dtype}, and with --dtype bf16 only what a module has is rounded",
-                remedy="make it an attribute of a module, or a tensor of torch.bfloat16",
-            )
         owner, _, name = path.rpartition(".")
         delattr(module.get_submodule(owner), name)
         module.get_submodule(owner).register_buffer(name, value, persistent=False)

@@ -53,6 +53,22 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
         )
 
 
+def check_rounded(path: str, value: Tensor, where: str | None) -> None:
+    """Raises CaptureError for a constant whose type is not what everything has with --dtype bf16.
+
+    where: the line that reads it
+    """
+    if value.is_floating_point() and value.dtype is not torch.bfloat16:
+        dtype = str(value.dtype).removeprefix("torch.")
+        # "lifted_tensor" is torch's word for a tensor whose list or dictionary it does not know.
+        what = "a constant" if "lifted_tensor" in path else f"the constant {own_name(path)}"
+        raise CaptureError(
+            f"{what} is {dtype}, and with --dtype bf16 only what a module has is rounded",
+            where=where,
+            remedy="make it an attribute of a module, or a tensor of torch.bfloat16",
+        )
+
+
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether some byte belongs to both of two contiguous tensors. Neighbours in one storage share none."""
     if torch.strided not in (one.layout, other.layout) or one.layout != other.layout:

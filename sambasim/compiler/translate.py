@@ -3,9 +3,7 @@
 Aliases that only autograd needs (`detach`) are skipped here, so that no later pass has to know of them.
 """
 
-import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
@@ -15,7 +13,7 @@ from torch import Tensor, fx
 
 from sambasim.compiler.capture import CapturedGraph
 from sambasim.compiler.names import UniqueNames, symbol_name
-from sambasim.compiler.step import is_library_file
+from sambasim.compiler.source import source_line
 from sambasim.compiler.watch import COMPLEX
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
@@ -235,24 +233,3 @@ def module_path(node: fx.Node) -> str:
     path = re.sub(r"^L\['self'\]\.?", "", path)
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
     return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path
-
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
-
-
-def source_line(node: fx.Node) -> SourceLine | None:
-    """The innermost line of the user's own program that made this node, or None where torch does not know it."""
-    frames = [
-        match for match in _FRAME.finditer(node.meta.get("stack_trace") or "") if not is_library_file(match["file"])
-    ]
-    if not frames:
-        return None
-    last = frames[-1]
-    return SourceLine(portable_path(last["file"]), int(last["line"]), last["code"].strip())
-
-
-def portable_path(file: str) -> str:
-    """A path that does not tell where this machine keeps its files: relative to the folder from which Python imported
-    it (the longest such entry of `sys.path`, or the working folder), or else the bare name."""
-    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and file.startswith(entry.rstrip("/") + "/")]
-    return os.path.relpath(file, max(folders, key=len)) if folders else os.path.basename(file)

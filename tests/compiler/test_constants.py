@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture import capture_training
+from sambasim.compiler.capture import capture_evaluation, capture_training
+from sambasim.compiler.precision import stored_in
 from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError
 from sambasim.ir.types import SymbolKind
@@ -124,6 +125,29 @@ def test_a_constant_beside_a_buffer_in_one_storage_is_no_view_of_it() -> None:
     assert kinds.count(SymbolKind.CONSTANT) == 1
 
 
-def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded() -> None:
-    with pytest.raises(CaptureError, match="the constant SCALE is float32, and with --dtype bf16 only what a"):
-        capture_training(TrainingStep(Scattered(), ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
+def _train_step(model: Net) -> None:
+    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
+
+
+def _evaluate(model: Net) -> None:
+    capture_evaluation(model.eval(), [INPUTS["x"]], widened=True)
+
+
+@pytest.mark.parametrize("capture", [_train_step, _evaluate])
+def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded(capture: Callable[[Net], None]) -> None:
+    with pytest.raises(CaptureError, match="is float32, and with --dtype bf16 only what a module has") as caught:
+        capture(Scattered())
+    assert "return " in str(caught.value.where), "the line"
+
+
+class Makes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([0.5, 2.0, 1.0])
+
+
+def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
+    model = Makes().eval()
+    with stored_in(torch.bfloat16, model):
+        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
+    value, _ = captured.yields[0]
+    assert value.meta["val"].dtype is torch.bfloat16
