@@ -63,7 +63,7 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
         if not (report.steps or report.findings):
             raise OptionError(
                 f"{script} took no step, so there is nothing to check",
-                remedy="check a command that trains or predicts, such as run, on a batch of data or more",
+                remedy="check a command that trains or predicts, such as run; without OPT there is no step of training",
             )
     except BaseException as error:
         if as_json and launched_rank(os.environ) == 0:

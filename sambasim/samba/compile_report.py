@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Iterator
 
 from sambasim.compiler.compile import Compiled
+from sambasim.ir.program import Program
 from sambasim.report.compiled import section_counts
 from sambasim.samba import context
 
@@ -19,7 +21,7 @@ def print_compiled(compiled: Compiled) -> None:
     graph = program.training or program.evaluation
     kinds = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
-    for notice in compiled.notices:
+    for notice in (*compiled.notices, *_of_the_loss(program)):
         print(f"note: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
     run = context.current().next_run
@@ -27,6 +29,14 @@ def print_compiled(compiled: Compiled) -> None:
     if command is not None:
         print(f"next: {command}")
     sys.stdout.flush()
+
+
+def _of_the_loss(program: Program) -> Iterator[str]:
+    """A model that returns its loss second is trained to make something else small."""
+    if program.loss is not None:
+        first = program.symbols[program.loss].type
+        if len(first.shape) > 1:
+            yield f"the model returns {first} first, and is trained to make its mean small: return the loss first"
 
 
 def _as_typed(path: str) -> str:

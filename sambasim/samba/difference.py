@@ -7,8 +7,10 @@ from itertools import count, zip_longest
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, node_references
 from sambasim.ir.printer import format_argument
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.instructions import find_operator
+
+_OF_DATA_PARALLEL = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
 
 
 def first_difference(compiled: Program, traced: Program) -> str | None:
@@ -16,7 +18,12 @@ def first_difference(compiled: Program, traced: Program) -> str | None:
 
     Weights, names of programs and line numbers may differ.
     """
-    return _symbols(compiled.symbols, traced.symbols) or _graphs(compiled, traced) or _optimizers(compiled, traced)
+    return (
+        _symbols(_own(compiled), _own(traced))
+        or _graphs(compiled, traced)
+        or _optimizers(compiled, traced)
+        or _symbols(compiled.symbols, traced.symbols)
+    )
 
 
 def first_use(program: Program, name: str) -> str:
@@ -24,6 +31,11 @@ def first_use(program: Program, name: str) -> str:
     graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
     node = next((node for graph in graphs for node in graph.nodes if name in node_references(node)), None)
     return "" if node is None else f", which is read by {_told(node)},"
+
+
+def _own(program: Program) -> Mapping[str, Symbol]:
+    """The symbols that the model has, without what data parallelism adds: those are named by digests."""
+    return {name: symbol for name, symbol in program.symbols.items() if symbol.kind not in _OF_DATA_PARALLEL}
 
 
 def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:

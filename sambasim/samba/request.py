@@ -108,7 +108,9 @@ def flat(inputs: Inputs) -> list[Tensor]:
 
 def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
     """One optimizer, several or none, as a list. Raises OptionError for one that is not of `samba.optim`."""
-    listed = [] if optimizers is None else [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    if optimizers is None:
+        return []
+    listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     for one in listed:
         if not isinstance(one, Optimizer):
             raise OptionError(

@@ -224,14 +224,12 @@ def to_torch(tensor: Tensor) -> Tensor:
         return tensor.as_subclass(Tensor)
     if isinstance(tensor, Tensor):
         return tensor
-    raise DataError(
-        f"this must be a tensor, and it is of type {type(tensor).__name__}",
-        remedy=(
-            "samba.from_torch_model_(model) for a model"
-            if isinstance(tensor, torch.nn.Module)
-            else "torch.as_tensor(…) makes one of numbers, lists and arrays"
-        ),
-    )
+    remedy = "torch.as_tensor(…) makes one of numbers, lists and arrays"
+    if isinstance(tensor, torch.nn.Module):
+        remedy = "samba.from_torch_model_(model) for a model"
+    elif isinstance(tensor, tuple) and any(isinstance(one, Tensor) for one in tensor):
+        remedy = f"give one of them: session.run returns all {len(tensor)} outputs, as loss, logits = session.run(…)"
+    raise DataError(f"this must be a tensor, and it is of type {type(tensor).__name__}", remedy=remedy)
 
 
 def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:

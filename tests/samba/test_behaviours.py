@@ -60,6 +60,32 @@ def test_another_output_cannot_be_the_loss(pef: str) -> None:
         trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
 
 
+def test_an_optimizer_of_torch_is_refused_with_ours() -> None:
+    model, _ = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(OptionError, match=r"SGD cannot be put into a graph") as caught:
+        session.compile(model, _inputs(), optimizer)  # type: ignore[arg-type]  # the mistake
+    assert "samba.optim.SGD" in str(caught.value.remedy)
+
+
+class LossSecond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, y.square().mean()
+
+
+def test_a_loss_that_is_not_returned_first_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = LossSecond()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    session.compile(model, _inputs(), optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    assert "is trained to make its mean small: return the loss first" in capsys.readouterr().out
+
+
 @torch.compile
 def _halved(x: Tensor) -> Tensor:
     return x / 2

@@ -123,6 +123,17 @@ def test_what_is_read_and_what_is_handed_out_differ_too(
     assert words in str(first_difference(*programs))
 
 
+def test_what_data_parallelism_names_by_digests_is_not_the_first_difference(tmp_path: Path) -> None:
+    inputs = [samba.from_torch_tensor(torch.ones(3, 3), name="x", batch_dim=0)]
+    programs = []
+    for function in (torch.relu, torch.tanh):
+        model, optimizer = _made(function)
+        config = {"output_folder": str(tmp_path), "data_parallel": True}
+        pef = session.compile(model, inputs, optimizer, "net", config_dict=config)
+        programs.append(read(Path(pef)).program)
+    assert str(first_difference(*programs)).startswith("the PEF has `aten.relu.default` from ")
+
+
 SCALE = torch.tensor([1.0, 0.0, -2.0])
 
 

@@ -201,6 +201,7 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
             lambda: from_torch_tensor(torch.ones(2, dtype=torch.complex64), name="x"),
             "a SambaTensor holds real numbers, and the tensor x is complex",
         ),
+        (lambda: to_torch((torch.ones(1), torch.ones(2))), "it is of type tuple"),  # type: ignore[arg-type]  # the mistake
         (lambda: from_torch_tensor([1, 2]), "this must be a tensor, and it is of type list"),  # type: ignore[arg-type]
         (lambda: setattr(image(), "sn_data", torch.ones(3, 4)), "the tensor image has the shape (4, 3), and the data"),
     ],

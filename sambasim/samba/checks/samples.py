@@ -13,7 +13,7 @@ _CHANCE = 8
 """Replicas that draw at random from all data, each for itself and with replacement, share about as many samples as each
 of them sees twice: one or two until a first repetition. More of them are no chance."""
 
-SHARD = "DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=…, rank=…), …)"
+SHARD = "DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=…, rank=…), …) without shuffle="
 
 
 def digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ takes optimizer steps of its own, to compare with the device, goes its own way, 
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,8 +24,18 @@ _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", 
 _NUMBERS_OF_A_TENSOR = 1e-6
 """A tensor of float32 holds a learning rate this nearly."""
 
-_VALUES_LEFT_BEHIND = 4
-"""So many values on the host while the device is told the same one are a schedule that does not reach the device."""
+_STEPS_LEFT_BEHIND = 3
+"""For so many steps an app may tell the device the value of before: some are late by one."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A hyperparameter that `session.run` was told, what the host had then, and for how many steps it has had another
+    value since."""
+
+    given: float
+    on_host: Sequence[object]
+    steps_apart: int = 0
 
 
 class Unsent:
@@ -38,7 +49,7 @@ class Unsent:
         self._runs = 0
         self._host_trains = False
         self._told: set[str] = set()
-        self._left_behind: dict[str, tuple[float, set[object]]] = {}
+        self._followed: dict[str, _Followed] = {}
         # The optimizers are the app's, and may outlive what is loaded.
         for optimizer in machine.optimizers:
             hook = optimizer.register_step_post_hook(_calling(weakref.WeakMethod(self._note_host_step)))
@@ -57,6 +68,7 @@ class Unsent:
         self._runs += 1
         if SectionKind.OPT in kinds:
             now = self._hyperparameters_now()
+            self._follow(now, given)
             if now != self._hyperparameters:
                 self._compare_hyperparameters(now, given)
         if thoroughly or is_looked_at(self._runs):
@@ -67,7 +79,7 @@ class Unsent:
     def _compare_hyperparameters(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         for of_one, of_one_now in zip(self._hyperparameters, now, strict=False):
             for (name, before), (_, after) in zip(_named(of_one), _named(of_one_now), strict=True):
-                if _is_same(before, after) or (name in given and not self._is_left_behind(name, after, given[name])):
+                if _is_same(before, after) or self._reaches_device(name, after, given):
                     continue
                 on_device = given.get(name, before)
                 self._tell(
@@ -77,14 +89,21 @@ class Unsent:
                     self._remedy(name, now),
                 )
 
-    def _is_left_behind(self, name: str, on_host: object, given: float) -> bool:
-        """Whether the host has had several values by now while `session.run` was told the same one."""
-        last, seen = self._left_behind.get(name, (given, set()))
-        if last != given:
-            seen = set()
-        seen.add(on_host)
-        self._left_behind[name] = (given, seen)
-        return len(seen) >= _VALUES_LEFT_BEHIND
+    def _follow(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
+        """Count for how many steps the host has gone on from what it had when `session.run` was told another value."""
+        for name, told in given.items():
+            on_host = [dict(_named(of_one)).get(name) for of_one in now]
+            followed = self._followed.get(name)
+            if followed is None or followed.given != told:
+                self._followed[name] = _Followed(told, on_host)
+            else:
+                followed.steps_apart = 0 if on_host == followed.on_host else followed.steps_apart + 1
+
+    def _reaches_device(self, name: str, on_host: object, given: Mapping[str, float]) -> bool:
+        """Whether the app tells the device of this hyperparameter, as far as can be seen."""
+        if name not in given:
+            return False
+        return _is_same(on_host, given[name]) or self._followed[name].steps_apart < _STEPS_LEFT_BEHIND
 
     def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:
         """What makes the device train with the values that the host has `now`."""

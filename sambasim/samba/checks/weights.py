@@ -41,7 +41,7 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
                 "DP03",
                 f"replica {rank} starts from other weights than replica 0: {apart[0]} differs",
                 where,
-                "samba.utils.set_seed(…) before the model is made, on every rank; or load one checkpoint",
+                "samba.utils.set_seed(…) with one number on all ranks before the model is made; or load one checkpoint",
             )
     return None
 

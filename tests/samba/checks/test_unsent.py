@@ -84,13 +84,24 @@ def test_a_scheduler_whose_rate_is_handed_on_is_no_finding(app: App) -> None:
 
 
 def test_a_scheduler_beside_a_rate_that_is_handed_on_and_never_changes_is_found(app: App) -> None:
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(app.optimizer, [2], 0.5)
     for _ in range(6):
         app.step(lr=0.2)
         scheduler.step()
     assert app.told == [
-        "AP05: the app has changed lr of an optimizer from 0.1 to 0.00625, and the device goes on with 0.2"
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.05, and the device goes on with 0.2"
     ]
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rate_that_is_handed_on_late_is_no_finding(app: App, late: int) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    rates = [0.1] * late
+    for _ in range(6):
+        rates.append(float(scheduler.get_last_lr()[0]))
+        app.step(lr=rates[-1 - late])
+        scheduler.step()
+    assert app.told == []
 
 
 def test_a_rate_of_an_epoch_that_is_handed_on_is_no_finding(app: App) -> None:
