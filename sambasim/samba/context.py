@@ -41,6 +41,12 @@ class Context:
     communicator: Communicator | None = None
     next_run: "NextRun | None" = None
 
+    @property
+    def trains(self) -> bool:
+        """Whether the app may be about to train. Measured and tested is by whole steps, too, on the same data
+        everywhere, and nothing is wrong with that."""
+        return self.command in (None, "run")
+
 
 _OF_THIS_PROCESS = Context()
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
-from sambasim.errors import DataError
+from sambasim.errors import DataError, OptionError
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 
@@ -104,6 +104,16 @@ class SambaTensor(Tensor):
         for attribute in _DESCRIPTION:
             if attribute in vars(other):
                 setattr(self, attribute, getattr(other, attribute))
+
+    def backward(self, *args: Any, **keywords: Any) -> None:
+        """As torch's. Raises OptionError for what no gradient can be taken of, such as a result of the device."""
+        if not self.requires_grad:
+            raise OptionError(
+                f"backward() of {_called(self.sn_name)}, of which the host has no graph: if session.run gave it, or "
+                "what it was computed from, the device has already run the backward",
+                remedy="leave backward() and optimizer.step() out: session.run does both, in sections BCKWD and OPT",
+            )
+        super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     @classmethod
     def __torch_function__(

@@ -38,7 +38,7 @@ for epoch in range(2):
     {epoch}
     for batch in loader:
         samba.session.run(batch, model.output_tensors, {{"lr": {rate}}}, {passed})
-samba.session.to_cpu(model)
+{fetch}
 if {saves}:
     torch.save(model.state_dict(), "weights.pt")
 with open("log.txt", "a") as log, open(f"log_{{rank}}.txt", "w") as own:
@@ -55,6 +55,7 @@ RIGHT = {
     "epoch": "sampler.set_epoch(epoch)",
     "rate": "0.1 / (epoch + 1)",
     "passed": "data_parallel=args.data_parallel, reduce_on_rdu=args.reduce_on_rdu",
+    "fetch": "samba.session.to_cpu(model)",
     "saves": "rank == 0",
 }
 RUN = "samba.session.run("
@@ -167,12 +168,16 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
         passed="data_parallel=True",
         sampler="DistributedSampler(data, replicas, rank, seed=rank)",
         epoch='optimizer.param_groups[0]["weight_decay"] = 0.1 * epoch',
+        fetch="pass",
         saves="True",
     ).check()
     notes = dict(note.split(": ", 1) for note in result.stderr.split("note: ")[1:])
-    assert sorted(notes) == ["AP05", "DP02", "DP05", "DP06", "DP08"]
+    assert sorted(notes) == ["AP05", "AP06", "DP02", "DP05", "DP06", "DP08"]
     assert notes["AP05"].startswith(
         "the app has changed weight_decay of an optimizer from 0 to 0.1, and the device goes"
+    )
+    assert notes["AP06"].startswith(
+        "the app reads the weights on the host, and the device has trained on for 6 steps since"
     )
     assert notes["DP02"].startswith("--reduce-on-rdu was typed, but session.run is not told")
     assert notes["DP05"].startswith(
@@ -181,7 +186,10 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
     assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
     assert result.stderr.count("note: ") == len(notes)
-    where = {"AP05": RUN, "DP02": RUN, "DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("}
+    where = {
+        **{"AP05": RUN, "AP06": "torch.save(", "DP02": RUN},
+        **{"DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("},
+    }
     assert all(_line(where[code]) in note for code, note in notes.items())
 
 

@@ -1,5 +1,8 @@
 """SambaTensor: a torch tensor with a name, in the memory of the tensor it is made from."""
 
+# Torch has no types for backward().
+# mypy: no-disallow-untyped-calls
+
 import copy
 import io
 import pickle
@@ -11,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sambasim.errors import DataError
+from sambasim.errors import DataError, OptionError
 from sambasim.samba import SambaTensor, from_torch, from_torch_tensor, randn, to_torch
 
 
@@ -118,11 +121,11 @@ def test_a_checkpoint_with_one_reads_back() -> None:
 
 def test_autograd_runs_through_it() -> None:
     weight = torch.ones(3, requires_grad=True)
-    (from_torch_tensor(weight * 2, name="x") * 3).sum().backward()  # type: ignore[no-untyped-call]
+    (from_torch_tensor(weight * 2, name="x") * 3).sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [6, 6, 6]
     tensor = randn(3, requires_grad=True)
-    (tensor.torch() * 4).sum().backward()  # type: ignore[no-untyped-call]
+    (tensor.torch() * 4).sum().backward()
     assert tensor.grad is not None
     assert tensor.grad.tolist() == [4, 4, 4]
 
@@ -216,3 +219,14 @@ def test_a_model_in_place_of_a_tensor_is_told_what_to_call() -> None:
     with pytest.raises(DataError, match="of type Linear") as caught:
         from_torch(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     assert caught.value.remedy == "samba.from_torch_model_(model) for a model"
+
+
+def test_the_backward_of_a_result_without_a_graph_says_who_does_it() -> None:
+    loss = SambaTensor(torch.ones(2), name="loss")
+    with pytest.raises(OptionError, match="the device has already run the backward") as caught:
+        (loss.mean() * 2).backward()
+    assert "session.run does both" in str(caught.value.remedy)
+    weight = torch.ones(2, requires_grad=True)
+    (loss * weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1, 1]

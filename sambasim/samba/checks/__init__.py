@@ -14,6 +14,7 @@ Every finding has a stable code, a row in `findings.py`, and one file that looks
     AP03         conversions.py   the values of a batch
     AP04         keywords.py      what session.compile, session.run and trace_graph are called with
     AP05         unsent.py        the app's optimizers and weights, once the device has them
+    AP06         unfetched.py     the model's state_dict, which is watched
 
 `replicas.py` asks those that compare replicas, in the few steps in which they do; `watching.py` holds what is watched
 from when the ranks have met until they leave. `telling.py` decides what becomes of a finding: an error or a notice,

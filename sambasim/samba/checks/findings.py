@@ -79,6 +79,10 @@ FINDINGS: Mapping[str, Row] = {
         "calls 1, 2, 8, 64, 512 … of `session.run`",
         "a notice",
     ),
+    "AP06": Row(
+        "`state_dict()` of the model is read, for a checkpoint, say, and the device has trained on since `to_cpu`",
+        "a notice",
+    ),
 }
 """By code. Codes stay the same between releases."""
 

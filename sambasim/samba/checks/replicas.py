@@ -14,6 +14,7 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.samplers import Division
 from sambasim.samba.checks.steps import is_looked_at
 from sambasim.samba.checks.telling import telling
+from sambasim.samba.checks.unfetched import Unfetched
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.checks.weights import Trained
 from sambasim.samba.machine import Machine
@@ -43,7 +44,8 @@ class Checks:
         self._step = 0
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
-        self._unsent = Unsent(machine)
+        self._unsent = unsent = Unsent(machine)
+        self._unfetched = Unfetched(machine, lambda: unsent.host_trains)
         self._shared = False
         self._last: Trained | None = None
         self._replaced = False
@@ -76,17 +78,16 @@ class Checks:
 
         Raises DataParallelError.
         """
-        # Measured and tested is by whole steps, on the same data everywhere, and nothing is wrong with that.
-        trains = context.current().command in (None, "run")
+        trains = context.current().trains
         if trains:
             self._accumulation.note(kinds)
         check = on_demand.current()
+        if trains:
+            self._unsent.note_run(kinds, given, thoroughly=check is not None)
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
             self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
-        if trains:
-            self._unsent.note_run(kinds, given, thoroughly=on_demand.current() is not None)
         if SectionKind.OPT not in kinds:
             return
         self._step += 1
@@ -115,6 +116,7 @@ class Checks:
     def after_exchange(self) -> None:
         """Weights were sent from host to device, or back."""
         self._unsent.note_exchange()
+        self._unfetched.note_exchange()
 
     def _looks(self) -> bool:
         return on_demand.current() is not None or is_looked_at(self._step)

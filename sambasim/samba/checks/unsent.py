@@ -47,7 +47,8 @@ class Unsent:
         self._trained = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._runs = 0
-        self._host_trains = False
+        self.host_trains = False
+        """Whether the app's own optimizers have taken a step on the host since the last exchange."""
         self._told: set[str] = set()
         self._followed: dict[str, _Followed] = {}
         # The optimizers are the app's, and may outlive what is loaded.
@@ -58,7 +59,7 @@ class Unsent:
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._weights = self._digests()
-        self._host_trains = False
+        self.host_trains = False
 
     def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
         """Sections of these kinds are about to run. `given` are the hyperparameters that `session.run` was told last.
@@ -132,7 +133,7 @@ class Unsent:
             )
 
     def _compare_weights(self) -> None:
-        if self._host_trains or "weights" in self._told:
+        if self.host_trains or "weights" in self._told:
             return
         changed = [path for path, digest in self._digests().items() if self._weights.get(path, digest) != digest]
         if changed:
@@ -143,7 +144,7 @@ class Unsent:
             )
 
     def _note_host_step(self) -> None:
-        self._host_trains = True
+        self.host_trains = True
 
     def _tell(self, subject: str, what: str, remedy: str) -> None:
         if subject not in self._told:

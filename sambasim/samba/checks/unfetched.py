@@ -1,0 +1,60 @@
+"""AP06: weights that the app reads on the host while the device has trained on.
+
+`session.run` trains on the device alone, and the model keeps the weights of the last `to_cpu`: a checkpoint of them
+would be one of an earlier time, and of the very first if the app never fetches any.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from sambasim.samba import context
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.checks.telling import telling
+from sambasim.samba.machine import Machine
+
+_loaded: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Unfetched]]" = weakref.WeakKeyDictionary()
+"""Who is told that a model is read. The model itself stays as the app made it, to be copied and pickled."""
+
+
+class Unfetched:
+    """How far the device is ahead of the host, for one loaded PEF."""
+
+    def __init__(self, machine: Machine, host_trains: Callable[[], bool]) -> None:
+        """`host_trains` says whether the host goes its own way, with weights that it trains itself."""
+        self._machine = machine
+        self._host_trains = host_trains
+        self._steps_at_exchange = 0
+        self._told = False
+        _loaded[machine.model] = weakref.ref(self)
+        if not hasattr(nn.Module.state_dict, "__wrapped__"):
+            nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # the app calls torch's
+
+    def note_exchange(self) -> None:
+        """Host and device have the same weights now."""
+        self._steps_at_exchange = self._machine.replica.steps
+
+    def note_read(self) -> None:
+        """The app reads the weights of the model."""
+        ahead = self._machine.replica.steps - self._steps_at_exchange
+        if ahead > 0 and context.current().trains and not self._told and not self._host_trains():
+            self._told = True
+            what = f"the app reads the weights on the host, and the device has trained on for {ahead} steps since"
+            telling.tell(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before it"))
+
+
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+        reference = _loaded.get(module)
+        unfetched = None if reference is None else reference()
+        # A tracer, ours or torch's, reads with a prefix, or wants the very tensors.
+        if unfetched is not None and not args and not keywords.get("prefix") and not keywords.get("keep_vars"):
+            unfetched.note_read()
+        return original(module, *args, **keywords)
+
+    return state_dict

@@ -1,0 +1,113 @@
+"""What the app reads on the host while the device is ahead, in one process."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from sambasim import samba
+from sambasim.samba.checks import unfetched
+from sambasim.samba.checks.telling import Telling
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+BATCH = [torch.ones(2, 3)]
+
+
+def _made() -> tuple[nn.Module, samba.optim.SGD]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1))
+    samba.from_torch_model_(model)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model, optimizer = _made()
+    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
+    return session.compile(model, BATCH, optimizer, "net", config_dict=config)
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> Telling:
+    telling = Telling(on_demand=True)
+    monkeypatch.setattr(unfetched, "telling", telling)
+    return telling
+
+
+def _loaded(pef: str) -> nn.Module:
+    model, optimizer = _made()
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    return model
+
+
+def test_a_checkpoint_of_weights_that_were_not_fetched_is_found_once(pef: str, telling: Telling) -> None:
+    model = _loaded(pef)
+    for _ in range(3):
+        session.run(BATCH)
+    for _ in range(2):
+        model.state_dict()
+    (finding,) = telling.findings
+    assert finding.words == (
+        "AP06: the app reads the weights on the host, and the device has trained on for 3 steps since"
+    )
+    assert "model.state_dict()" in str(finding.where)
+    assert finding.remedy == "samba.session.to_cpu(model) before it"
+
+
+def _before_a_step(model: nn.Module) -> None:
+    model.state_dict()
+
+
+def _fetched(model: nn.Module) -> None:
+    session.run(BATCH)
+    session.to_cpu(model)
+    model.state_dict()
+
+
+def _forward_alone(model: nn.Module) -> None:
+    session.run(BATCH, section_types=["FWD", "BCKWD"])
+    model.state_dict()
+
+
+def _of_another_model(model: nn.Module) -> None:
+    session.run(BATCH)
+    copy.deepcopy(model).state_dict()
+    model[0].state_dict()  # type: ignore[index]  # it is a Sequential
+
+
+def _trained_on_the_host(model: nn.Module) -> None:
+    session.run(BATCH)
+    optimizer = session._loaded()[0].optimizers[0]
+    model(*BATCH).mean().backward()
+    optimizer.step()
+    model.state_dict()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [_before_a_step, _fetched, _forward_alone, _of_another_model, _trained_on_the_host],
+    ids=lambda one: one.__name__,
+)
+def test_what_is_no_older_than_the_device_is_no_finding(
+    pef: str, telling: Telling, read: Callable[[nn.Module], None]
+) -> None:
+    read(_loaded(pef))
+    assert telling.findings == ()
+
+
+def test_a_model_that_is_traced_again_is_not_read_by_the_app(pef: str, telling: Telling) -> None:
+    model = _loaded(pef)
+    session.run(BATCH)
+    trace_graph(model, BATCH, samba.optim.SGD(model.parameters(), lr=0.1), pef=pef)
+    assert telling.findings == ()
+
+
+def test_the_model_can_still_be_pickled(pef: str) -> None:
+    model = _loaded(pef)
+    session.run(BATCH)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again[0].weight, model.get_parameter("0.weight"))
