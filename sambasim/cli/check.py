@@ -51,10 +51,15 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
     as_json: print it as one line; what the script prints goes to stderr then
 
     Returns the exit code: 0, or FOUND. Raises what escapes the script, unless it stands for the script's end; and
-    OptionError for a script that ends without a step, and without a finding.
+    OptionError for a compile, before it writes anything, and for a script that ends without a step or a finding.
     """
     from sambasim.samba.checks import on_demand
 
+    if arguments and arguments[0] == "compile":
+        raise OptionError(
+            f"{script} compile takes no step, so there is nothing to check",
+            remedy=f"compile it without --check, and then sambasim app --check {script} run …",
+        )
     check, stdout = on_demand.begin(steps), sys.stdout
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sambasim.cli.app import app_command
+from sambasim.errors import OptionError
 from sambasim.samba import context
 from sambasim.samba.checks import on_demand
 from sambasim.samba.checks.on_demand import Check
@@ -81,3 +82,11 @@ def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[s
 def test_a_short_epoch_makes_half_of_the_steps(accumulated: int, kept: int) -> None:
     context.current().arguments = SambaConfig("run", pef="net.pef", grad_accumulation_steps=accumulated)
     assert len(list(Check(8).short_epoch(2)(iter(range(101))))) == kept
+
+
+def test_a_compile_is_not_checked_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("open('written', 'w')")
+    result = CliRunner().invoke(app_command, ["--check", str(tmp_path / "app.py"), "compile", "--pef-name", "net"])
+    assert result.exit_code == OptionError.exit_code
+    assert "app.py compile takes no step" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
