@@ -41,6 +41,7 @@ class Checks:
         self._machine = machine
         self._communicator = communicator
         self._accumulation = sync.Accumulation(context.current().arguments)
+        self._typed = context.typed_command()
         self._step = 0
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
@@ -64,7 +65,7 @@ class Checks:
             self._machine.program,
             self._communicator.world_size,
             context.current().arguments,
-            context.typed_command(),
+            self._typed,
             data_parallel=data_parallel,
             reduce_on_rdu=reduce_on_rdu,
         )

@@ -30,11 +30,11 @@ _STEPS_LEFT_BEHIND = 3
 
 @dataclass(slots=True)
 class _Followed:
-    """A hyperparameter that `session.run` was told, what the host had then, and for how many steps it has had another
-    value since."""
+    """A hyperparameter that `session.run` was told, what the host's groups of parameters had then, and for how many
+    steps they have had another value of it since."""
 
     given: float
-    on_host: Sequence[object]
+    on_host: Sequence[Sequence[object]]
     steps_apart: int = 0
 
 
@@ -93,12 +93,13 @@ class Unsent:
     def _follow(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         """Count for how many steps the host has gone on from what it had when `session.run` was told another value."""
         for name, told in given.items():
-            on_host = [dict(_named(of_one)).get(name) for of_one in now]
             followed = self._followed.get(name)
             if followed is None or followed.given != told:
-                self._followed[name] = _Followed(told, on_host)
+                self._followed[name] = _Followed(told, now)
+            elif now == followed.on_host or _of_each(now, name) == _of_each(followed.on_host, name):
+                followed.steps_apart = 0
             else:
-                followed.steps_apart = 0 if on_host == followed.on_host else followed.steps_apart + 1
+                followed.steps_apart += 1
 
     def _reaches_device(self, name: str, on_host: object, given: Mapping[str, float]) -> bool:
         """Whether the app tells the device of this hyperparameter, as far as can be seen."""
@@ -108,7 +109,7 @@ class Unsent:
 
     def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:
         """What makes the device train with the values that the host has `now`."""
-        values = [dict(_named(of_one))[name] for of_one in now]
+        values = _of_each(now, name)
         optimizers = self._machine.program.optimizers
         arguments = {one.name for one in self._machine.program.runtime_arguments}
         taken = [one for one in optimizers if f"{one.name}__{name}" in arguments]
@@ -188,6 +189,10 @@ def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
             yield from (("beta1", beta1), ("beta2", beta2))
         else:
             yield name, value
+
+
+def _of_each(groups: Sequence[Sequence[object]], name: str) -> list[object]:
+    return [dict(_named(values)).get(name) for values in groups]
 
 
 def _is_same(before: object, after: object) -> bool:

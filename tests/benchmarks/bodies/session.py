@@ -39,6 +39,7 @@ def main(folder: Path) -> None:
     optimizer = samba.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     image, label = lenet.get_inputs(args)
     pef = Path(samba.session.compile(model, (image, label), optimizer, name="lenet", config_dict=vars(args)))
+    context.current().command = "run"  # what is checked in a run is measured too
     utils.trace_graph(model, (image, label), optimizer, pef=str(pef))
     replica = StepwiseReplica(read(pef).program, context.communicator())
     for symbol, weights in map_weights(pef).items():
