@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
 
-"""Columns of a table that nobody's terminal limits."""
-
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "gloo")
 
 

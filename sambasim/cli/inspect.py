@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from sambasim.ir.program import Program
     from sambasim.report.contents import Contents
 
-"""Columns of a table that nobody's terminal limits."""
-
 
 @click.command("inspect")
 @click.argument("pef", required=False)

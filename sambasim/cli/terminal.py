@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PIPED_WIDTH = 200
+"""Columns of a table that nobody's terminal limits."""
+
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 

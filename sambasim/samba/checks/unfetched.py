@@ -32,7 +32,8 @@ class Unfetched:
         self._told = False
         _loaded[machine.model] = weakref.ref(self)
         if not hasattr(nn.Module.state_dict, "__wrapped__"):
-            nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # the app calls torch's
+            # Apps call the method of torch's class.
+            nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
