@@ -71,7 +71,7 @@ def check_rounded(path: str, value: Tensor, where: str | None) -> None:
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether some byte belongs to both of two contiguous tensors. Neighbours in one storage share none."""
-    if torch.strided not in (one.layout, other.layout) or one.layout != other.layout:
+    if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
         return False
     start, other_start = one.data_ptr(), other.data_ptr()
     return start < other_start + other.nbytes and other_start < start + one.nbytes
