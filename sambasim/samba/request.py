@@ -103,6 +103,8 @@ def flat(inputs: Inputs) -> list[Tensor]:
     """The tensors of `inputs`, in order."""
     if isinstance(inputs, Tensor):
         return [inputs]
+    if isinstance(inputs, list | tuple):  # asked first: a question about a Mapping costs ten times as much
+        return [*inputs]
     return list(inputs.values() if isinstance(inputs, Mapping) else inputs)
 
 

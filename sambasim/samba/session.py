@@ -27,7 +27,16 @@ from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Inputs, Optimizer, as_sequence, build_fields, fingerprint_of, flat, request
+from sambasim.samba.request import (
+    Inputs,
+    Optimizer,
+    as_sequence,
+    build_fields,
+    fingerprint_of,
+    flat,
+    name_of,
+    request,
+)
 from sambasim.samba.section_types import kinds_of
 from sambasim.samba.tensor import SambaTensor
 
@@ -48,7 +57,7 @@ class Session:
         self._differs_in_evaluation = False
         self._inputs: Mapping[str, Tensor] = {}
         self._given: Mapping[str, float] = {}
-        self._outputs: Mapping[str, SambaTensor] = {}
+        self._outputs: dict[str, SambaTensor] = {}
 
     @checks_keywords
     def compile(
@@ -278,18 +287,18 @@ class Session:
         program = machine.program
         if SectionKind.BCKWD not in kinds or program.loss is None:
             return None
-        type_ = program.symbols[program.loss].type
-        others = [t.sn_name for t in (*self._traced, *self._outputs.values()) if t.sn_grad is not None]
-        if any(name != program.loss for name in others):
+        # What is set on an output of `trace_graph` holds for every run, and before what is set on one of the last run.
+        outputs = (*self._traced, *self._outputs.values())
+        started = [(tensor.sn_name, tensor.sn_grad) for tensor in outputs if tensor.sn_grad is not None]
+        if not started:
+            return self._of_the_mean
+        others = [name for name, _ in started if name != program.loss]
+        if others:
             raise OptionError(
-                f"sn_grad is set on {next(name for name in others if name != program.loss)}, and the backward starts "
-                f"from {program.loss} alone",
+                f"sn_grad is set on {others[0]}, and the backward starts from {program.loss} alone",
                 remedy="set sn_grad on the first output",
             )
-        traced = next((t.sn_grad for t in self._traced if t.sn_name == program.loss), None)
-        given = self._outputs[program.loss].sn_grad if traced is None else traced
-        if given is None:
-            return self._of_the_mean
+        (_, given), type_ = started[0], program.symbols[program.loss].type
         if given.ndim and tuple(given.shape) != type_.shape:
             raise DataError(
                 f"sn_grad of {program.loss} has the shape {tuple(given.shape)}, and the output {type_.shape}",
@@ -300,27 +309,21 @@ class Session:
     def _answer(
         self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
     ) -> SambaTensor | tuple[SambaTensor, ...]:
-        fresh = {}
+        """What was `found` takes the place of what the last run gave; returns what is `wanted` of it."""
+        outputs = self._outputs
         for name, value in found.items():
-            before = self._outputs[name]
-            fresh[name] = SambaTensor(value, name=name, batch_dim=before.batch_dim)
-            fresh[name].sn_grad = before.sn_grad
-        self._outputs = {**self._outputs, **fresh}
-        names = self._names_of(wanted)
-        answers = tuple(self._outputs[name] for name in names)
-        return answers[0] if isinstance(wanted, Tensor) else answers
-
-    def _names_of(self, wanted: Tensor | Sequence[Tensor] | None) -> list[str]:
+            outputs[name] = outputs[name].with_data(value)
         if wanted is None:
-            return list(self._outputs)
-        names = [t.sn_name if isinstance(t, SambaTensor) else None for t in flat(wanted)]
-        for name in names:
-            if name not in self._outputs:
-                raise OptionError(
-                    f"output_tensors has {name or 'a tensor without a name'}, which is no output of the PEF",
-                    remedy=f"give model.output_tensors, or some of them: {', '.join(self._outputs)}",
-                )
-        return [str(name) for name in names]
+            return tuple(outputs.values())
+        answers = [outputs.get(name_of(tensor) or "") for tensor in flat(wanted)]
+        known = tuple(answer for answer in answers if answer is not None)
+        if len(known) < len(answers):
+            unknown = name_of(flat(wanted)[answers.index(None)])
+            raise OptionError(
+                f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
+                remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",
+            )
+        return known[0] if isinstance(wanted, Tensor) else known
 
     def _tensor(self, machine: Machine, name: str) -> SambaTensor:
         if name in self._outputs:

@@ -8,7 +8,6 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,7 +42,9 @@ class Unsent:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._hyperparameters = self._hyperparameters_now()
+        self._hyperparameters = [list(map(_number, values)) for values in self._options()]
+        self._agreed: object = None
+        """All options, and what `session.run` was told, in a step in which host and device agreed."""
         self._trained = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._runs = 0
@@ -68,10 +69,14 @@ class Unsent:
         """
         self._runs += 1
         if SectionKind.OPT in kinds:
-            now = self._hyperparameters_now()
-            self._follow(now, given)
-            if now != self._hyperparameters:
-                self._compare_hyperparameters(now, given)
+            options = self._options()
+            if (options, given) != self._agreed:
+                now = [list(map(_number, values)) for values in options]
+                self._follow(now, given)
+                if now != self._hyperparameters:
+                    self._compare_hyperparameters(now, given)
+                agrees = now == self._hyperparameters and not any(one.steps_apart for one in self._followed.values())
+                self._agreed = (now, given) if agrees else None
         if thoroughly or is_looked_at(self._runs):
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
                 self._compare_trained()
@@ -161,8 +166,9 @@ class Unsent:
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._machine.model.named_parameters(remove_duplicate=False)
 
-    def _hyperparameters_now(self) -> Sequence[Sequence[object]]:
-        return [_values(group) for optimizer in self._machine.optimizers for group in optimizer.param_groups]
+    def _options(self) -> list[list[object]]:
+        """Of each group of parameters, as the app has set them."""
+        return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
 
 
 def _calling(method: "weakref.WeakMethod[Callable[[], None]]") -> Callable[..., None]:
@@ -176,9 +182,9 @@ def _calling(method: "weakref.WeakMethod[Callable[[], None]]") -> Callable[..., 
     return hook
 
 
-def _values(group: Mapping[str, Any]) -> list[object]:
-    """Of a parameter group. Torch also takes a tensor of one element, which a scheduler changes in place."""
-    return [value.item() if isinstance(value, Tensor) else value for value in map(group.get, _OPTIONS)]
+def _number(value: object) -> object:
+    """Torch also takes a tensor of one element where others give a number."""
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
