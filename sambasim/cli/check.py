@@ -34,13 +34,15 @@ class Told(BaseModel):
 
 
 class CheckRecord(BaseModel):
-    """What `--json` prints. `error` is what ended the app before the check was over."""
+    """What `--json` prints. `epochs_cut` says whether the app has seen less of its data than in a run, and `error` what
+    ended the app before the check was over."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     script: str
     replicas: int
     steps: int
+    epochs_cut: bool
     findings: tuple[Told, ...]
     error: Told | None
 
@@ -103,7 +105,8 @@ def _in_words(script: Path, report: "Report") -> str:
     steps = "1 step" if report.steps == 1 else f"{report.steps} steps"
     number = len(report.findings)
     found = "no finding" if not number else "1 finding" if number == 1 else f"{number} findings"
-    lines = [f"check of {script}, {replicas}, {steps}: {found}"]
+    cut = " of epochs cut short, so its scores are not those of a run" if report.epochs_cut else ""
+    lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
     for finding in report.findings:
         where = [f"  where: {finding.where}"] if finding.where else []
         lines += [finding.words, *where, f"  try:   {finding.remedy}"]
@@ -115,6 +118,7 @@ def _print_json(stdout: TextIO, script: Path, report: "Report", error: BaseExcep
         script=str(script),
         replicas=report.replicas,
         steps=report.steps,
+        epochs_cut=report.epochs_cut,
         findings=tuple(Told(**asdict(finding)) for finding in report.findings),
         error=None if error is None else _of_error(error),
     )

@@ -164,7 +164,8 @@ def _clip_first(
     itself, *given = arguments
     closure: Callable[[], Any] | None = keywords.get("closure", given[0] if given else None)
     if closure is None:
-        clip_grad_norm_(parameters, bound)
+        if any(parameter.grad is not None for parameter in parameters):
+            clip_grad_norm_(parameters, bound)
         return None
 
     def compute_and_clip() -> Any:

@@ -201,7 +201,7 @@ class ExampleTests(ABC):
     @whole
     def test_a_check_finds_nothing(self, app: App) -> None:
         result = app.call("run", *app.example.training, "--data-parallel", np=2, way="check")
-        assert result.stdout.splitlines()[-1].endswith(" steps: no finding")
+        assert result.stdout.splitlines()[-1].endswith(": no finding")
         assert result.stderr == ""
 
     @whole

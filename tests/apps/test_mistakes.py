@@ -36,7 +36,7 @@ sampler = {sampler}
 loader = samba.SambaLoader(DataLoader(data, batch_size=4, sampler=sampler, drop_last={drop_last}), ["x"])
 for epoch in range(2):
     {epoch}
-    for batch in loader:
+    for batch in {batches}:
         samba.session.run(batch, model.output_tensors, {{"lr": {rate}}}, {passed})
 {fetch}
 if {saves}:
@@ -53,6 +53,7 @@ RIGHT = {
     "sampler": "DistributedSampler(data, replicas, rank)",
     "drop_last": "True",
     "epoch": "sampler.set_epoch(epoch)",
+    "batches": "loader",
     "rate": "0.1 / (epoch + 1)",
     "passed": "data_parallel=args.data_parallel, reduce_on_rdu=args.reduce_on_rdu",
     "fetch": "samba.session.to_cpu(model)",
@@ -159,6 +160,13 @@ def test_a_replica_that_waits_for_one_that_has_ended_is_told(folder: Path) -> No
     check = _check(folder, **UNEVEN)
     assert _line(RUN) in _findings(check)["DP09"]
     assert f"DP09: {_findings(check)['DP09']}".startswith(words)
+
+
+@whole
+def test_epochs_of_different_length_are_told_as_such(folder: Path) -> None:
+    found = _findings(_check(folder, batches="list(loader)[: 3 - rank]"))
+    assert list(found) == ["DP09"], "the rates and the orders of different epochs differ, and are no mistake"
+    assert "replica 0 takes step 3 of epoch 1, and replica 1 step 1 of epoch 2" in found["DP09"]
 
 
 def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> None:
@@ -305,6 +313,7 @@ def test_a_check_of_an_example_is_clean(tmp_path: Path) -> None:
     run_job(compiling, cwd=tmp_path, timeout=120).check()
     flags = ["--check-steps", "6", app, "run", "-b", "32", "--pef", "net", "--data-parallel", "--checkpoint", "end.pt"]
     result = run_mpi(2, ["sambasim", "app", "--check", *flags], cwd=tmp_path, timeout=120).check()
-    assert result.stdout.splitlines()[-1] == f"check of {app}, 2 replicas, 6 steps: no finding"
+    told = f"check of {app}, 2 replicas, 6 steps of epochs cut short, so its scores are not those of a run: no finding"
+    assert result.stdout.splitlines()[-1] == told
     assert "epoch 1: loss" in result.stdout, "half of the steps are an epoch"
     assert not (tmp_path / "end.pt").exists(), "the app is left before its end"

@@ -75,12 +75,14 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP05": Row(
         "what the device has is changed on the host alone: a hyperparameter of an optimizer, by a scheduler, say, that "
-        "`session.run` is not told; weights; `requires_grad`. Hyperparameters are looked at in every step, the rest in "
-        "calls 1, 2, 8, 64, 512 … of `session.run`",
+        "`session.run` is not told; the state of an optimizer; weights; `requires_grad`. The last two are looked at in "
+        "calls 1, 2, 8, 64, 512 … of `session.run`, the others in every step; gradients that are clipped on the host, "
+        "where there are none",
         "a notice",
     ),
     "AP06": Row(
-        "`state_dict()` of the model is read, for a checkpoint, say, and the device has trained on since `to_cpu`",
+        "`state_dict()` of the model is read, for a checkpoint, say, or the model predicts on the host, and the "
+        "device has trained on since `to_cpu`",
         "a notice",
     ),
 }

@@ -9,6 +9,9 @@ from sambasim.samba.checks.findings import Finding
 
 Shown = TypeVar("Shown")
 
+AS_MANY_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
+"""What to do about DP09."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -45,5 +48,5 @@ def different_steps(points: Sequence[Point], where: str | None) -> Finding | Non
         "DP09",
         f"replica 0 {points[0].words}, and replica {rank} {other.words}",
         where,
-        "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)",
+        AS_MANY_BATCHES,
     )

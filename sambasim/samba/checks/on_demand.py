@@ -26,11 +26,13 @@ class CheckIsOver(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check has found, on all ranks, and over how many steps and replicas."""
+    """What a check has found, on all ranks, and over how many steps and replicas; and whether epochs were cut, so that
+    what the app prints of its losses is not what a run prints."""
 
     findings: Sequence[Finding]
     steps: int
     replicas: int
+    epochs_cut: bool
 
 
 class Check:
@@ -42,6 +44,7 @@ class Check:
         self._fed: list[tuple[str, ...]] = []
         self._forward: tuple[str, ...] = ()
         self._where: str | None = None
+        self._epochs_cut = False
 
     def note(
         self, program: Program, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], *, trains: bool
@@ -72,6 +75,7 @@ class Check:
             whole = list(indices)
             rest = len(whole) % batch_size
             kept = min(len(whole) - rest, wanted)
+            self._epochs_cut |= kept + rest < len(whole)
             return [*whole[:kept], *whole[len(whole) - rest :]]
 
         return shortened
@@ -79,7 +83,8 @@ class Check:
     def own_report(self) -> Report:
         """What this rank has found so far. Not collective."""
         communicator = context.current().communicator
-        return Report(telling.findings, self.steps, communicator.world_size if communicator else 1)
+        replicas = communicator.world_size if communicator else 1
+        return Report(telling.findings, self.steps, replicas, self._epochs_cut)
 
     def report(self) -> Report:
         """The findings of all ranks, each once. Collective, where the ranks have met."""
@@ -99,7 +104,8 @@ class Check:
         watching.finish()
         everybody = communicator.all_gather_object(telling.findings)
         found = {(one.code, one.what): one for findings in reversed(everybody) for one in findings}
-        return Report([found[key] for key in sorted(found)], self.steps, communicator.world_size)
+        findings = [found[key] for key in sorted(found)]
+        return Report(findings, self.steps, communicator.world_size, self._epochs_cut)
 
 
 _check: Check | None = None

@@ -11,9 +11,10 @@ from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, watching, weights
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.samplers import Division
+from sambasim.samba.checks.samplers import Division, Place
 from sambasim.samba.checks.steps import is_looked_at
 from sambasim.samba.checks.telling import telling
+from sambasim.samba.checks.unclipped import Unclipped
 from sambasim.samba.checks.unfetched import Unfetched
 from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.checks.weights import Trained
@@ -31,6 +32,7 @@ class Look:
     trained: Trained
     fed: tuple[str, ...]
     division: Division | None
+    place: Place | None
     files: Mapping[str, str]
 
 
@@ -46,6 +48,7 @@ class Checks:
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
         self._unsent = unsent = Unsent(machine)
+        self._unclipped = Unclipped(machine)
         self._unfetched = Unfetched(machine, lambda: unsent.host_trains)
         self._shared = False
         self._last: Trained | None = None
@@ -130,6 +133,7 @@ class Checks:
             weights.trained(self._machine),
             self._fed,
             watched.samplers.division() if watched else None,
+            watched.samplers.place() if watched else None,
             watched.files.take_new() if watched else {},
         )
         points, looks = meeting.meet(self._communicator, meeting.Point(self._step), own)
@@ -139,9 +143,12 @@ class Checks:
         trained = [look.trained for look in looks]
         if self._step == 1:
             telling.tell(weights.different_start(trained, where))
-        if not (telling.has("DP03") or telling.has("DP07")):
+        # Replicas in different epochs may well have other hyperparameters and another order, and that is no mistake.
+        if not telling.has("DP09"):
+            telling.tell(samplers.different_epochs([look.place for look in looks], where))
+        if not (telling.has("DP03") or telling.has("DP07") or telling.has("DP09")):
             telling.tell(weights.different_course(trained, f"before step {self._step}", where))
-        if not telling.has("DP05"):
+        if not (telling.has("DP05") or telling.has("DP09")):
             telling.tell(samplers.wrong_division([look.division for look in looks], where))
         self._compare_batches([look.fed for look in looks], where)
         if watched is not None:

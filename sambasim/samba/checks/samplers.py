@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.meeting import AS_MANY_BATCHES
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
 
@@ -27,6 +28,14 @@ class Division:
     order: tuple[int, int] | None
     """Seed and epoch; None for the data set's own order."""
     drop_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Optimizer step number `step` of the pass number `epoch` over the data; both count from 1."""
+
+    epoch: int
+    step: int
 
 
 @dataclass(slots=True)
@@ -49,6 +58,8 @@ class Samplers:
         self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """What is left of the indices of an epoch: all of them, unless a check on demand is to see a second one."""
         self._last: Pass | None = None
+        self._passes = 0
+        """Those of which optimizer steps have used samples."""
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
         self._original: Callable[[Sampler], Iterator[Any]] | None = None
 
@@ -74,6 +85,7 @@ class Samplers:
         if last is None:
             return
         last.steps += 1
+        self._passes += last.steps == 1
         order = last.division.order
         if order is None or last.steps > _A_LOOK + 1:
             return
@@ -91,10 +103,30 @@ class Samplers:
             return None
         return self._last.division
 
+    def place(self) -> Place | None:
+        """How far the optimizer steps have come in the data; None where `division` is."""
+        return None if self._last is None or self.division() is None else Place(self._passes, self._last.steps)
+
     def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
             self._last = current
             yield index
+
+
+def different_epochs(places: Sequence[Place | None], where: str | None) -> Finding | None:
+    """DP09, of replicas that are about to take the same step, and not the same one of an epoch."""
+    known = [place for place in places if place is not None]
+    rank = next((rank for rank, place in enumerate(known) if place != known[0]), None)
+    if len(known) < len(places) or rank is None:
+        return None
+    one, other = known[0], known[rank]
+    return Finding(
+        "DP09",
+        f"the epochs of replicas differ in length: replica 0 takes step {one.step} of epoch {one.epoch}, and replica "
+        f"{rank} step {other.step} of epoch {other.epoch}",
+        where,
+        AS_MANY_BATCHES,
+    )
 
 
 def wrong_division(divisions: Sequence[Division | None], where: str | None) -> Finding | None:

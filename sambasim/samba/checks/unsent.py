@@ -18,6 +18,7 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.steps import is_looked_at
 from sambasim.samba.checks.telling import telling
 from sambasim.samba.machine import Machine
+from sambasim.samba.request import Optimizer
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
 _NUMBERS_OF_A_TENSOR = 1e-6
@@ -48,19 +49,24 @@ class Unsent:
         self._trained = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._runs = 0
+        self._state_is_new = False
+        """Whether the app has loaded state into an optimizer since the last exchange."""
         self.host_trains = False
         """Whether the app's own optimizers have taken a step on the host since the last exchange."""
         self._told: set[str] = set()
         self._followed: dict[str, _Followed] = {}
         # The optimizers are the app's, and may outlive what is loaded.
         for optimizer in machine.optimizers:
-            hook = optimizer.register_step_post_hook(_calling(weakref.WeakMethod(self._note_host_step)))
-            weakref.finalize(self, hook.remove)
+            for register, note in (
+                (optimizer.register_step_post_hook, self._note_host_step),
+                (optimizer.register_load_state_dict_post_hook, self._note_loaded_state),
+            ):
+                weakref.finalize(self, register(_calling(weakref.WeakMethod(note))).remove)
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._weights = self._digests()
-        self.host_trains = False
+        self.host_trains = self._state_is_new = False
 
     def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
         """Sections of these kinds are about to run. `given` are the hyperparameters that `session.run` was told last.
@@ -77,6 +83,12 @@ class Unsent:
                     self._compare_hyperparameters(now, given)
                 agrees = now == self._hyperparameters and not any(one.steps_apart for one in self._followed.values())
                 self._agreed = (now, given) if agrees else None
+            if self._state_is_new and not self.host_trains:
+                self._tell(
+                    "state",
+                    "the app has loaded the state of an optimizer, and the device goes on with its own",
+                    "samba.session.to_device(model), or load it before trace_graph",
+                )
         if thoroughly or is_looked_at(self._runs):
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
                 self._compare_trained()
@@ -149,8 +161,13 @@ class Unsent:
                 "samba.session.to_device(model), or load weights before trace_graph",
             )
 
-    def _note_host_step(self) -> None:
-        self.host_trains = True
+    def _note_host_step(self, optimizer: Optimizer) -> None:
+        # One that is left over from an app without a device finds no gradients on the host.
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self.host_trains |= any(parameter.grad is not None for parameter in parameters)
+
+    def _note_loaded_state(self, optimizer: Optimizer) -> None:
+        self._state_is_new |= bool(optimizer.state)
 
     def _tell(self, subject: str, what: str, remedy: str) -> None:
         if subject not in self._told:
@@ -171,13 +188,13 @@ class Unsent:
         return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
 
 
-def _calling(method: "weakref.WeakMethod[Callable[[], None]]") -> Callable[..., None]:
+def _calling(method: "weakref.WeakMethod[Callable[[Optimizer], None]]") -> Callable[..., None]:
     """A hook that calls `method` while its object lives."""
 
-    def hook(*_: object) -> None:
+    def hook(optimizer: Optimizer, *_: object) -> None:
         alive = method()
         if alive is not None:
-            alive()
+            alive(optimizer)
 
     return hook
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.samba.checks import samplers as module
-from sambasim.samba.checks.samplers import Division, Samplers, wrong_division
+from sambasim.samba.checks.samplers import Division, Place, Samplers, different_epochs, wrong_division
 from sambasim.samba.checks.telling import Telling
 
 LENGTH = 8
@@ -124,6 +124,31 @@ def test_samplers_that_do_not_divide_the_data_are_found(change: dict[str, object
     assert finding is not None
     assert finding.words.startswith(words)
     assert finding.where == "app.py:1: run()"
+
+
+def test_replicas_in_different_epochs_are_found() -> None:
+    finding = different_epochs([Place(1, 3), Place(2, 1)], "app.py:1: run()")
+    assert finding is not None
+    assert finding.words == (
+        "DP09: the epochs of replicas differ in length: replica 0 takes step 3 of epoch 1, and replica 1 step 1 of "
+        "epoch 2"
+    )
+    assert finding.where == "app.py:1: run()"
+    assert different_epochs([Place(2, 1), Place(2, 1)], None) is None
+    assert different_epochs([Place(2, 1), None], None) is None
+
+
+def test_the_place_is_that_of_the_last_optimizer_step(watched: Samplers) -> None:
+    sampler = _sampler(1)
+    assert watched.place() is None
+    _train(watched, sampler)
+    first = watched.place()
+    assert first is not None
+    assert first.epoch == 1
+    list(sampler)
+    assert watched.place() is None, "of these samples no step was made yet"
+    _train(watched, sampler)
+    assert watched.place() == Place(2, first.step)
 
 
 def test_samplers_that_divide_the_data_are_not() -> None:

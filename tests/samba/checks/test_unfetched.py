@@ -44,6 +44,20 @@ def _loaded(pef: str) -> nn.Module:
     return model
 
 
+def test_what_the_host_predicts_with_weights_that_were_not_fetched_is_found_once(pef: str, telling: Telling) -> None:
+    model = _loaded(pef).eval()
+    model(*BATCH)
+    assert not telling.findings
+    session.run(BATCH)
+    for _ in range(2):
+        model(*BATCH)
+    (finding,) = telling.findings
+    assert finding.words == (
+        "AP06: the app computes with the weights on the host, and the device has trained on for 1 step since"
+    )
+    assert "model(*BATCH)" in str(finding.where)
+
+
 def test_a_checkpoint_of_weights_that_were_not_fetched_is_found_once(pef: str, telling: Telling) -> None:
     model = _loaded(pef)
     for _ in range(3):

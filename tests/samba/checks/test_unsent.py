@@ -59,6 +59,36 @@ def app(pef: str, monkeypatch: pytest.MonkeyPatch) -> App:
     return App(model, optimizer, telling)
 
 
+def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+    saved = app.optimizer.state_dict()
+    for _ in range(2):
+        app.optimizer.load_state_dict(saved)
+        app.step()
+    assert app.told == [
+        "AP05: the app has loaded the state of an optimizer, and the device goes on with its own",
+    ]
+
+
+def test_state_that_is_sent_is_not(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+    app.optimizer.load_state_dict(app.optimizer.state_dict())
+    samba.session.to_device(app.model)
+    app.step()
+    assert app.told == []
+
+
+def test_a_step_of_the_host_that_finds_no_gradients_hides_nothing(app: App) -> None:
+    app.step()
+    app.optimizer.step()
+    with torch.no_grad():
+        next(app.model.parameters()).fill_(2.0)
+    app.step()
+    assert [words.partition(":")[0] for words in app.told] == ["AP05"]
+
+
 @pytest.mark.filterwarnings("error:Detected call of")
 def test_a_scheduler_that_the_device_is_not_told_of_is_found_once(app: App) -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
