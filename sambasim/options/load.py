@@ -173,10 +173,11 @@ def refusal(
 
 
 def _origin(name: str, origins: Mapping[str, str]) -> str | None:
-    """What `name`, or a table that it is in, was typed as."""
+    """What `name`, a table that it is in, or, if it is a table, the first option in it was typed as."""
     parts = name.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((origins[prefix] for prefix in prefixes if prefix in origins), None)
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    inside = [option for option in origins if option.startswith(f"{name}.")]
+    return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)
 
 
 def _line(problem: Problem, origin: str | None) -> str:

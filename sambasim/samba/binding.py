@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sambasim.errors import DataError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Inputs, flat, name_of
 from sambasim.samba.tensor import to_torch
@@ -69,11 +70,12 @@ def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tens
         return tensor
     shape, given = symbol.type.shape, tuple(tensor.shape)
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
+        typed = getattr(context.current().arguments, "batch_size", batch_size)
         raise DataError(
             f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
-            "set, or -b is another than when the PEF was compiled",
+            f"set{'' if typed == batch_size else ', or -b is another than when the PEF was compiled'}",
             where=app_line(),
-            remedy=f"give drop_last=True to the DataLoader; or -b {batch_size}",
+            remedy=f"give drop_last=True to the DataLoader{'' if typed == batch_size else f'; or -b {batch_size}'}",
         )
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
         raise DataError(

@@ -14,9 +14,17 @@ import torch.nn.functional
 from torch import Tensor
 
 from sambasim.samba.absent import no_such_name
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
+_OF_TORCH = (
+    "size", "dtype", "layout", "device", "generator", "out", "pin_memory", "memory_format", "names", "input",
+    "low", "high", "start", "end", "step", "steps", "base", "n", "m", "mean", "std", "fill_value",
+)  # fmt: skip
+"""Keywords of torch's functions that make a tensor."""
 
+
+@checks_keywords_beside("samba.randn", _OF_TORCH)
 def randn(
     *shape: Any,
     name: str | None = None,
@@ -32,6 +40,7 @@ def randn(
     return _named(torch.randn(*shape, **torch_options), name, batch_dim, named_dims, requires_grad)
 
 
+@checks_keywords_beside("samba.randint", _OF_TORCH)
 def randint(
     *bounds_and_shape: Any,
     name: str | None = None,
@@ -82,7 +91,7 @@ def operator(name: str) -> Callable[..., Any]:
 
 
 def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
-    @functools.wraps(function)
+    @checks_keywords_beside(f"samba.{function.__name__}", _OF_TORCH)
     def make(
         *arguments: Any,
         name: str | None = None,
@@ -93,7 +102,7 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     ) -> SambaTensor:
         return _named(function(*arguments, **torch_options), name, batch_dim, named_dims, requires_grad)
 
-    return make
+    return functools.wraps(function)(make)
 
 
 def _named(

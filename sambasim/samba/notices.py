@@ -8,9 +8,11 @@ from sambasim.runtime.launcher import launched_rank
 _SAID: set[str] = set()
 
 
-def say_once(name: str, why: str) -> None:
-    """One line on stderr the first time in this process that `name` comes, on rank 0 alone."""
+def say_once(name: str, why: str, where: str | None = None) -> None:
+    """A line on stderr the first time in this process that `name` comes, on rank 0 alone; and one with the app's line,
+    `where`, if that is given."""
     if name not in _SAID:
         _SAID.add(name)
         if launched_rank(os.environ) == 0:
-            sys.stderr.write(f"notice: {name} is taken, and without effect here: {why}\n")
+            place = f"  where: {where}\n" if where else ""
+            sys.stderr.write(f"notice: {name} is taken, and without effect here: {why}\n{place}")

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.errors import OptionError
 from sambasim.options import OPTIMIZER_DEFAULTS, OptimizerOptions, build
 from sambasim.samba.absent import no_such_name
+from sambasim.samba.checks.keywords import checks_keywords_beside
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -84,11 +85,16 @@ class _OnDevice(torch.optim.Optimizer):
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 
+def _arguments_of(optimizer: type[torch.optim.Optimizer]) -> tuple[str, ...]:
+    return tuple(inspect.signature(optimizer).parameters)
+
+
 class SGD(_OnDevice, torch.optim.SGD):
     """torch.optim.SGD. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
 
     kind = "sgd"
 
+    @checks_keywords_beside("samba.optim.SGD", _arguments_of(torch.optim.SGD))
     def __init__(
         self,
         params: Parameters,
@@ -112,6 +118,7 @@ class Adam(_OnDevice, torch.optim.Adam):
 
     kind = "adam"
 
+    @checks_keywords_beside("samba.optim.Adam", _arguments_of(torch.optim.Adam))
     def __init__(
         self,
         params: Parameters,
@@ -135,6 +142,7 @@ class AdamW(_OnDevice, torch.optim.AdamW):
 
     kind = "adamw"
 
+    @checks_keywords_beside("samba.optim.AdamW", _arguments_of(torch.optim.AdamW))
     def __init__(
         self,
         params: Parameters,

@@ -146,7 +146,8 @@ class Session:
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
         if self._differs_in_evaluation and not machine.model.training:
-            say_once("model.eval()", "a training PEF runs in training mode; compile with --inference to predict")
+            why = "a training PEF runs in training mode; compile with --inference to predict"
+            say_once("model.eval()", why, app_line())
         self._inputs = batch or self._inputs
         given = {**self._given, **(hyperparam_dict or {})}
         if hyperparam_dict and given != self._given:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
+from sambasim.samba.checks.keywords import checks_keywords_beside
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 
@@ -221,6 +222,7 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
 torch.serialization.add_safe_globals([SambaTensor])
 
 
+@checks_keywords_beside("samba.from_torch_tensor", ())
 def from_torch_tensor(
     tensor: Tensor,
     name: str | None = None,

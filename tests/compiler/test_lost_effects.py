@@ -246,6 +246,13 @@ def test_a_backward_hook_of_a_module_is_refused(tmp_path: Path) -> None:
         compiled(net, tmp_path)
 
 
+def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None:
+    net = Net(changes_in_place)
+    with pytest.raises(ModelError, match="the model is wrapped in DataParallel") as caught:
+        compiled(nn.DataParallel(net), tmp_path)
+    assert "--data-parallel" in str(caught.value.remedy)
+
+
 def normalizes(net: Any, h: Tensor) -> Tensor:
     return functional.batch_norm(h, None, None, training=True)
 

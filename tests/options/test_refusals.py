@@ -31,6 +31,7 @@ REFUSED = [
     (["lr=0.1"], "did you mean optimizer.lr?"),
     (["training.lr=0.1"], "did you mean optimizer.lr?"),
     (["trainig.epochs=1"], "did you mean training?"),
+    (["trainig.epochs=1"], "trainig (from --set): is no option"),
     (["compile.world-size=1"], "did you mean compile.world_size?"),
     (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam or adamw'),
     (["optimizer.name=adm"], "did you mean adam?"),

@@ -68,8 +68,9 @@ FINDINGS: Mapping[str, Row] = {
         "told with `--check` alone, for here they are exact",
     ),
     "AP04": Row(
-        "a keyword of `session.run`, `session.compile` or `trace_graph`, or a hyperparameter, is not known; one of "
-        "`common_app_driver`, `measure_performance` or `measure_sections` is nearly a known one",
+        "a keyword of `session.run`, `session.compile`, `trace_graph`, an optimizer or what makes a tensor, or a "
+        "hyperparameter, is not known; one of `common_app_driver`, `measure_performance` or `measure_sections` is "
+        "nearly a known one",
         "refused, with the nearest that is",
         refused=True,
     ),

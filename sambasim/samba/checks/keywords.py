@@ -18,9 +18,24 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 
     One that takes any keyword, for the vendor's changes nothing here, refuses those that are nearly one of its own.
     """
+    return _checked(function, _name_in_apps(function), ())
+
+
+def checks_keywords_beside(
+    name: str, passed_on: Collection[str]
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """The same for what apps call `name`, and what takes, beside keywords of its own, those that are `passed_on` to
+    torch, and no others."""
+    return lambda function: _checked(function, name, passed_on)
+
+
+def _checked(
+    function: Callable[Arguments, Answer], called: str, passed_on: Collection[str]
+) -> Callable[Arguments, Answer]:
     parameters = inspect.signature(function).parameters.values()
-    known = [one.name for one in parameters if one.name != "self" and one.kind is not one.VAR_KEYWORD]
-    takes_any = len(known) < len([one for one in parameters if one.name != "self"])
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    known = [name for name in dict.fromkeys((*named, *passed_on)) if name != "self"]
+    takes_any = not passed_on and any(one.kind is one.VAR_KEYWORD for one in parameters)
     fast = frozenset(known)
 
     @functools.wraps(function)
@@ -28,7 +43,7 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
         for name in kwargs:
             if name not in fast and (not takes_any or _nearly(name, known)):
                 raise KeywordError(
-                    f"AP04: {_name_in_apps(function)} takes no {name}",
+                    f"AP04: {called} takes no {name}",
                     where=app_line(),
                     remedy=nearest(name, _nearly(name, known) or known, form="{}="),
                 )
@@ -45,7 +60,7 @@ def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
 
 def _nearly(name: str, known: Collection[str]) -> list[str]:
     """Those of `known` that `name` is a slip of, or a longer word for, as `optimizer` is for `optim`."""
-    longer = [short for short in known if name.startswith(short) and name[len(short) :].isalpha()]
+    longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
     return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
 
 

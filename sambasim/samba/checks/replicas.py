@@ -146,7 +146,7 @@ class Checks:
         # Replicas in different epochs may well have other hyperparameters and another order, and that is no mistake.
         if not telling.has("DP09"):
             telling.tell(samplers.different_epochs([look.place for look in looks], where))
-        if not (telling.has("DP03") or telling.has("DP07") or telling.has("DP09")):
+        if not any(map(telling.has, ("DP03", "DP07", "DP09"))):
             telling.tell(weights.different_course(trained, f"before step {self._step}", where))
         if not (telling.has("DP05") or telling.has("DP09")):
             telling.tell(samplers.wrong_division([look.division for look in looks], where))
@@ -162,7 +162,7 @@ class Checks:
 
     def _compare_last(self) -> None:
         """What the last step has left. Collective."""
-        if self._shared and not (telling.has("DP03") or telling.has("DP07")):
+        if self._shared and not any(map(telling.has, ("DP03", "DP07", "DP09"))):
             own = self._last or weights.trained(self._machine, read=not self._replaced)
             trained = self._communicator.all_gather_object(own)
             telling.tell(weights.different_course(trained, "at the end", self._where), only_noticed=True)

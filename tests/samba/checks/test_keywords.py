@@ -4,11 +4,15 @@ import inspect
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch import nn
 
 from sambasim import samba
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.keywords import checks_keywords, nearest
 from sambasim.samba.utils.common import common_app_driver
+
+PLAIN = nn.Parameter(torch.ones(2))
 
 
 @checks_keywords
@@ -46,6 +50,33 @@ def test_one_that_is_not_is_refused_with_the_nearest_and_the_line() -> None:
 def test_the_calls_of_apps_are_checked(function: Callable[..., object], name: str, words: str) -> None:
     with pytest.raises(KeywordError, match=f"AP04: {words}"):
         function(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words", "remedy"),
+    [
+        (lambda: samba.randn(2, 3, batchdim=0), "samba.randn takes no batchdim", "did you mean batch_dim=?"),
+        (lambda: samba.zeros(2, 3, nam="x"), "samba.zeros takes no nam", "did you mean name=?"),
+        (lambda: samba.randint(9, (2,), dtyp=torch.int32), "samba.randint takes no dtyp", "did you mean dtype=?"),
+        (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]
+        (
+            lambda: samba.optim.SGD([PLAIN], learning_rate=1),
+            "samba.optim.SGD takes no learning_rate",
+            "it takes params, lr",
+        ),
+        (lambda: samba.optim.AdamW([PLAIN], beta=1), "samba.optim.AdamW takes no beta", "did you mean betas=?"),
+    ],
+    ids=["randn", "zeros", "randint", "from_torch_tensor", "SGD", "AdamW"],
+)
+def test_what_makes_tensors_and_optimizers_is_checked(mistake: Callable[[], object], words: str, remedy: str) -> None:
+    with pytest.raises(KeywordError, match=f"AP04: {words}") as caught:
+        mistake()
+    assert remedy in str(caught.value.remedy)
+
+
+def test_what_torch_takes_is_passed_on_to_it() -> None:
+    assert samba.ones(size=(2, 3), dtype=torch.float64, name="x").dtype is torch.float64
+    assert samba.optim.SGD([PLAIN], lr=0.1, foreach=True).defaults["foreach"]
 
 
 @checks_keywords
