@@ -28,9 +28,7 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     keys: list[str | None] = [*inputs] if isinstance(inputs, Mapping) else [name_of(tensor) for tensor in tensors]
     if keys == [*wanted]:  # what most apps give in each step
         plain = map(to_torch, tensors)
-        return {
-            name: _fitting(name, wanted[name], tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)
-        }
+        return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)}
     _check_names(keys, wanted, model)
     free = (name for name in wanted if name not in keys)
     bound: dict[str, Tensor] = {}
@@ -41,7 +39,7 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
                 f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
                 remedy="give one tensor for each input",
             )
-        bound[name] = _fitting(name, wanted[name], to_torch(tensor), batch_size)
+        bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
         raise DataError(
@@ -64,8 +62,9 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
         raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
 
 
-def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tensor:
-    """`tensor`, if it can be the input `name`."""
+def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
+    """`tensor`, if it can be the input `name` of those that are wanted."""
+    symbol = wanted[name]
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype):
         return tensor
     shape, given = symbol.type.shape, tuple(tensor.shape)
@@ -86,7 +85,8 @@ def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tens
     if shape != given:
         raise DataError(
             f"{name} has the shape {given}, and the PEF was compiled for {shape}",
-            remedy="compile again with this shape (-b is the batch size), or change what the DataLoader gives",
+            where=app_line(),
+            remedy=_remedy_of_shape(wanted, given),
         )
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
@@ -97,6 +97,13 @@ def _fitting(name: str, symbol: Symbol, tensor: Tensor, batch_size: int) -> Tens
     if not floating and tensor.numel():
         _check_range(name, symbol, tensor)
     return tensor
+
+
+def _remedy_of_shape(wanted: Mapping[str, Symbol], given: tuple[int, ...]) -> str:
+    twin = next((name for name, symbol in wanted.items() if symbol.type.shape == given), None)
+    if twin is not None:
+        return f"{twin} has this shape: give {', '.join(wanted)} in this order, each by its own name if it has one"
+    return "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
 
 
 def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:

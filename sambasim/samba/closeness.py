@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.tensor import to_torch
 
 _ROUNDING = 2.0**-8
 """Rounding to bf16, which has 8 significant bits, changes a number by at most this part of it."""
 
 
+@checks_keywords_beside("assert_close", ())
 def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0) -> None:
     """Passes if every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
 

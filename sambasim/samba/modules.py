@@ -7,11 +7,13 @@ from torch import nn
 
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.session import session
 
 M = TypeVar("M", bound=nn.Module)
 
 
+@checks_keywords_beside("samba.from_torch_model_", ())
 def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     """Names `model` and its parameters, in place, and returns it.
 

@@ -22,6 +22,12 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     graph = program.training
     if section_types is None:
         return STEP if graph is not None else frozenset({SectionKind.FWD})
+    if isinstance(section_types, str):
+        raise OptionError(
+            f"section_types is the word {section_types!r}, and must be a list of such words",
+            where=app_line(),
+            remedy=f'section_types=["{section_types}"]',
+        )
     kinds = set()
     for word in section_types:
         try:

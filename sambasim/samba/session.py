@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
@@ -19,11 +20,13 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.section_clock import SectionClock
 from sambasim.samba import context
+from sambasim.samba.absent import no_such_name
 from sambasim.samba.binding import bind, inputs_of
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.keywords import checks_keywords, nearest
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
+from sambasim.samba.hyperparameters import change
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
@@ -52,6 +55,8 @@ class Session:
         self._machine: Machine | None = None
         self._checks: Checks | None = None
         self._traced: Sequence[SambaTensor] = ()
+        self._of_other_models = WeakIdKeyDictionary()
+        self._accepted: object = None
         self._wanted: Mapping[str, Symbol] = {}
         self._of_the_mean: Tensor | None = None
         self._differs_in_evaluation = False
@@ -108,6 +113,9 @@ class Session:
     def load(self, machine: Machine, traced: Sequence[SambaTensor]) -> None:
         """`machine` is run from now on; `traced` are its outputs, which stand for those of every run: an `sn_grad` that
         is set on one of them holds for all. For `utils.trace_graph`."""
+        if self._machine is not None and self._machine.model is not machine.model:
+            for tensor in self._traced:
+                self._of_other_models[tensor] = True
         self._machine, self._traced = machine, tuple(traced)
         self._checks = Checks(machine, context.communicator())
         self._wanted, self._of_the_mean = inputs_of(machine.program), tangent_of_mean(machine.program)
@@ -145,17 +153,27 @@ class Session:
             batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
+        if output_tensors is not None and output_tensors is not self._accepted:
+            self._check_outputs(machine, output_tensors)
+            self._accepted = output_tensors
         if self._differs_in_evaluation and not machine.model.training:
             why = "a training PEF runs in training mode; compile with --inference to predict"
             say_once("model.eval()", why, app_line())
         self._inputs = batch or self._inputs
         given = {**self._given, **(hyperparam_dict or {})}
         if hyperparam_dict and given != self._given:
-            self._change(machine, hyperparam_dict)
+            change(machine, hyperparam_dict)
             self._given = given
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         checks.before(kinds, batch, mode, self._given)
-        found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
+        if torch.is_autocast_enabled("cpu"):
+            say_once(
+                "torch.autocast", "the PEF says in which type it computes: --dtype bf16 at the compile", app_line()
+            )
+            with torch.autocast("cpu", enabled=False):
+                found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
+        else:
+            found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
         if SectionKind.OPT in kinds:
             machine.note_step()
         return self._answer(found, output_tensors)
@@ -201,6 +219,7 @@ class Session:
     def to_cpu(self, model: nn.Module | None = None) -> None:
         """The weights, buffers and optimizer state of the device to the host."""
         machine, checks = self._loaded(model)
+        checks.before_fetch()
         machine.to_host()
         checks.after_exchange()
 
@@ -219,6 +238,12 @@ class Session:
         Raises OptionError for a name that the PEF does not have.
         """
         machine, _ = self._loaded()
+        if isinstance(names, str):
+            raise OptionError(
+                f"names is the word {names!r}, and must be a list of such words",
+                where=app_line(),
+                remedy=f'samba.session.get_tensors_by_name(["{names}"])',
+            )
         return [self._tensor(machine, name) for name in names]
 
     @property
@@ -248,6 +273,9 @@ class Session:
         ]
         return dict(zip((one.name for one in machine.program.optimizers), owners, strict=True))
 
+    def __getattr__(self, name: str) -> object:
+        raise no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
+
     def _loaded(self, model: nn.Module | None = None) -> tuple[Machine, Checks]:
         if self._machine is None or self._checks is None:
             raise OptionError(
@@ -259,29 +287,6 @@ class Session:
                 remedy="give the model that trace_graph was called with",
             )
         return self._machine, self._checks
-
-    def _change(self, machine: Machine, hyperparameters: Mapping[str, float]) -> None:
-        names = {argument.name for argument in machine.program.runtime_arguments}
-        known = {name.partition("__")[2] for name in names if "__" in name}
-        unknown = sorted(set(hyperparameters) - known)
-        if unknown:
-            raise OptionError(
-                f"AP04: hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
-                where=app_line(),
-                remedy=nearest(unknown[0], sorted(known)),
-            )
-        of_each = [
-            {k: float(v) for k, v in hyperparameters.items() if f"{optimizer.name}__{k}" in names}
-            for optimizer in machine.program.optimizers
-        ]
-        for optimizer, taken in zip(machine.program.optimizers, of_each, strict=True):
-            if taken.get("momentum") and not optimizer.states:
-                raise OptionError(
-                    "momentum cannot be turned on: the PEF was compiled without it",
-                    remedy="compile with momentum above 0",
-                )
-        for index, taken in enumerate(of_each):
-            machine.replica.change(index, taken)
 
     def _tangent(self, machine: Machine, kinds: Collection[SectionKind]) -> Tensor | None:
         """What the backward starts from: `sn_grad` of the loss, or the gradient of its mean."""
@@ -306,6 +311,15 @@ class Session:
                 remedy="set one number, or one for each element of the output",
             )
         return given.to(getattr(torch, type_.dtype)).expand(type_.shape).contiguous()
+
+    def _check_outputs(self, machine: Machine, wanted: Tensor | Sequence[Tensor]) -> None:
+        """Raises OptionError for outputs of a model that was traced before the one that is loaded."""
+        if any(tensor in self._of_other_models for tensor in flat(wanted)):
+            raise OptionError(
+                f"output_tensors are of another model than the {type(machine.model).__name__} that was traced last",
+                where=app_line(),
+                remedy="call trace_graph for a model before its run: a session holds one PEF at a time",
+            )
 
     def _answer(
         self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None

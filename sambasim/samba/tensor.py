@@ -17,6 +17,7 @@ from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
 from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.place import app_line
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 
@@ -117,9 +118,9 @@ class SambaTensor(Tensor):
         """As torch's. Raises OptionError for what no gradient can be taken of, such as a result of the device."""
         if not self.requires_grad:
             raise OptionError(
-                f"backward() of {_called(self.sn_name)}, of which the host has no graph: if session.run gave it, or "
-                "what it was computed from, the device has already run the backward",
-                remedy="leave backward() and optimizer.step() out: session.run does both, in sections BCKWD and OPT",
+                f"backward() of {_called(self.sn_name)}: the host has no graph of what session.run gives",
+                where=app_line(),
+                remedy="leave backward() and optimizer.step() out, and section_types too: session.run does both itself",
             )
         super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 

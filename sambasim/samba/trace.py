@@ -72,6 +72,12 @@ def trace_graph(
             f"loss_indices is {loss_indices}, and the backward starts from the first output alone",
             remedy="return the sum of the losses first",
         )
+    if not pef:
+        raise OptionError(
+            "trace_graph was given no PEF",
+            where=app_line(),
+            remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
+        )
     path = locate(pef, compiling=_compile_command())
     document = read(path)
     check_device(document)

@@ -169,6 +169,12 @@ def test_epochs_of_different_length_are_told_as_such(folder: Path) -> None:
     assert "replica 0 takes step 3 of epoch 1, and replica 1 step 1 of epoch 2" in found["DP09"]
 
 
+@whole
+@pytest.mark.parametrize("batches", ["list(loader)[: 2 + rank]", "list(loader)[: 1 - rank]"], ids=["shorter", "none"])
+def test_a_check_of_uneven_replicas_comes_to_its_end(folder: Path, batches: str) -> None:
+    assert "DP09" in _findings(_check(folder, batches=batches))
+
+
 def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> None:
     result = _run(
         folder,

@@ -86,6 +86,11 @@ FINDINGS: Mapping[str, Row] = {
         "device has trained on since `to_cpu`",
         "a notice",
     ),
+    "AP07": Row(
+        "nothing is trained: the device runs backwards and no optimizer step, or `to_cpu` replaces what the app has "
+        "trained on the host",
+        "a notice",
+    ),
 }
 """By code. Codes stay the same between releases."""
 

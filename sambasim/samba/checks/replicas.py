@@ -17,6 +17,7 @@ from sambasim.samba.checks.telling import telling
 from sambasim.samba.checks.unclipped import Unclipped
 from sambasim.samba.checks.unfetched import Unfetched
 from sambasim.samba.checks.unsent import Unsent
+from sambasim.samba.checks.untrained import Untrained
 from sambasim.samba.checks.weights import Trained
 from sambasim.samba.machine import Machine
 
@@ -48,6 +49,7 @@ class Checks:
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
         self._unsent = unsent = Unsent(machine)
+        self._untrained = Untrained(machine, lambda: unsent.host_trains)
         self._unclipped = Unclipped(machine)
         self._unfetched = Unfetched(machine, lambda: unsent.host_trains)
         self._shared = False
@@ -88,6 +90,7 @@ class Checks:
         check = on_demand.current()
         if trains:
             self._unsent.note_run(kinds, given, thoroughly=check is not None)
+            self._untrained.note_run(kinds)
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
@@ -121,6 +124,11 @@ class Checks:
         """Weights were sent from host to device, or back."""
         self._unsent.note_exchange()
         self._unfetched.note_exchange()
+        self._untrained.note_exchange()
+
+    def before_fetch(self) -> None:
+        """The weights of the device are about to replace those of the host."""
+        self._untrained.note_fetch()
 
     def _looks(self) -> bool:
         return on_demand.current() is not None or is_looked_at(self._step)
@@ -161,8 +169,11 @@ class Checks:
             telling.tell(finding, only_noticed=repeated)
 
     def _compare_last(self) -> None:
-        """What the last step has left. Collective."""
+        """What the last step has left. Collective, whatever this rank has to show: others may have been told less."""
+        own = None
         if self._shared and not any(map(telling.has, ("DP03", "DP07", "DP09"))):
             own = self._last or weights.trained(self._machine, read=not self._replaced)
-            trained = self._communicator.all_gather_object(own)
-            telling.tell(weights.different_course(trained, "at the end", self._where), only_noticed=True)
+        trained = self._communicator.all_gather_object(own)
+        known = [one for one in trained if one is not None]
+        if len(known) == len(trained):
+            telling.tell(weights.different_course(known, "at the end", self._where), only_noticed=True)

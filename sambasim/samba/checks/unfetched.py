@@ -30,19 +30,29 @@ class Unfetched:
         self._machine = machine
         self._host_trains = host_trains
         self._steps_at_exchange = 0
+        self._host_has_its_own = False
         self._told = False
         _loaded[machine.model] = weakref.ref(self)
         _watch()
         weakref.finalize(self, machine.model.register_forward_pre_hook(_note_forward).remove)
+        hook = machine.model.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]  # torch's
+        weakref.finalize(self, hook.remove)
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._steps_at_exchange = self._machine.replica.steps
+        self._host_has_its_own = False
+
+    def note_loaded(self) -> None:
+        """The app has given the model other weights: the best of an earlier time, say."""
+        self._host_has_its_own = True
 
     def note_read(self, how: str) -> None:
         """The app uses the weights of the model; `how` is a verb."""
         ahead = self._machine.replica.steps - self._steps_at_exchange
-        if ahead > 0 and context.current().trains and not self._told and not self._host_trains():
+        if self._told or self._host_has_its_own or self._host_trains():
+            return
+        if ahead > 0 and context.current().trains:
             self._told = True
             steps = "1 step" if ahead == 1 else f"{ahead} steps"
             what = f"the app {how} the weights on the host, and the device has trained on for {steps} since"
@@ -54,6 +64,14 @@ def _watch() -> None:
     """Be told of what is read from now on, once in a process."""
     # Apps call the method of torch's class.
     nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose
+
+
+def _note_loaded(module: nn.Module, _: object) -> None:
+    """A hook of the model."""
+    reference = _loaded.get(module)
+    unfetched = None if reference is None else reference()
+    if unfetched is not None:
+        unfetched.note_loaded()
 
 
 def _note_forward(module: nn.Module, _: object) -> None:

@@ -79,6 +79,7 @@ class Unsent:
             if (options, given) != self._agreed:
                 now = [list(map(_number, values)) for values in options]
                 self._follow(now, given)
+                self._compare_groups(now, given)
                 if now != self._hyperparameters:
                     self._compare_hyperparameters(now, given)
                 agrees = now == self._hyperparameters and not any(one.steps_apart for one in self._followed.values())
@@ -106,6 +107,16 @@ class Unsent:
                     f"device goes on with {_told(on_device)}",
                     self._remedy(name, now),
                 )
+
+    def _compare_groups(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
+        """What `session.run` is told goes to all groups of parameters, also where those of the host differ."""
+        for name, told in given.items():
+            values = _of_each(now, name)
+            if all(_is_same(value, values[0]) for value in values):
+                continue
+            on_host = ", ".join(dict.fromkeys(map(_told, values)))
+            what = f"groups of parameters differ in {name}: {on_host}; and session.run sets {told:g} for all of them"
+            self._tell(name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph")
 
     def _follow(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         """Count for how many steps the host has gone on from what it had when `session.run` was told another value."""

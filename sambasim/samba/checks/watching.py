@@ -17,7 +17,7 @@ class Watching:
         self.communicator = communicator
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
-        self.compare_last: Callable[[], None] = lambda: None
+        self.compare_last: Callable[[], None] = lambda: _show_nothing(communicator)
         self.steps = 0
 
     def start(self) -> None:
@@ -29,6 +29,11 @@ class Watching:
         """Watch no more."""
         self.samplers.stop()
         self.files.stop()
+
+
+def _show_nothing(communicator: Communicator) -> None:
+    """The part of a rank that has loaded nothing in a comparison in which others may show what they have."""
+    communicator.all_gather_object(None)
 
 
 _watching: Watching | None = None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sambasim.errors import OptionError
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
 from sambasim.samba.utils.next_run import NextRun
@@ -32,6 +33,7 @@ class SambaConfig(argparse.Namespace):
         vars(self).update(vars(_from_values(command, values)))
 
 
+@checks_keywords_beside("parse_app_args", ())
 def parse_app_args(
     argv: Sequence[str] | None = None,
     dev_mode: bool = False,

@@ -45,7 +45,9 @@ class CommandParser(argparse.ArgumentParser):
 
 def program_name() -> str:
     """How the app is called in help and messages: `python app.py`, or `sambasim app app.py`."""
-    script, typed = Path(sys.argv[0]).name, context.typed_command()
+    script, typed = sys.argv[0], context.typed_command()
+    if script not in typed:  # whoever started it has made another path of what was typed
+        script = next((word for word in typed if Path(word).name == Path(script).name), Path(script).name)
     if typed[:2] == ["sambasim", "app"]:
         return f"sambasim app {script}"
     return f"python -m sambasim {script}" if typed[1:3] == ["-m", "sambasim"] else f"python {script}"

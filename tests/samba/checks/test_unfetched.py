@@ -58,6 +58,22 @@ def test_what_the_host_predicts_with_weights_that_were_not_fetched_is_found_once
     assert "model(*BATCH)" in str(finding.where)
 
 
+def test_weights_that_the_app_has_loaded_are_its_own(pef: str, telling: Telling) -> None:
+    model = _loaded(pef).eval()
+    session.run(BATCH)
+    session.to_cpu(model)
+    best = copy.deepcopy(model.state_dict())
+    session.run(BATCH)
+    model.load_state_dict(best)
+    model(*BATCH)
+    model.state_dict()
+    assert not telling.findings
+    session.to_cpu(model)
+    session.run(BATCH)
+    model.state_dict()
+    assert len(telling.findings) == 1
+
+
 def test_a_checkpoint_of_weights_that_were_not_fetched_is_found_once(pef: str, telling: Telling) -> None:
     model = _loaded(pef)
     for _ in range(3):

@@ -59,6 +59,13 @@ def app(pef: str, monkeypatch: pytest.MonkeyPatch) -> App:
     return App(model, optimizer, telling)
 
 
+def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
+    app.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.01})
+    for _ in range(2):
+        app.step(lr=0.1)
+    assert app.told == ["AP05: groups of parameters differ in lr: 0.1, 0.01; and session.run sets 0.1 for all of them"]
+
+
 def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
     app.step()
     samba.session.to_cpu(app.model)

@@ -1,0 +1,50 @@
+"""`hyperparam_dict`, and what is no number in it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sambasim import samba
+from sambasim.errors import OptionError
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+BATCH = [torch.ones(2, 3)]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> nn.Module:
+    model = nn.Linear(3, 1)
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    pef = session.compile(model, BATCH, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "remedy"),
+    [
+        ([0.1], "AP04: lr in hyperparam_dict is [0.1]", 'hyperparam_dict={"lr": …[0]}: one number, and no list'),
+        ("0.1", "AP04: lr in hyperparam_dict is '0.1'", "give lr as one number, 0 or more"),
+        (-0.1, "AP04: lr in hyperparam_dict is -0.1", "give lr as one number, 0 or more"),
+        (float("nan"), "AP04: lr in hyperparam_dict is nan", "give lr as one number, 0 or more"),
+        (object(), "AP04: lr in hyperparam_dict is a object", "give lr as one number, 0 or more"),
+    ],
+)
+@pytest.mark.usefixtures("loaded")
+def test_what_is_no_number_is_refused_with_its_line(value: object, words: str, remedy: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        session.run(BATCH, hyperparam_dict={"lr": value})  # type: ignore[dict-item]  # the mistake
+    assert caught.value.what == words
+    assert caught.value.remedy == remedy
+    assert "session.run(BATCH, hyperparam_dict=" in str(caught.value.where)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_tensor_of_one_number_is_one() -> None:
+    session.run(BATCH, hyperparam_dict={"lr": torch.tensor(0.25)})  # type: ignore[dict-item]  # as torch takes it
+    machine, _ = session._loaded()
+    assert machine.replica.hyperparameters[0]["lr"] == 0.25
