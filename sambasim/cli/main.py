@@ -15,6 +15,8 @@ _COMMANDS: Mapping[str, str] = {
     "app": "sambasim.cli.app:app_command",
     "env": "sambasim.cli.env:env_command",
     "inspect": "sambasim.cli.inspect:inspect_command",
+    "simulate": "sambasim.cli.simulate:simulate_command",
+    "validate": "sambasim.cli.validate:validate_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",
     "bench": "sambasim.cli.bench:bench_command",

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
 from sambasim.compiler.constants import check_constant, model_tensor, own_name, share_memory
@@ -71,7 +72,8 @@ class _Builder:
     def run(self) -> Built:
         self._add_model_tensors()
         for name, tensor in self._inputs.items():
-            whole = not tensor.is_floating_point() and tensor.numel() > 0
+            # A fake tensor has no values.
+            whole = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
             bound = int(tensor.max()) + 1 if whole else None
             self._add(Symbol(name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
         captures = self._captures
@@ -278,7 +280,9 @@ def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
                 remedy="make it so by .contiguous(), and leave out memory_format=torch.channels_last",
             )
         if id(tensor) not in seen and tensor.numel():
-            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((path, tensor))
+            storage = tensor.untyped_storage()
+            where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
+            by_storage.setdefault(where, []).append((path, tensor))
         seen.add(id(tensor))
     for sharing in by_storage.values():
         for (path, tensor), (other_path, other) in combinations(sharing, 2):

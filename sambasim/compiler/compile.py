@@ -37,6 +37,8 @@ from sambasim.compiler.step import (
     run_eagerly,
 )
 from sambasim.errors import CaptureError, ModelError
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
@@ -150,14 +152,15 @@ def assemble(
 
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
     """The passes that `options` ask for, in order. The optimizers are `updates`, or else the one of `options`."""
-    passes: list[Pass] = [Partition(options.opt_level)]
+    device = load_device(options.arch)
+    passes: list[Pass] = [Partition(options.opt_level, budget_of(device, load_calibration(), options.num_tiles))]
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
         passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding))
     if options.data_parallel:
         passes.append(AddDataParallel(options.world_size))
-    passes.append(Place(load_device(options.arch)))
+    passes.append(Place(device))
     return passes
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.errors import CaptureError
 from sambasim.ir.types import DTYPE_BYTES
@@ -73,11 +74,20 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether some byte belongs to both of two contiguous tensors. Neighbours in one storage share none."""
     if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
         return False
-    start, other_start = one.data_ptr(), other.data_ptr()
-    return start < other_start + other.nbytes and other_start < start + one.nbytes
+    (memory, start), (other_memory, other_start) = address(one), address(other)
+    return memory == other_memory and start < other_start + other.nbytes and other_start < start + one.nbytes
+
+
+def address(tensor: Tensor) -> tuple[int, int]:
+    """Which memory a tensor begins in, and at which byte of it. All real tensors lie in one; each storage of a fake one
+    is a memory of its own."""
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, FakeTensor):
+        return int(storage._cdata), int(tensor.storage_offset()) * tensor.element_size()
+    return 0, tensor.data_ptr()
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
     if tensor.layout is not torch.strided or not tensor.numel():
         return (id(tensor),)
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return address(tensor), tensor.shape, tensor.stride(), tensor.dtype

@@ -44,8 +44,9 @@ class BuildOptions(Options):
     """How it is compiled: the `[compile]` table.
 
     `world_size` is the least number of replicas that may run the PEF. `arch` names the device that is
-    compiled for. `dtype` is what parameters, activations and gradients are stored in; with bf16 and
-    `stochastic_rounding`, optimizer steps round at random, in the mean without error.
+    compiled for, and `num_tiles` how many tiles of it a replica has; None for all. `dtype` is what parameters,
+    activations and gradients are stored in; with bf16 and `stochastic_rounding`, optimizer steps round at random, in
+    the mean without error.
     """
 
     pef_name: Annotated[str, AfterValidator(_plain_file_name)] | None = None
@@ -55,6 +56,7 @@ class BuildOptions(Options):
     inference: bool = False
     opt_level: Literal["o0", "o1", "o3"] = "o3"
     arch: Literal["sn10", "sn30", "sn40"] = "sn30"
+    num_tiles: int | None = Field(default=None, ge=1)
     dtype: Literal["fp32", "bf16"] = "fp32"
     stochastic_rounding: bool = False
 
@@ -135,6 +137,7 @@ COMPILE_FLAGS: Mapping[str, tuple[str, str]] = {
     "inference": ("--inference", "compile.inference"),
     "opt_level": ("--o0, --o1 or --o3", "compile.opt_level"),
     "arch": ("--arch", "compile.arch"),
+    "num_tiles": ("--num-tiles", "compile.num_tiles"),
 }
 """By the keyword that `compile_options` takes: the flag, and the name that it sets in the TOML layout."""
 

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 
 from pydantic import JsonValue
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sambasim.report.contents import Contents, GraphFacts, SectionFacts
+from sambasim.report.tables import add_row, plain_table
 from sambasim.units import format_bytes, format_count
 
 _MOST_SYMBOLS = 40
@@ -60,7 +60,7 @@ def summary_table(facts: Contents) -> Table:
 
 def sections_table(graph: GraphFacts) -> Table:
     """Sections in the order of execution, with the bytes of the values that enter and leave them."""
-    table = _table(
+    table = plain_table(
         f"{graph.name}: sections ({len(graph.sections)})", ["section", "kind", "name"], ["operators", "in", "out"]
     )
     for section in graph.sections:
@@ -70,38 +70,40 @@ def sections_table(graph: GraphFacts) -> Table:
 
 def section_table(graph: GraphFacts, section: SectionFacts) -> Table:
     """One section, as the heading of its nodes."""
-    table = _table(f"{graph.name}: section {section.index}", ["section", "kind", "name"], ["operators", "in", "out"])
+    table = plain_table(
+        f"{graph.name}: section {section.index}", ["section", "kind", "name"], ["operators", "in", "out"]
+    )
     _add_section(table, section)
     return table
 
 
 def operators_table(graph: GraphFacts) -> Table:
     """Operators by kind, and the lines of the user's program that they come from."""
-    table = _table(f"{graph.name}: operators ({graph.nodes})", ["kind", "operator"], ["count"])
+    table = plain_table(f"{graph.name}: operators ({graph.nodes})", ["kind", "operator"], ["count"])
     table.add_column("source lines", overflow="fold")
     shown = ""
     for row in graph.operators:
         kind = "" if row.kind == shown else row.kind
         shown = row.kind
-        _add(table, kind, row.operator, str(row.count), _sources(row.sources))
+        add_row(table, kind, row.operator, str(row.count), _sources(row.sources))
     return table
 
 
 def sizes_table(facts: Contents) -> Table:
     """Symbols by kind."""
-    table = _table("sizes", ["kind"], ["symbols", "elements", "bytes"])
+    table = plain_table("sizes", ["kind"], ["symbols", "elements", "bytes"])
     for row in facts.sizes:
-        _add(table, row.kind, str(row.symbols), format_count(row.elements), format_bytes(row.size_bytes))
+        add_row(table, row.kind, str(row.symbols), format_count(row.elements), format_bytes(row.size_bytes))
     return table
 
 
 def symbols_table(facts: Contents) -> Table:
     """Symbols with their places in device memory; of very many, the first."""
-    table = _table(f"symbols ({len(facts.symbols)})", ["symbol", "kind", "type"], ["offset", "bytes"])
+    table = plain_table(f"symbols ({len(facts.symbols)})", ["symbol", "kind", "type"], ["offset", "bytes"])
     for row in facts.symbols[:_MOST_SYMBOLS]:
         type_ = f"{row.dtype}[{', '.join(map(str, row.shape))}]"
         offset = "" if row.offset is None else str(row.offset)
-        _add(table, row.name, row.kind, type_, offset, format_bytes(row.size_bytes))
+        add_row(table, row.name, row.kind, type_, offset, format_bytes(row.size_bytes))
     if (hidden := len(facts.symbols) - _MOST_SYMBOLS) > 0:
         table.caption = f"and {hidden} more; --json lists all of them"
     return table
@@ -109,21 +111,23 @@ def symbols_table(facts: Contents) -> Table:
 
 def groups_table(facts: Contents) -> Table:
     """Parameter groups, and with data parallelism the symbol as which their gradients are reduced."""
-    table = _table("parameter groups", ["group", "optimizer", "dtype"], ["parameters", "elements", "bytes"])
+    table = plain_table("parameter groups", ["group", "optimizer", "dtype"], ["parameters", "elements", "bytes"])
     table.add_column("gradients reduced as", overflow="fold")
     for row in facts.groups:
         size = format_bytes(row.size_bytes)
         wrapper = row.gradient_symbol or "not reduced"
-        _add(table, row.name, row.optimizer, row.dtype, str(row.parameters), format_count(row.elements), size, wrapper)
+        add_row(
+            table, row.name, row.optimizer, row.dtype, str(row.parameters), format_count(row.elements), size, wrapper
+        )
     return table
 
 
 def runtime_arguments_table(facts: Contents) -> Table:
     """What a run may choose without compiling again."""
-    table = _table("runtime arguments", ["argument"], ["default"])
+    table = plain_table("runtime arguments", ["argument"], ["default"])
     table.add_column("meaning", overflow="fold")
     for row in facts.runtime_arguments:
-        _add(table, row.name, str(row.default), row.meaning)
+        add_row(table, row.name, str(row.default), row.meaning)
     return table
 
 
@@ -135,7 +139,7 @@ def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
 
 def _add_section(table: Table, section: SectionFacts) -> None:
     sizes = (format_bytes(section.in_bytes), format_bytes(section.out_bytes))
-    _add(table, str(section.index), section.kind, section.name, str(section.operators), *sizes)
+    add_row(table, str(section.index), section.kind, section.name, str(section.operators), *sizes)
 
 
 def _sources(sources: tuple[str, ...]) -> str:
@@ -143,30 +147,9 @@ def _sources(sources: tuple[str, ...]) -> str:
     return ", ".join(sources[:_MOST_SOURCES]) + more
 
 
-def _table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
-    heading = Text(_printable(title), style="bold")
-    # A title is wrapped to its table, and some tables are narrow.
-    table = Table(title=heading, title_justify="left", min_width=len(heading), box=SIMPLE_HEAD, pad_edge=False)
-    for name in words:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = _table(title, ["", ""], [])
+    table = plain_table(title, ["", ""], [])
     table.show_header = False
     for key, value in rows:
-        _add(table, key, value)
+        add_row(table, key, value)
     return table
-
-
-def _add(table: Table, *cells: str) -> None:
-    # Text and not str: a cell from a file is never markup.
-    table.add_row(*(Text(_printable(cell)) for cell in cells))
-
-
-def _printable(text: str) -> str:
-    """Without what would move the cursor of the reader's terminal; line breaks stay."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)

@@ -25,6 +25,9 @@ Optimizer: TypeAlias = SGD | Adam | AdamW
 FINGERPRINT = "step_sha256"
 """Under this word the metadata of a PEF has the fingerprint of what it was compiled from."""
 
+_ALL_TILES = -1
+"""What --num-tiles is unless it is typed."""
+
 DTYPES = ("fp32", "bf16")
 """What --dtype takes."""
 
@@ -133,6 +136,7 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
         "world_size": config.get("world_size"),
         "opt_level": level,
         "arch": config.get("arch"),
+        "num_tiles": None if config.get("num_tiles") == _ALL_TILES else config.get("num_tiles"),
         "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
         "stochastic_rounding": config.get("enable_stoc_rounding"),
     }

@@ -19,7 +19,7 @@ from sambasim.samba.utils.flag import (
 )
 
 _ONLY_COMPILE = (COMPILE,)
-_NO_CHIP_LAYOUT = "one replica is one device here, and is not laid out over chips and tiles"
+_NO_CHIP_LAYOUT = "one replica is one device here, and is not laid out over chips"
 _OWN_HEURISTICS = "sections are cut and placed by sambasim's own rules, which take no such advice"
 
 
@@ -137,11 +137,10 @@ _COMPILE = (
     Flag(
         ("--num-tiles",),
         _ONLY_COMPILE,
-        "Tiles of one replica; -1 is as many as fit.",
+        "Tiles of the device that one replica has; -1 is all of them.",
         -1,
         int,
         placeholder="N",
-        inert=_NO_CHIP_LAYOUT,
     ),
     Flag(
         ("--tensor-parallel",),

@@ -1,0 +1,45 @@
+"""Predict the published rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from sambasim.compiler.shapes import compile_shapes
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.published.models import MODELS
+from sambasim.published.rows import Row
+from sambasim.simulation.step import predict_step
+from sambasim.simulation.validation import Held
+
+
+def hold(rows: Sequence[Row], hear: Callable[[str], None]) -> list[Held]:
+    """Each of `rows` with its prediction. `hear` is told what is under way; a model is captured once for all rows that
+    have it."""
+    programs: dict[tuple[str, str, int], Program] = {}
+    held = []
+    for row in rows:
+        key = (row.model, repr(sorted(row.args.items())), row.batch_size)
+        if key not in programs:
+            hear(f"capture {row.name}")
+            programs[key] = _captured(row)
+        hear(f"predict {row.name}, {row.level}")
+        budget = budget_of(load_device(row.device), load_calibration(), row.tiles)
+        step = predict_step(programs[key], budget, row.level)
+        sections = sum(section.kind in (SectionKind.FWD, SectionKind.BCKWD) for section in step.sections)
+        held.append(Held(row, row.figure_of(step.predicted_s), sections))
+    return held
+
+
+def _captured(row: Row) -> Program:
+    args: Mapping[str, int | float] = row.args
+    options = CompileOptions(
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=row.batch_size),
+        pef_name=row.model,
+    )
+    return compile_shapes(partial(MODELS[row.model], row.batch_size, **args), options)

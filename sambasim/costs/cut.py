@@ -1,0 +1,118 @@
+"""Where a graph is cut into sections, under the budget of a device.
+
+    level   rule
+    o0      one operator a section
+    o1      neighbouring operators of one module, at most 8, share a section
+    o3      the cut that is predicted fastest, by dynamic programming over the whole graph
+
+In o1 and o3 operators share a section only where the units of the device are enough for all of them, weights and
+buffers fit on the chip, and none has to wait for the whole batch. A view costs nothing and is no operator here; it
+belongs to the section after it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Literal, TypeAlias
+
+from sambasim.costs.load import GrowingLoad
+from sambasim.costs.price import chip_bytes, price_of
+from sambasim.costs.work import Work
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Node, SectionKind
+from sambasim.ir.operators import OPERATORS, OperatorKind
+
+Level: TypeAlias = Literal["o0", "o1", "o3"]
+
+MOST_OF_A_MODULE = 8
+"""Operators of a section in o1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A section to be: its kind, a name, and what it has, from `start` up to `stop`: stages of the work, and nodes of
+    the graph."""
+
+    kind: SectionKind
+    name: str
+    stages: tuple[int, int]
+    nodes: tuple[int, int]
+
+
+def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
+    """The forward and the backward of `graph`, whose `work` it is. Sections that they had before change nothing."""
+    parts = [
+        (kind, [section for section in run if section.stop > section.start])
+        for kind, run in groupby(graph.sections, key=lambda section: section.kind)
+        if kind in (SectionKind.FWD, SectionKind.BCKWD)
+    ]
+    walls = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts if sections]
+    ends = _ends(graph, work, budget, level, walls)
+    pieces: list[Piece] = []
+    start = 0
+    for kind, sections in parts:
+        first, last = sections[0].start, sections[-1].stop
+        inside = [end for end in ends if end < len(work.stages) and first < work.stages[end].node < last]
+        begins = [first, *(work.stages[end].node for end in inside), last]
+        stop = sum(stage.node < last for stage in work.stages)
+        for (stage, next_stage), nodes in zip(pairwise([start, *inside, stop]), pairwise(begins), strict=True):
+            pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes))
+        start = stop
+    return pieces
+
+
+def _ends(graph: Graph, work: Work, budget: Budget, level: Level, walls: Sequence[int]) -> list[int]:
+    """Where sections end: numbers of stages."""
+    if level == "o0":
+        return list(range(1, len(work.stages) + 1))
+    return _by_module(graph, work, budget, walls) if level == "o1" else best_cut(work, budget, walls)
+
+
+def _by_module(graph: Graph, work: Work, budget: Budget, walls: Sequence[int]) -> list[int]:
+    modules = [graph.nodes[stage.node].module for stage in work.stages]
+    ends: list[int] = []
+    start = 0
+    while start < len(modules):
+        run = next((i for i in range(start, len(modules)) if modules[i] != modules[start]), len(modules))
+        wall = min(run, start + MOST_OF_A_MODULE, *(wall for wall in walls if wall > start))
+        start = max(stop for stop, _ in _sections_from(work, budget, start, wall))
+        ends.append(start)
+    return ends
+
+
+def best_cut(work: Work, budget: Budget, walls: Sequence[int]) -> list[int]:
+    """Where the sections of the cut that is predicted fastest end: numbers of stages, the last of which is that of all.
+    `walls` are stages at which one must begin: where the backward does."""
+    count = len(work.stages)
+    walls = sorted({*walls, count})
+    least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
+    for start in range(count):
+        wall = next(wall for wall in walls if wall > start)
+        for stop, seconds in _sections_from(work, budget, start, wall):
+            if least_s[start] + seconds < least_s[stop]:
+                least_s[stop], begins[stop] = least_s[start] + seconds, start
+    ends, stop = [], count
+    while stop:
+        ends.append(stop)
+        stop = begins[stop]
+    return ends[::-1]
+
+
+def _sections_from(work: Work, budget: Budget, start: int, wall: int) -> Iterator[tuple[int, float]]:
+    """The sections that can begin at stage `start`, up to `wall`: where each ends, and its predicted seconds."""
+    growing = GrowingLoad(work, start)
+    for stop in range(start + 1, min(wall, start + budget.stages) + 1):
+        if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
+            return
+        growing.take()
+        load = growing.load()
+        if stop > start + 1 and chip_bytes(load, budget) > budget.chip_bytes:
+            return
+        yield stop, price_of(load, budget).predicted_s
+
+
+def _name(piece: Sequence[Node]) -> str:
+    """Like SambaFlow's: that of the first operator that belongs to a module, and does more than look at its input."""
+    of_modules = [node for node in piece if node.module]
+    working = (node for node in of_modules if OPERATORS[node.operator].kind is not OperatorKind.VIEW)
+    return next(working, next(iter(of_modules), piece[0])).name

@@ -1,0 +1,193 @@
+"""What a graph asks of a device: its operators as stages of a pipeline, and the tensors between them.
+
+A device works in bf16, whatever type a graph was captured in: two bytes a number. The operators of a loss, and what
+they read and write, are float32, as mixed precision has it everywhere. Whole numbers have four bytes, truth values one.
+
+What costs nothing is no stage: a view, a copy in another order, which is a pattern of addresses on the device, and what
+depends on nothing, such as a constant mask. Values are told apart by what they are made of: a view is what it shows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from sambasim.ir.graph import Graph, Node, Ref, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+
+LANES = 32
+"""Numbers that a compute unit works on at once. It holds a block of so many rows and columns of a weight."""
+
+_DEVICE_BYTES = {
+    dtype: 2 if dtype.startswith(("float", "bfloat")) else min(size, 4) for dtype, size in DTYPE_BYTES.items()
+}
+_REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
+_WIDE_BYTES = 4
+
+_FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+_PRODUCTS = frozenset({OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION, OperatorKind.RECURRENT})
+_WHOLE_BATCH_FIRST = ("batch_norm",)
+"""Operators that must have seen all samples before they give the first result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An operator that a device works for.
+
+    node: its place among the nodes of the graph
+    reads, writes: values, each once
+    product_flops: floating-point operations of matrix products and convolutions; 0 for other operators
+    units: compute units that can share the products: blocks of the weight that a unit holds
+    needs_all: it reads all of what it is given before it writes
+    """
+
+    node: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    product_flops: int
+    units: int
+    needs_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value as the device holds it: `rows` of `row_bytes`. What is `resident` is the same for each sample, such as a
+    weight; other values stream through, some rows at a time."""
+
+    rows: int
+    row_bytes: int
+    resident: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """All rows."""
+        return self.rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """The stages of a graph, in order, and the tensors by value. `kept` are the values that outlive the graph."""
+
+    stages: tuple[Stage, ...]
+    tensors: Mapping[str, Tensor]
+    kept: frozenset[str]
+
+    @cached_property
+    def last_reader(self) -> Mapping[str, int]:
+        """By value: the number of the last stage that reads it."""
+        return {value: number for number, stage in enumerate(self.stages) for value in stage.reads}
+
+
+def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
+    """The work of the forward and the backward in `graph`. Raises PefError for an operator that is given what it does
+    not take."""
+    types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
+    made_of: dict[str, str] = {}
+    stages = list(_stages(graph, types, made_of))
+    widened = _of_the_loss(graph, stages, types)
+    kept = frozenset(made_of.get(output.value, output.value) for output in graph.outputs)
+    resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, made_of)
+    values = dict.fromkeys(value for stage in stages for value in (*stage.reads, *stage.writes))
+    tensors = {value: _tensor(types[value], value in widened, value in resident) for value in values}
+    return Work(tuple(stages), tensors, kept)
+
+
+def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, str]) -> Iterator[Stage]:
+    """In order. `made_of` is filled: by value, the one that it shows."""
+    for place, node in enumerate(graph.nodes):
+        operator = OPERATORS[node.operator]
+        if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE):
+            continue
+        read = dict.fromkeys(made_of.get(name, name) for name in node_references(node) if name in types)
+        results = [name for name in node.results if name is not None]
+        if not read:
+            continue
+        if _is_free(operator.kind, results, next(iter(read)), types):
+            made_of.update(dict.fromkeys(results, next(iter(read))))
+            continue
+        is_product = operator.kind in _PRODUCTS
+        yield Stage(
+            node=place,
+            reads=tuple(read),
+            writes=tuple(results),
+            product_flops=operator.flops(node, types.__getitem__) if is_product else 0,
+            units=_units(node, types) if is_product else 0,
+            needs_all=any(word in node.operator for word in _WHOLE_BATCH_FIRST),
+        )
+
+
+def _is_free(kind: OperatorKind, results: list[str], source: str, types: Mapping[str, TensorType]) -> bool:
+    """Whether it is a pattern of addresses. A copy of a part of something is not: rows must move together."""
+    if kind is OperatorKind.VIEW:
+        return True
+    return kind is OperatorKind.COPY and len(results) == 1 and types[results[0]].numel == types[source].numel
+
+
+def _units(node: Node, types: Mapping[str, TensorType]) -> int:
+    """Blocks of the operand that is laid out: the second matrix of a product, [k, n], or the taps of a convolution,
+    [out, in, …]. The rows of the other stream past it."""
+    shapes = [types[argument.name].shape for argument in node.args if isinstance(argument, Ref)]
+    if OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION:
+        outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
+        return prod(taps) * ceil(outputs / LANES) * ceil(inputs / LANES)
+    matrices = [shape for shape in shapes if len(shape) > 1]
+    rows, columns = matrices[-1][-2:] if matrices else (1, 1)
+    return ceil(rows / LANES) * ceil(columns / LANES)
+
+
+def _of_the_loss(graph: Graph, stages: list[Stage], types: Mapping[str, TensorType]) -> set[str]:
+    """What the operators of the loss read and write, and the softmaxes and copies that belong to them."""
+
+    def kind_of(stage: Stage) -> OperatorKind:
+        return OPERATORS[graph.nodes[stage.node].operator].kind
+
+    found = {
+        value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in (*stage.reads, *stage.writes)
+    }
+    for kind in (OperatorKind.SOFTMAX, OperatorKind.COPY):
+        for stage in stages:
+            if kind_of(stage) is kind and found.intersection((*stage.reads, *stage.writes)):
+                found |= {*stage.reads, *stage.writes}
+    return {value for value in found if types[value].dtype in _REALS}
+
+
+def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol]) -> set[str]:
+    """What is the same for each sample: the model's tensors, and what is made of them alone."""
+    fixed = {name for name, symbol in symbols.items() if symbol.kind in _FIXED}
+    for stage in stages:
+        if fixed.issuperset(stage.reads):
+            fixed.update(stage.writes)
+    return fixed
+
+
+def _gradients(
+    graph: Graph,
+    stages: list[Stage],
+    symbols: Mapping[str, Symbol],
+    types: Mapping[str, TensorType],
+    made_of: Mapping[str, str],
+) -> set[str]:
+    """The gradients of parameters, and what is only added to one."""
+    maker = {value: stage for stage in stages for value in stage.writes}
+    outputs = [output.value for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.GRADIENT]
+    found: set[str] = set()
+    waiting = [made_of.get(value, value) for value in outputs]
+    while waiting:
+        value = waiting.pop()
+        if value in found or value not in maker:
+            continue
+        found.add(value)
+        stage = maker[value]
+        if OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
+            waiting += [read for read in stage.reads if types[read].numel == types[value].numel]
+    return found
+
+
+def _tensor(type_: TensorType, widened: bool, resident: bool) -> Tensor:
+    row = type_.shape[-1] if type_.shape else 1
+    return Tensor(
+        rows=type_.numel // max(row, 1),
+        row_bytes=row * (_WIDE_BYTES if widened else _DEVICE_BYTES[type_.dtype]),
+        resident=resident or type_.numel == 1,
+    )

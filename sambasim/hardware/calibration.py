@@ -1,0 +1,54 @@
+"""The few numbers that turn a device's published figures into times."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+
+class Parameter(BaseModel):
+    """One of them, with what it means and where it is from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: PositiveFloat
+    meaning: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+
+class Share(Parameter):
+    """A part of a whole."""
+
+    value: PositiveFloat = Field(le=1)
+
+
+class Count(BaseModel):
+    """A whole number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: PositiveInt
+    meaning: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+
+class Calibration(BaseModel):
+    """All of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ddr_efficiency: Share
+    hbm_efficiency: Share
+    unit_efficiency: Share
+    launch_s: Parameter
+    units_per_stage: Count
+    buffer_share: Share
+    tile_rows: Count
+
+
+@cache
+def load_calibration() -> Calibration:
+    """The one that ships with sambasim."""
+    text = (files("sambasim.hardware") / "calibration.toml").read_text(encoding="utf-8")
+    return Calibration.model_validate(tomllib.loads(text))

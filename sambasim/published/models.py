@@ -1,0 +1,106 @@
+"""The models of the published rows, as far as their publications describe them."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Made = tuple[nn.Module, dict[str, Tensor]]
+"""A model that returns its loss, and a batch of its inputs by name."""
+
+
+class Block(nn.Module):
+    """A decoder layer of GPT-2: attention written out, with dropout where Hugging Face's model has it."""
+
+    def __init__(self, width: int, heads: int, length: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(dropout)
+        self.mask: Tensor
+        self.register_buffer("mask", torch.tril(torch.ones(length, length, dtype=torch.bool)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.proj(self._attention(self.norm1(x))))
+        hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
+        result: Tensor = x + self.drop(self.down(hidden))
+        return result
+
+    def _attention(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = (batch, length, self.heads, width // self.heads)
+        q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(x).split(width, 2))
+        scores = (q @ k.transpose(-1, -2)) / math.sqrt(width // self.heads)
+        scores = torch.where(self.mask, scores, torch.full((), -1e9))
+        attended: Tensor = self.drop(torch.softmax(scores, -1)) @ v
+        return attended.transpose(1, 2).reshape(batch, length, width)
+
+
+class GPT2(nn.Module):
+    """GPT-2 with its head tied to the embedding. Logits are those of all tokens but the last, as Hugging Face shifts
+    them."""
+
+    def __init__(self, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, length, dropout) for _ in range(layers))
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.drop(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))[:, :-1].contiguous()
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets[:, 1:].reshape(-1))
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    def once(channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(*once(inputs), *once(outputs))
+
+
+class UNet(nn.Module):
+    """UNet with BatchNorm, four levels deep, and two classes."""
+
+    def __init__(self, channels: int, features: int, depth: int = 4, classes: int = 2) -> None:
+        super().__init__()
+        widths = [features * 2**level for level in range(depth + 1)]
+        self.down = nn.ModuleList(_twice(*pair) for pair in zip([channels, *widths], widths, strict=False))
+        upwards = list(zip(reversed(widths[1:]), reversed(widths[:-1]), strict=True))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, 2) for wide, narrow in upwards)
+        self.merge = nn.ModuleList(_twice(2 * narrow, narrow) for _, narrow in upwards)
+        self.out = nn.Conv2d(features, classes, 1)
+
+    def forward(self, image: Tensor, mask: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        x = image
+        for level, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        kept.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([kept.pop(), up(x)], 1))
+        return F.cross_entropy(self.out(x), mask)
+
+
+def _gpt2(batch_size: int, length: int, **args: int | float) -> Made:
+    tokens = torch.zeros(batch_size, length, dtype=torch.int64)
+    return GPT2(length=length, **args), {"tokens": tokens, "targets": tokens.clone()}  # type: ignore[arg-type]  # checked by rows
+
+
+def _unet(batch_size: int, size: int, channels: int, **args: int) -> Made:
+    image = torch.zeros(batch_size, channels, size, size)
+    mask = torch.zeros(batch_size, size, size, dtype=torch.int64)
+    return UNet(channels, **args), {"image": image, "mask": mask}
+
+
+MODELS: Mapping[str, Callable[..., Made]] = {"gpt2": _gpt2, "unet": _unet}
+"""By the name that rows have for them: what makes a model and a batch."""

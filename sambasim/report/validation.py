@@ -1,0 +1,82 @@
+"""The table of `sambasim validate`."""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from sambasim.report.tables import add_row, plain_table
+from sambasim.simulation.validation import Held, mean_error
+
+_UNITS = {"step_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+
+
+class RowRecord(BaseModel):
+    """A row as `--json` prints it. `error` is a part of the published value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    device: str
+    tiles: int | None
+    level: str
+    figure: str
+    published: float
+    predicted: float
+    error: float
+    published_sections: int | None
+    predicted_sections: int
+    source: str
+
+
+class ValidationRecord(BaseModel):
+    """What `sambasim validate --json` prints."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rows: tuple[RowRecord, ...]
+    mean_error: float
+
+
+def validation_json(held: Sequence[Held]) -> str:
+    """One line."""
+    rows = tuple(
+        RowRecord(
+            name=one.row.name,
+            device=one.row.device,
+            tiles=one.row.tiles,
+            level=one.row.level,
+            figure=one.row.figure,
+            published=one.row.value,
+            predicted=one.predicted,
+            error=one.error,
+            published_sections=one.row.sections,
+            predicted_sections=one.sections,
+            source=one.row.source,
+        )
+        for one in held
+    )
+    return ValidationRecord(rows=rows, mean_error=mean_error(held)).model_dump_json()
+
+
+def validation_table(held: Sequence[Held]) -> Group:
+    """Predicted and published, side by side, and the mean error."""
+    columns = ["published", "predicted", "error", "sections published", "predicted"]
+    table: Table = plain_table("published measurements, and predictions", ["row", "device", "level"], columns)
+    for one in held:
+        row = one.row
+        tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
+        place = f"{row.devices} x {tiles}" if row.devices > 1 else tiles
+        unit = _UNITS[row.figure]
+        sections = ("" if row.sections is None else str(row.sections), str(one.sections))
+        add_row(
+            table,
+            *(row.name, place, row.level),
+            *(f"{row.value:.4g} {unit}", f"{one.predicted:.4g} {unit}", f"{one.error:+.1%}", *sections),
+        )
+    notes = [f"mean error {mean_error(held):.1%}, without signs", "sources:"]
+    notes += [f"  {source}" for source in dict.fromkeys(one.row.source for one in held)]
+    notes.append("sync of gradients between devices has no published figure, and is not predicted yet")
+    return Group(table, Text("\n".join(notes)))

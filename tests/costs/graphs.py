@@ -1,0 +1,25 @@
+"""Chains of operators to be priced and cut."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from sambasim.costs.work import Work, work_of
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+
+ROWS = 4096
+
+
+def chain(widths: Sequence[int]) -> Work:
+    """A product for each two neighbours of `widths`: [ROWS, a] by a weight [a, b]."""
+    symbols = {"x": Symbol("x", SymbolKind.INPUT, TensorType("float32", (ROWS, widths[0])))}
+    nodes, values, before = [], {}, "x"
+    for number, (rows, columns) in enumerate(pairwise(widths)):
+        weight, result = f"w{number}", f"y{number}"
+        symbols[weight] = Symbol(weight, SymbolKind.PARAMETER, TensorType("float32", (rows, columns)))
+        nodes.append(Node(result, "aten.mm.default", (Ref(before), Ref(weight)), results=(result,)))
+        values[result] = TensorType("float32", (ROWS, columns))
+        before = result
+    symbols["out"] = Symbol("out", SymbolKind.OUTPUT, values[before])
+    sections = (Section(0, SectionKind.FWD, "forward", 0, len(nodes)),)
+    return work_of(Graph("g", tuple(symbols), tuple(nodes), (Output(before, "out"),), values, sections), symbols)

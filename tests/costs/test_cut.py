@@ -1,0 +1,53 @@
+"""The best cut, against all cuts of small graphs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain as joined
+from itertools import combinations, pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sambasim.costs.cut import best_cut
+from sambasim.costs.load import load_of
+from sambasim.costs.price import chip_bytes, price_of
+from sambasim.costs.work import Work
+from sambasim.hardware.budget import Budget
+from tests.costs.graphs import chain
+from tests.costs.test_price import BUDGET
+
+TIGHT = replace(BUDGET, stages=4, chip_bytes=200_000)
+
+
+def _all_cuts(count: int, wall: int) -> Iterator[list[int]]:
+    """Every way to end sections at numbers of stages, one of which is `wall`."""
+    inner = range(1, count)
+    for ends in joined.from_iterable(combinations(inner, size) for size in range(count)):
+        if wall in (*ends, count):
+            yield [*ends, count]
+
+
+def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
+    """What a cut is predicted to take; None for one that is not allowed."""
+    total_s = 0.0
+    for start, stop in pairwise((0, *ends)):
+        load = load_of(work, start, stop)
+        fits = chip_bytes(load, budget) <= budget.chip_bytes and stop - start <= budget.stages
+        if stop - start > 1 and not fits:
+            return None
+        total_s += price_of(load, budget).predicted_s
+    return total_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([32, 64, 256, 512]), min_size=2, max_size=8), st.integers(1, 7), st.booleans())
+def test_no_cut_is_predicted_faster(widths: list[int], wall: int, tight: bool) -> None:
+    work, budget = chain(widths), TIGHT if tight else BUDGET
+    wall = min(wall, len(work.stages))
+    ends = best_cut(work, budget, [wall])
+    assert wall in ends
+    assert ends[-1] == len(work.stages)
+    seconds = [_seconds(work, each, budget) for each in _all_cuts(len(work.stages), wall)]
+    found = _seconds(work, ends, budget)
+    assert found is not None
+    assert found <= min(each for each in seconds if each is not None) * (1 + 1e-9)

@@ -1,0 +1,57 @@
+"""The published rows: sound data, and predictions near what was measured. `sambasim validate` runs them all."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.hardware.spec import load_device
+from sambasim.published.rows import published_rows
+from tests.support.whole import whole
+
+MOST_OF_ONE, MOST_IN_THE_MEAN, MOST_SECTIONS = 0.20, 0.08, 0.25
+
+
+def _validated(*arguments: str) -> dict[str, object]:
+    result = CliRunner().invoke(sambasim, ["validate", "--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    record: dict[str, object] = json.loads(result.stdout)
+    return record
+
+
+def test_every_row_names_a_device_that_there_is() -> None:
+    assert len(published_rows()) == 8
+    assert all(load_device(row.device).name == "SN30" for row in published_rows())
+
+
+def test_rows_of_one_layer_are_near() -> None:
+    record = _validated("--only", "1 layer")
+    rows = record["rows"]
+    assert isinstance(rows, list)
+    assert [row["level"] for row in rows] == ["o3", "o0"]
+    for row in rows:
+        assert abs(row["error"]) <= MOST_OF_ONE
+        assert row["error"] == pytest.approx(row["predicted"] / row["published"] - 1)
+    assert rows[0]["predicted_sections"] == pytest.approx(rows[0]["published_sections"], rel=MOST_SECTIONS)
+
+
+@whole
+def test_all_rows_are_near() -> None:
+    record = _validated()
+    rows, mean = record["rows"], record["mean_error"]
+    assert isinstance(rows, list)
+    assert isinstance(mean, float)
+    assert len(rows) == 8
+    assert max(abs(row["error"]) for row in rows) <= MOST_OF_ONE
+    assert mean <= MOST_IN_THE_MEAN
+    for row in rows:
+        if row["published_sections"] is not None:
+            assert row["predicted_sections"] == pytest.approx(row["published_sections"], rel=MOST_SECTIONS)
+
+
+def test_a_row_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    result = CliRunner().invoke(sambasim, ["validate", "--only", "llama"])
+    assert result.exit_code != 0
+    assert "no published row has 'llama' in its name" in str(result.exception)
+    assert "GPT-13B, sequence 2048" in str(result.exception)

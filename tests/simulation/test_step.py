@@ -1,0 +1,95 @@
+"""The predicted step: its parts are its total, and what it is cut for changes nothing but time."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.costs.cut import Level
+from sambasim.hardware.budget import Budget, budget_of
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.pef import read
+from sambasim.simulation.step import predict_step
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    arguments = ["compile", "--data-parallel", "-b", "32", "--output-folder", str(folder), "--json"]
+    result = CliRunner().invoke(sambasim, arguments, catch_exceptions=False)
+    return Path(json.loads(result.stdout)["pef"])
+
+
+@pytest.fixture(scope="module")
+def program(pef: Path) -> Program:
+    return read(pef).program
+
+
+def _budget(device: str = "sn30", tiles: int | None = None) -> Budget:
+    return budget_of(load_device(device), load_calibration(), tiles)
+
+
+def test_the_parts_are_the_total(program: Program) -> None:
+    step = predict_step(program, _budget(), "o3")
+    total = step.predicted_s
+    assert sum(section.price.predicted_s for section in step.sections) == pytest.approx(total)
+    assert sum(step.predicted_s_by_kind.values()) == pytest.approx(total)
+    assert sum(step.predicted_s_by_bound.values()) == pytest.approx(total)
+    assert step.samples_per_s == pytest.approx(program.batch_size / total)
+
+
+def test_the_sections_are_those_of_the_compiler(program: Program) -> None:
+    assert program.training is not None
+    compiled = [
+        (section.kind, section.name)
+        for section in program.training.sections
+        if section.kind in (SectionKind.FWD, SectionKind.BCKWD)
+    ]
+    step = predict_step(program, _budget(), "o3")
+    assert [
+        (one.kind, one.name) for one in step.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)
+    ] == compiled
+
+
+@pytest.mark.parametrize("level", ["o0", "o1"])
+def test_no_level_is_predicted_faster_than_o3(program: Program, level: Level) -> None:
+    assert predict_step(program, _budget(), "o3").predicted_s <= predict_step(program, _budget(), level).predicted_s
+
+
+def test_more_tiles_are_never_slower(program: Program) -> None:
+    seconds = [predict_step(program, _budget(tiles=tiles), "o3").predicted_s for tiles in range(1, 9)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_an_update_reads_and_writes_each_tensor_once(program: Program) -> None:
+    step = predict_step(program, _budget(), "o3")
+    updates = [section for section in step.sections if section.kind is SectionKind.OPT]
+    assert len(updates) == len(program.groups)
+    for section, group in zip(updates, program.groups, strict=True):
+        states = len(program.optimizers[group.optimizer].states)
+        assert section.load.traffic_bytes == 4 * group.numel * (3 + 2 * states)
+
+
+def test_the_command_prints_predictions_as_such(pef: Path) -> None:
+    result = CliRunner().invoke(sambasim, ["simulate", str(pef)], catch_exceptions=False)
+    assert "on SN30, o3: predicted, not measured" in result.stdout
+    assert "slowest sections" in result.stdout
+    other = CliRunner().invoke(sambasim, ["simulate", str(pef), "--arch", "sn40"], catch_exceptions=False)
+    assert "no published measurement of an SN40L backs this" in other.stdout
+
+
+def test_json_has_every_section(pef: Path, program: Program) -> None:
+    result = CliRunner().invoke(sambasim, ["simulate", str(pef), "--num-tiles", "4", "--json"], catch_exceptions=False)
+    record = json.loads(result.stdout)
+    assert (record["device"], record["tiles"], record["batch_size"]) == ("SN30", 4, program.batch_size)
+    assert record["predicted_s"] == pytest.approx(sum(section["predicted_s"] for section in record["sections"]))
+
+
+def test_tiles_that_there_are_not_are_refused(pef: Path) -> None:
+    result = CliRunner().invoke(sambasim, ["simulate", str(pef), "--num-tiles", "9"])
+    assert "--num-tiles 9 of an SN30, which has 8" in str(result.exception)
