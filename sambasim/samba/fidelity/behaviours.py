@@ -217,7 +217,7 @@ BEHAVIOURS: tuple[Row, ...] = (
     Row(
         "time on the device",
         ABSENT,
-        "not modelled yet: predictions are a dash, in JSON null",
+        "`sambasim simulate` predicts it; beside what an app measures it is a dash, in JSON null",
         test="tests/samba/api/test_measuring.py::test_every_section_is_measured",
     ),
     Row("model parallelism", ABSENT, "one replica is one device"),

@@ -62,7 +62,7 @@ def measure_performance(
     data_parallel, reduce_on_rdu: as for session.run
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
-    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is None: nothing is predicted yet.
+    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is None: `sambasim simulate` has it.
     Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; KeywordError for a
     keyword that is nearly one of these.
     """

@@ -32,7 +32,7 @@ class SectionFigure(BaseModel):
 
     sections: their indices in the graph
     measured_s: on this machine, the median over steps; with several replicas, of the one that it took longest
-    predicted_s: on the device; None, because nothing models its time yet
+    predicted_s: on the device; None: `sambasim simulate` predicts it
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -122,4 +122,4 @@ def _table(rows: Sequence[SectionFigure], heading: str, spread_told: str) -> str
         for row in cells
     ]
     body = "\n".join(lines)
-    return f"{heading}\n{body}\n{spread_told}\npredicted: of a device, not modelled yet\n"
+    return f"{heading}\n{body}\n{spread_told}\npredicted: of a device, by sambasim simulate\n"

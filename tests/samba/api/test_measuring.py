@@ -80,7 +80,7 @@ def test_every_section_is_measured(
     assert table[0] == "measured on this machine, 1 replica, 4 steps"
     assert table[1].split() == ["section", "kind", "name", "measured", "predicted"]
     assert table[2].split()[-1] == "-"
-    assert table[-1] == "predicted: of a device, not modelled yet"
+    assert table[-1] == "predicted: of a device, by sambasim simulate"
     samba.session.run(inputs)
 
 
