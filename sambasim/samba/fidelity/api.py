@@ -161,8 +161,8 @@ _UTILS = (
     Row(
         "samba.utils.measure_sections",
         SIMPLIFIED,
-        "each section, measured on this machine, medians; the device's prediction is null here, and `sambasim simulate` "
-        "gives it. REDUCE, OPT and GATHER are one row where they are one pass over memory",
+        "each section, measured on this machine, medians; the device's prediction is null here, and `sambasim "
+        "simulate` gives it. REDUCE, OPT and GATHER are one row where they are one pass over memory",
         ("batch_size", "n_iterations", "json", "data_parallel", "reduce_on_rdu"),
     ),
     Row("samba.utils.weight_norm_", SAME, "of each weight in the module, by torch's parametrization"),
