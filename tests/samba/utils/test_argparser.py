@@ -207,7 +207,7 @@ def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[s
     assert captured.out == ""
     assert captured.err == (
         "notice: taken, and without effect here:\n"
-        "  --n-chips: one replica is one device here, and is not laid out over chips and tiles\n"
+        "  --n-chips: one replica is one device here, and is not laid out over chips\n"
         "  --mac-human-decision: sections are cut and placed by sambasim's own rules, which take no such advice\n"
     )
 
