@@ -69,12 +69,14 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         return tensor
     shape, given = symbol.type.shape, tuple(tensor.shape)
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
-        typed = getattr(context.current().arguments, "batch_size", batch_size)
+        is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
+        reason = "the DataLoader makes smaller ones" if is_as_typed else "-b is another than when the PEF was compiled"
+        remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
         raise DataError(
             f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
-            f"set{'' if typed == batch_size else ', or -b is another than when the PEF was compiled'}",
+            f"set, or {reason}",
             where=app_line(),
-            remedy=f"give drop_last=True to the DataLoader{'' if typed == batch_size else f'; or -b {batch_size}'}",
+            remedy=f"give drop_last=True to the DataLoader; {remedy}",
         )
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
         raise DataError(

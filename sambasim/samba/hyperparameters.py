@@ -12,8 +12,8 @@ from sambasim.samba.machine import Machine
 
 
 def change(machine: Machine, hyperparameters: Mapping[str, float]) -> None:
-    """Each optimizer of the device takes those that it has. Raises OptionError for one that none has, for a value that
-    is no number of 0 or more, and for a momentum where the PEF has no place for one."""
+    """Each optimizer of the device takes those that it has. Raises OptionError for one that none has, and for a
+    momentum where the PEF has no place for one."""
     names = {argument.name for argument in machine.program.runtime_arguments}
     known = {name.partition("__")[2] for name in names if "__" in name}
     unknown = sorted(set(hyperparameters) - known)
@@ -23,9 +23,8 @@ def change(machine: Machine, hyperparameters: Mapping[str, float]) -> None:
             where=app_line(),
             remedy=nearest(unknown[0], sorted(known)),
         )
-    numbers = {name: _number(name, value) for name, value in hyperparameters.items()}
     of_each = [
-        {name: value for name, value in numbers.items() if f"{optimizer.name}__{name}" in names}
+        {name: value for name, value in hyperparameters.items() if f"{optimizer.name}__{name}" in names}
         for optimizer in machine.program.optimizers
     ]
     for optimizer, taken in zip(machine.program.optimizers, of_each, strict=True):
@@ -36,6 +35,12 @@ def change(machine: Machine, hyperparameters: Mapping[str, float]) -> None:
             )
     for index, taken in enumerate(of_each):
         machine.replica.change(index, taken)
+
+
+def numbers_of(given: Mapping[str, object]) -> dict[str, float]:
+    """What `hyperparam_dict` says now: a tensor in it may hold another number later. Raises OptionError for a value
+    that is no number of 0 or more."""
+    return {name: _number(name, value) for name, value in given.items()}
 
 
 def _number(name: str, value: object) -> float:

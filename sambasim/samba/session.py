@@ -26,7 +26,7 @@ from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
-from sambasim.samba.hyperparameters import change
+from sambasim.samba.hyperparameters import change, numbers_of
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
@@ -153,6 +153,8 @@ class Session:
             batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
+        if isinstance(output_tensors, Iterator):
+            output_tensors = [*output_tensors]
         if output_tensors is not None and output_tensors is not self._accepted:
             self._check_outputs(machine, output_tensors)
             self._accepted = output_tensors
@@ -160,10 +162,12 @@ class Session:
             why = "a training PEF runs in training mode; compile with --inference to predict"
             say_once("model.eval()", why, app_line())
         self._inputs = batch or self._inputs
-        given = {**self._given, **(hyperparam_dict or {})}
-        if hyperparam_dict and given != self._given:
-            change(machine, hyperparam_dict)
-            self._given = given
+        if hyperparam_dict:
+            numbers = numbers_of(hyperparam_dict)
+            given = {**self._given, **numbers}
+            if given != self._given:
+                change(machine, numbers)
+                self._given = given
         mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         checks.before(kinds, batch, mode, self._given)
         if torch.is_autocast_enabled("cpu"):
@@ -327,13 +331,14 @@ class Session:
         """What was `found` takes the place of what the last run gave; returns what is `wanted` of it."""
         outputs = self._outputs
         for name, value in found.items():
-            outputs[name] = outputs[name].with_data(value)
+            outputs[name] = outputs[name].with_data(value, name)
         if wanted is None:
             return tuple(outputs.values())
-        answers = [outputs.get(name_of(tensor) or "") for tensor in flat(wanted)]
+        tensors = flat(wanted)
+        answers = [outputs.get(name_of(tensor) or "") for tensor in tensors]
         known = tuple(answer for answer in answers if answer is not None)
         if len(known) < len(answers):
-            unknown = name_of(flat(wanted)[answers.index(None)])
+            unknown = name_of(tensors[answers.index(None)])
             raise OptionError(
                 f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
                 remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",

@@ -94,11 +94,11 @@ class SambaTensor(Tensor):
             tensor.region_name = region_name
         return tensor
 
-    def with_data(self, data: Tensor) -> "SambaTensor":
-        """A tensor of the same name, batch dimension and `sn_grad` that shares memory with `data`, which is a plain
-        tensor of this one's shape."""
+    def with_data(self, data: Tensor, name: str) -> "SambaTensor":
+        """A tensor called `name`, of the same batch dimension and `sn_grad`, that shares memory with `data`, which is a
+        plain tensor of this one's shape."""
         tensor = data.as_subclass(SambaTensor)
-        tensor.sn_name, tensor.batch_dim, tensor._sn_grad = self.sn_name, self.batch_dim, self._sn_grad
+        tensor.sn_name, tensor.batch_dim, tensor._sn_grad = name, self.batch_dim, self._sn_grad
         return tensor
 
     def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:

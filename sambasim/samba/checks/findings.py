@@ -50,7 +50,8 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "DP08": Row("several ranks write the same file", "a notice, at the end at the latest"),
     "DP09": Row(
-        "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it",
+        "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it; or, where "
+        "rates or orders differ, their epochs are of different length",
         "refused in steps 1, 2, 8, 64, 512 …, with `--check` in every step; in others the run waits, as it does there",
         refused=True,
     ),
@@ -76,9 +77,9 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP05": Row(
         "what the device has is changed on the host alone: a hyperparameter of an optimizer, by a scheduler, say, that "
-        "`session.run` is not told; the state of an optimizer; weights; `requires_grad`. The last two are looked at in "
-        "calls 1, 2, 8, 64, 512 … of `session.run`, the others in every step; gradients that are clipped on the host, "
-        "where there are none",
+        "`session.run` is not told; the state of an optimizer; gradients, which are clipped where there are none; "
+        "weights; `requires_grad`. The last two are looked at in calls 1, 2, 8, 64, 512 … of `session.run`, the others "
+        "in every step",
         "a notice",
     ),
     "AP06": Row(

@@ -10,6 +10,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, watching, weights
+from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.samplers import Division, Place
 from sambasim.samba.checks.steps import is_looked_at
@@ -51,7 +52,7 @@ class Checks:
         self._unsent = unsent = Unsent(machine)
         self._untrained = Untrained(machine, lambda: unsent.host_trains)
         self._unclipped = Unclipped(machine)
-        self._unfetched = Unfetched(machine, lambda: unsent.host_trains)
+        self._unfetched = Unfetched(machine, unsent.host_is_as_exchanged)
         self._shared = False
         self._last: Trained | None = None
         self._replaced = False
@@ -151,16 +152,26 @@ class Checks:
         trained = [look.trained for look in looks]
         if self._step == 1:
             telling.tell(weights.different_start(trained, where))
-        # Replicas in different epochs may well have other hyperparameters and another order, and that is no mistake.
-        if not telling.has("DP09"):
-            telling.tell(samplers.different_epochs([look.place for look in looks], where))
-        if not any(map(telling.has, ("DP03", "DP07", "DP09"))):
-            telling.tell(weights.different_course(trained, f"before step {self._step}", where))
-        if not (telling.has("DP05") or telling.has("DP09")):
-            telling.tell(samplers.wrong_division([look.division for look in looks], where))
+        # Replicas in different epochs may well have other rates, and another order: then that is what is told.
+        uneven = samplers.different_epochs([look.place for look in looks], where)
+        if not (telling.has("DP03") or telling.has("DP07")):
+            when = f"before step {self._step}"
+            self._tell_or(uneven, weights.different_hyperparameters(trained, when, where))
+            telling.tell(weights.different_weights(trained, when, where))
+        if not telling.has("DP05"):
+            divisions = [look.division for look in looks]
+            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions), where))
+            self._tell_or(uneven, samplers.wrong_division(divisions, where), only_noticed=True)
         self._compare_batches([look.fed for look in looks], where)
         if watched is not None:
             watched.files.compare([look.files for look in looks])
+
+    def _tell_or(self, reason: Finding | None, finding: Finding | None, *, only_noticed: bool = False) -> None:
+        """`finding`, or, if there is one, the `reason` for it, once."""
+        if finding is None or reason is None:
+            telling.tell(finding)
+        elif not telling.has(reason.code):
+            telling.tell(reason, only_noticed=only_noticed)
 
     def _compare_batches(self, fed: list[tuple[str, ...]], where: str | None) -> None:
         self._fed = ()

@@ -1,7 +1,7 @@
-"""DP04, DP05 and DP06: what torch's DistributedSamplers say of how the data are divided among the replicas."""
+"""DP04, DP05, DP06 and DP09: what torch's DistributedSamplers say of how the data are divided among the replicas."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -127,6 +127,14 @@ def different_epochs(places: Sequence[Place | None], where: str | None) -> Findi
         where,
         AS_MANY_BATCHES,
     )
+
+
+def of_one_epoch(divisions: Sequence[Division | None]) -> Sequence[Division | None]:
+    """The same divisions, as if all replicas were in the first epoch."""
+    return [
+        None if one is None else replace(one, order=None if one.order is None else (one.order[0], 0))
+        for one in divisions
+    ]
 
 
 def wrong_division(divisions: Sequence[Division | None], where: str | None) -> Finding | None:

@@ -1,5 +1,6 @@
 """AP05 of gradients that the app clips on the host, where the model has none: those of the device stay as they are."""
 
+import math
 import weakref
 from collections.abc import Callable
 from functools import cache, wraps
@@ -32,7 +33,10 @@ class Unclipped:
 
     def note_clipping(self, parameters: list[Tensor], bound: float) -> None:
         """The app has gradients of `parameters` clipped at the norm `bound`."""
-        if self._told or not context.current().trains or any(one.grad is not None for one in parameters):
+        reads_the_norm_alone = not math.isfinite(bound)
+        if self._told or reads_the_norm_alone or not context.current().trains:
+            return
+        if any(one.grad is not None for one in parameters):
             return
         training = self._machine.program.training
         if training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections):
@@ -43,7 +47,10 @@ class Unclipped:
             return
         self._told = True
         kind = type(self._machine.optimizers[0]).__name__
-        remedy = f"samba.optim.{kind}(…, max_grad_norm={bound:g}), and compile the app again"
+        remedy = (
+            f"samba.optim.{kind}(…, max_grad_norm={bound!r}), a bound of the 2-norm of all gradients together; then "
+        )
+        remedy += "compile the app again"
         telling.tell(Finding("AP05", "the app clips gradients on the host, and the device does not", where, remedy))
 
 

@@ -19,24 +19,22 @@ from sambasim.samba.checks.telling import telling
 from sambasim.samba.machine import Machine
 
 _loaded: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Unfetched]]" = weakref.WeakKeyDictionary()
-"""Who is told that a model is read. The model itself stays as the app made it, to be copied and pickled."""
+"""Who is told that a model is read. All that the model gets is a hook, a function, which can be copied and pickled."""
 
 
 class Unfetched:
     """How far the device is ahead of the host, for one loaded PEF."""
 
-    def __init__(self, machine: Machine, host_trains: Callable[[], bool]) -> None:
-        """`host_trains` says whether the host goes its own way, with weights that it trains itself."""
+    def __init__(self, machine: Machine, host_is_as_exchanged: Callable[[], bool]) -> None:
+        """`host_is_as_exchanged` says whether the weights of the host are still those that both had."""
         self._machine = machine
-        self._host_trains = host_trains
+        self._host_is_as_exchanged = host_is_as_exchanged
         self._steps_at_exchange = 0
         self._host_has_its_own = False
-        self._told = False
+        self._told: set[str] = set()
         _loaded[machine.model] = weakref.ref(self)
         _watch()
         weakref.finalize(self, machine.model.register_forward_pre_hook(_note_forward).remove)
-        hook = machine.model.register_load_state_dict_post_hook(_note_loaded)  # type: ignore[no-untyped-call]  # torch's
-        weakref.finalize(self, hook.remove)
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
@@ -50,10 +48,10 @@ class Unfetched:
     def note_read(self, how: str) -> None:
         """The app uses the weights of the model; `how` is a verb."""
         ahead = self._machine.replica.steps - self._steps_at_exchange
-        if self._told or self._host_has_its_own or self._host_trains():
+        if ahead <= 0 or how in self._told or self._host_has_its_own or not context.current().trains:
             return
-        if ahead > 0 and context.current().trains:
-            self._told = True
+        if self._host_is_as_exchanged():
+            self._told.add(how)
             steps = "1 step" if ahead == 1 else f"{ahead} steps"
             what = f"the app {how} the weights on the host, and the device has trained on for {steps} since"
             telling.tell(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before it"))
@@ -62,16 +60,9 @@ class Unfetched:
 @cache
 def _watch() -> None:
     """Be told of what is read from now on, once in a process."""
-    # Apps call the method of torch's class.
+    # Apps call the methods of torch's class.
     nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose
-
-
-def _note_loaded(module: nn.Module, _: object) -> None:
-    """A hook of the model."""
-    reference = _loaded.get(module)
-    unfetched = None if reference is None else reference()
-    if unfetched is not None:
-        unfetched.note_loaded()
+    nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # likewise
 
 
 def _note_forward(module: nn.Module, _: object) -> None:
@@ -82,6 +73,18 @@ def _note_forward(module: nn.Module, _: object) -> None:
     unfetched = None if reference is None else reference()
     if unfetched is not None and own_line_of_app() is not None:
         unfetched.note_read("computes with")
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def load_state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+        reference = _loaded.get(module)
+        unfetched = None if reference is None else reference()
+        if unfetched is not None:
+            unfetched.note_loaded()
+        return original(module, *args, **keywords)
+
+    return load_state_dict
 
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,9 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sambasim.ir.graph import SectionKind
@@ -57,11 +59,10 @@ class Unsent:
         self._followed: dict[str, _Followed] = {}
         # The optimizers are the app's, and may outlive what is loaded.
         for optimizer in machine.optimizers:
-            for register, note in (
-                (optimizer.register_step_post_hook, self._note_host_step),
-                (optimizer.register_load_state_dict_post_hook, self._note_loaded_state),
-            ):
-                weakref.finalize(self, register(_calling(weakref.WeakMethod(note))).remove)
+            stepped = _calling(weakref.WeakMethod(self._note_host_step))
+            weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove)
+            loading = _calling(weakref.WeakMethod(self._note_loading))
+            weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(loading).remove)
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
@@ -80,10 +81,9 @@ class Unsent:
                 now = [list(map(_number, values)) for values in options]
                 self._follow(now, given)
                 self._compare_groups(now, given)
-                if now != self._hyperparameters:
-                    self._compare_hyperparameters(now, given)
-                agrees = now == self._hyperparameters and not any(one.steps_apart for one in self._followed.values())
-                self._agreed = (now, given) if agrees else None
+                self._compare_hyperparameters(now, given)
+                # Those that the host has left behind are counted in every step.
+                self._agreed = None if any(one.steps_apart for one in self._followed.values()) else (now, given)
             if self._state_is_new and not self.host_trains:
                 self._tell(
                     "state",
@@ -98,12 +98,14 @@ class Unsent:
     def _compare_hyperparameters(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         for of_one, of_one_now in zip(self._hyperparameters, now, strict=False):
             for (name, before), (_, after) in zip(_named(of_one), _named(of_one_now), strict=True):
-                if _is_same(before, after) or self._reaches_device(name, after, given):
+                reaches = self._reaches_device(name, after, given) if name in given else _is_same(before, after)
+                if reaches:
                     continue
                 on_device = given.get(name, before)
+                first = on_device if _is_same(before, after) else before
                 self._tell(
                     name,
-                    f"the app has changed {name} of an optimizer from {_told(before)} to {_told(after)}, and the "
+                    f"the app has changed {name} of an optimizer from {_told(first)} to {_told(after)}, and the "
                     f"device goes on with {_told(on_device)}",
                     self._remedy(name, now),
                 )
@@ -172,13 +174,22 @@ class Unsent:
                 "samba.session.to_device(model), or load weights before trace_graph",
             )
 
-    def _note_host_step(self, optimizer: Optimizer) -> None:
+    def _note_host_step(self, optimizer: Optimizer, *_: object) -> None:
         # One that is left over from an app without a device finds no gradients on the host.
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         self.host_trains |= any(parameter.grad is not None for parameter in parameters)
 
-    def _note_loaded_state(self, optimizer: Optimizer) -> None:
-        self._state_is_new |= bool(optimizer.state)
+    def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        # What was fetched a moment ago, and is loaded again with another rate, say, is on the device already.
+        self._state_is_new |= not _is_equal(state_dict["state"], optimizer.state_dict()["state"])
+
+    def host_is_as_exchanged(self) -> bool:
+        """Whether the weights of the host are those that it had when host and device last exchanged them. Those that
+        are swapped for others while the app calls the model are not."""
+        parameters = [parameter for _, parameter in self._parameters()]
+        if any(type(one.data) is not Tensor or one.is_meta for one in parameters):
+            return False
+        return self._digests() == self._weights
 
     def _tell(self, subject: str, what: str, remedy: str) -> None:
         if subject not in self._told:
@@ -199,13 +210,22 @@ class Unsent:
         return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
 
 
-def _calling(method: "weakref.WeakMethod[Callable[[Optimizer], None]]") -> Callable[..., None]:
+def _is_equal(one: object, other: object) -> bool:
+    """Of what a state_dict holds: tensors by their values."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
+    return type(one) is type(other) and one == other
+
+
+def _calling(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
     """A hook that calls `method` while its object lives."""
 
-    def hook(optimizer: Optimizer, *_: object) -> None:
+    def hook(optimizer: Optimizer, *given: object) -> None:
         alive = method()
         if alive is not None:
-            alive(optimizer)
+            alive(optimizer, *given)
 
     return hook
 

@@ -47,8 +47,12 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
 
 
 def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
-    """DP07, of replicas that started alike. `when` is a time, such as "before step 8". Weights that a replica leaves
-    out are not compared with those of the first."""
+    """DP07, of replicas that started alike. `when` is a time, such as "before step 8"."""
+    return different_hyperparameters(replicas, when, where) or different_weights(replicas, when, where)
+
+
+def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07, of what they are trained with."""
     first = replicas[0]
     for rank, replica in enumerate(replicas):
         for one, other in zip(first.hyperparameters, replica.hyperparameters, strict=True):
@@ -61,6 +65,13 @@ def different_course(replicas: Sequence[Trained], when: str, where: str | None) 
                     where,
                     "the same hyperparam_dict on every rank: let it depend on the step, and not on the rank",
                 )
+    return None
+
+
+def different_weights(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07, of what came of it. Weights that a replica leaves out are not compared with those of the first."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
         changed = [name for name, digest in first.weights.items() if replica.weights.get(name, digest) != digest]
         if changed:
             return Finding(

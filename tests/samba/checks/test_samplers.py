@@ -135,7 +135,7 @@ def test_replicas_in_different_epochs_are_found() -> None:
     )
     assert finding.where == "app.py:1: run()"
     assert different_epochs([Place(2, 1), Place(2, 1)], None) is None
-    assert different_epochs([Place(2, 1), None], None) is None
+    assert different_epochs([Place(2, 1), None, Place(1, 3)], None) is None
 
 
 def test_the_place_is_that_of_the_last_optimizer_step(watched: Samplers) -> None:

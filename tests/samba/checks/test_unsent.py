@@ -1,5 +1,6 @@
 """What the host changes once the device has it, in one process."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -69,12 +70,33 @@ def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
 def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
     app.step()
     samba.session.to_cpu(app.model)
-    saved = app.optimizer.state_dict()
+    saved = copy.deepcopy(app.optimizer.state_dict())
+    app.step()
+    samba.session.to_cpu(app.model)
     for _ in range(2):
         app.optimizer.load_state_dict(saved)
         app.step()
     assert app.told == [
         "AP05: the app has loaded the state of an optimizer, and the device goes on with its own",
+    ]
+
+
+def test_state_that_the_device_has_already_is_not(app: App) -> None:
+    app.step()
+    samba.session.to_cpu(app.model)
+    app.optimizer.load_state_dict(copy.deepcopy(app.optimizer.state_dict()))
+    app.step()
+    assert app.told == []
+
+
+def test_a_rate_that_comes_back_and_is_not_handed_on_is_found(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = 0.01
+    app.step(lr=0.01)
+    app.optimizer.param_groups[0]["lr"] = 0.1  # that of trace_graph
+    for _ in range(4):
+        app.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.01 to 0.1, and the device goes on with 0.01"
     ]
 
 
