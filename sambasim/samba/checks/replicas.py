@@ -157,7 +157,8 @@ class Checks:
         if not (telling.has("DP03") or telling.has("DP07")):
             when = f"before step {self._step}"
             self._tell_or(uneven, weights.different_hyperparameters(trained, when, where))
-            telling.tell(weights.different_weights(trained, when, where))
+            if uneven is None or not telling.has("DP09"):  # other rates make other weights
+                telling.tell(weights.different_weights(trained, when, where))
         if not telling.has("DP05"):
             divisions = [look.division for look in looks]
             telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions), where))
