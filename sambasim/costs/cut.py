@@ -42,11 +42,11 @@ class Piece:
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     """The forward and the backward of `graph`, whose `work` it is. Sections that they had before change nothing."""
     parts = [
-        (kind, [section for section in run if section.stop > section.start])
+        (kind, list(run))
         for kind, run in groupby(graph.sections, key=lambda section: section.kind)
         if kind in (SectionKind.FWD, SectionKind.BCKWD)
     ]
-    walls = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts if sections]
+    walls = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
     ends = _ends(graph, work, budget, level, walls)
     pieces: list[Piece] = []
     start = 0

@@ -91,9 +91,12 @@ class UNet(nn.Module):
         return F.cross_entropy(self.out(x), mask)
 
 
-def _gpt2(batch_size: int, length: int, **args: int | float) -> Made:
+def _gpt2(
+    batch_size: int, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float = 0.1
+) -> Made:
     tokens = torch.zeros(batch_size, length, dtype=torch.int64)
-    return GPT2(length=length, **args), {"tokens": tokens, "targets": tokens.clone()}  # type: ignore[arg-type]  # checked by rows
+    model = GPT2(width, heads, layers, length, vocabulary, dropout)
+    return model, {"tokens": tokens, "targets": tokens.clone()}
 
 
 def _unet(batch_size: int, size: int, channels: int, **args: int) -> Made:

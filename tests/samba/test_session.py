@@ -266,45 +266,6 @@ class Dropping(Net):
         return nn.functional.dropout(loss, 0.5, self.training), outputs
 
 
-def test_autocast_around_a_run_changes_no_bit_and_is_noticed(
-    pef: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sambasim.samba.notices._SAID", set())
-    losses = []
-    for autocast in (False, True):
-        torch.manual_seed(0)
-        model = Net()
-        trace_graph(model, _inputs(), _adam(model), pef=pef)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            losses.append([samba.session.run(_inputs()) for _ in range(2)])
-    for plain, other in zip(*losses, strict=True):
-        assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
-    notice, _ = capsys.readouterr().err.splitlines()
-    assert notice.startswith("notice: torch.autocast is taken, and without effect here")
-
-
-def test_outputs_of_a_model_that_was_traced_before_are_refused(pef: str) -> None:
-    models = [Net(), Net()]
-    for model in models:
-        trace_graph(model, _inputs(), _adam(model), pef=pef)
-    samba.session.run(_inputs(), models[1].output_tensors)
-    with pytest.raises(OptionError, match="output_tensors are of another model than the Net that was traced last"):
-        samba.session.run(_inputs(), models[0].output_tensors)
-    trace_graph(models[0], _inputs(), _adam(models[0]), pef=pef)
-    samba.session.run(_inputs(), models[0].output_tensors)
-
-
-def test_words_are_no_lists_of_words(loaded: tuple[Net, samba.optim.AdamW]) -> None:
-    with pytest.raises(OptionError, match="section_types is the word 'FWD'"):
-        samba.session.run(_inputs(), section_types="FWD")
-    with pytest.raises(OptionError, match="names is the word 'x'"):
-        samba.session.get_tensors_by_name("x")
-    with pytest.raises(AttributeError, match=r"samba\.session has no tocpu; near it there is to_cpu"):
-        samba.session.tocpu(loaded[0])  # type: ignore[operator]  # what is not there
-    with pytest.raises(OptionError, match="trace_graph was given no PEF"):
-        trace_graph(loaded[0], _inputs(), loaded[1])
-
-
 def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
     tmp_path: Path, loaded: tuple[Net, samba.optim.AdamW], capsys: pytest.CaptureFixture[str]
 ) -> None:

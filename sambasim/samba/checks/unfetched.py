@@ -61,8 +61,8 @@ class Unfetched:
 def _watch() -> None:
     """Be told of what is read from now on, once in a process."""
     # Apps call the methods of torch's class.
-    nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose
-    nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # likewise
+    nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # mypy knows no method that is watched
+    nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # as above
 
 
 def _note_forward(module: nn.Module, _: object) -> None:

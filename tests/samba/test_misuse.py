@@ -1,0 +1,68 @@
+"""Runs that are called in another way than they are meant, in one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from sambasim import samba
+from sambasim.errors import OptionError
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+BATCH = [torch.ones(2, 3)]
+
+
+def _made() -> tuple[nn.Module, samba.optim.SGD]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    samba.from_torch_model_(model)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model, optimizer = _made()
+    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
+    return session.compile(model, BATCH, optimizer, "net", config_dict=config)
+
+
+def _loaded(pef: str) -> tuple[nn.Module, samba.optim.SGD]:
+    model, optimizer = _made()
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    return model, optimizer
+
+
+def test_autocast_around_a_run_changes_no_bit_and_is_noticed(
+    pef: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sambasim.samba.notices._SAID", set())
+    losses = []
+    for autocast in (False, True):
+        _loaded(pef)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses.append([session.run(BATCH)[0] for _ in range(2)])
+    assert all(torch.equal(plain, other) for plain, other in zip(*losses, strict=True))
+    notice, _ = capsys.readouterr().err.splitlines()
+    assert notice.startswith("notice: torch.autocast is taken, and without effect here")
+
+
+def test_outputs_of_a_model_that_was_traced_before_are_refused(pef: str) -> None:
+    (first, optimizer), (second, other) = _made(), _made()
+    of_first = trace_graph(first, BATCH, optimizer, pef=pef)
+    of_second = trace_graph(second, BATCH, other, pef=pef)
+    session.run(BATCH, of_second)
+    with pytest.raises(OptionError, match="are of another model than the Sequential that was traced last"):
+        session.run(BATCH, of_first)
+    session.run(BATCH, trace_graph(first, BATCH, optimizer, pef=pef))
+
+
+def test_words_are_no_lists_of_words(pef: str) -> None:
+    model, optimizer = _loaded(pef)
+    with pytest.raises(OptionError, match="section_types is the word 'FWD'"):
+        session.run(BATCH, section_types="FWD")
+    with pytest.raises(OptionError, match="names is the word 'x'"):
+        session.get_tensors_by_name("x")
+    with pytest.raises(AttributeError, match=r"samba\.session has no tocpu; near it there is to_cpu"):
+        session.tocpu(model)  # type: ignore[operator]  # what is not there
+    with pytest.raises(OptionError, match="trace_graph was given no PEF"):
+        trace_graph(model, BATCH, optimizer)
