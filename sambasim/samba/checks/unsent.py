@@ -113,7 +113,7 @@ class Unsent:
     def _compare_groups(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
         """What `session.run` is told goes to all groups of parameters, also where those of the host differ."""
         for name, told in given.items():
-            values = _of_each(now, name)
+            values = [value for value in _of_each(now, name) if value is not None]  # not every optimizer has it
             if all(_is_same(value, values[0]) for value in values):
                 continue
             on_host = ", ".join(dict.fromkeys(map(_told, values)))
@@ -132,9 +132,8 @@ class Unsent:
                 followed.steps_apart += 1
 
     def _reaches_device(self, name: str, on_host: object, given: Mapping[str, float]) -> bool:
-        """Whether the app tells the device of this hyperparameter, as far as can be seen."""
-        if name not in given:
-            return False
+        """Whether the app, which tells the device of this hyperparameter, tells what the host has, as far as can be
+        seen."""
         return _is_same(on_host, given[name]) or self._followed[name].steps_apart < _STEPS_LEFT_BEHIND
 
     def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:

@@ -67,6 +67,15 @@ def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
     assert app.told == ["AP05: groups of parameters differ in lr: 0.1, 0.01; and session.run sets 0.1 for all of them"]
 
 
+def test_a_hyperparameter_that_another_optimizer_lacks_is_no_difference(app: App) -> None:
+    groups = [[0.1, None, *[None] * 6], [0.1, 0.9, *[None] * 6]]  # of AdamW and SGD, lr and momentum first
+    found = unsent.Unsent(session._loaded()[0])
+    found._compare_groups(groups, {"lr": 0.1, "momentum": 0.9})
+    assert app.told == []
+    found._compare_groups([groups[0], [0.2, *groups[1][1:]]], {"lr": 0.1})
+    assert len(app.told) == 1
+
+
 def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
     app.step()
     samba.session.to_cpu(app.model)
