@@ -6,6 +6,8 @@ from functools import partial
 from sambasim.compiler.shapes import compile_shapes
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -13,7 +15,9 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.published.models import MODELS
 from sambasim.published.rows import Row
+from sambasim.simulation.scaling import scale
 from sambasim.simulation.step import predict_step
+from sambasim.simulation.sync import SyncPath
 from sambasim.simulation.validation import Held
 
 
@@ -28,15 +32,18 @@ def hold(rows: Sequence[Row], hear: Callable[[str], None]) -> list[Held]:
             hear(f"capture {row.name}")
             programs[key] = _captured(row)
         hear(f"predict {row.name}, {row.level}")
-        budget = budget_of(load_device(row.device), load_calibration(), row.tiles)
-        step = predict_step(programs[key], budget, row.level)
+        device, calibration = load_device(row.device), load_calibration()
+        step = predict_step(programs[key], budget_of(device, calibration, row.tiles), row.level, calibration)
+        seats = place(row.replicas, device, row.tiles, load_cluster(device.cluster))
+        scaled = scale(programs[key], step, seats, SyncPath.RDU)
         sections = sum(section.kind in (SectionKind.FWD, SectionKind.BCKWD) for section in step.sections)
-        held.append(Held(row, row.figure_of(step.predicted_s), sections))
+        predicted = row.figure_of(step.device_s, scaled.predicted_s)
+        held.append(Held(row, predicted, None if row.host_s is None else step.host_s, sections))
     return held
 
 
 def _captured(row: Row) -> Program:
-    args: Mapping[str, int | float] = row.args
+    args: Mapping[str, bool | int | float] = row.args
     options = CompileOptions(
         optimizer=OptimizerOptions(name="adamw"),
         training=TrainingOptions(batch_size=row.batch_size),

@@ -58,7 +58,9 @@ def simulate_command(
         num_tiles = int(str(compiled["num_tiles"]))
     budget = budget_of(device, load_calibration(), num_tiles)
     level = str(compiled.get("opt_level", "o3"))
-    step = predict_step(document.program, budget, "o0" if level == "o0" else "o1" if level == "o1" else "o3")
+    step = predict_step(
+        document.program, budget, "o0" if level == "o0" else "o1" if level == "o1" else "o3", load_calibration()
+    )
     facts = Simulated(document.program, device, num_tiles, level, step)
     if as_json:
         click.echo(simulation_json(facts))

@@ -79,7 +79,7 @@ def coefficients(algorithm: Algorithm, world_size: int) -> Coefficients:
     return _COEFFICIENTS[algorithm](world_size)
 
 
-def formula(algorithm: Algorithm, world_size: int, size_bytes: int, link: Link, addition_s_per_byte: float) -> Price:
+def formula(algorithm: Algorithm, world_size: int, size_bytes: float, link: Link, addition_s_per_byte: float) -> Price:
     """The price of one of `FLAT` where every two ranks are joined by the same `link`. Raises as `coefficients` does."""
     row = coefficients(algorithm, world_size)
     return Price(

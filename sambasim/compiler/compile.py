@@ -24,6 +24,7 @@ from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import AddDataParallel
+from sambasim.compiler.passes.fits import Fits
 from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
 from sambasim.compiler.passes.partition import Partition
 from sambasim.compiler.passes.placement import Place
@@ -152,16 +153,15 @@ def assemble(
 
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
     """The passes that `options` ask for, in order. The optimizers are `updates`, or else the one of `options`."""
-    device = load_device(options.arch)
-    passes: list[Pass] = [Partition(options.opt_level, budget_of(device, load_calibration(), options.num_tiles))]
+    budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
+    passes: list[Pass] = [Partition(options.opt_level, budget)]
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
         passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding))
     if options.data_parallel:
         passes.append(AddDataParallel(options.world_size))
-    passes.append(Place(device))
-    return passes
+    return [*passes, Place(), Fits(budget)]
 
 
 def _capture(

@@ -7,8 +7,8 @@ What costs nothing is no stage: a view, a copy in another order, which is a patt
 depends on nothing, such as a constant mask. Values are told apart by what they are made of: a view is what it shows.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
@@ -91,6 +91,44 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     values = dict.fromkeys(value for stage in stages for value in (*stage.reads, *stage.writes))
     tensors = {value: _tensor(types[value], value in widened, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
+
+
+def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
+    """The stages of each section; `ends` are the nodes at which sections end, in order."""
+    ranges, start = [], 0
+    for end in ends:
+        stop = start
+        while stop < len(work.stages) and work.stages[stop].node < end:
+            stop += 1
+        ranges.append((start, stop))
+        start = stop
+    return ranges
+
+
+def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
+    """`work` of batches of `compiled` samples, for batches of `wanted`: what streams has so many rows more or less, and
+    each product that reads it so many operations. Its smallest tensors, of fewer rows than samples, stay as they are.
+    """
+
+    def rows(tensor: Tensor) -> Tensor:
+        if tensor.resident or tensor.rows < compiled:
+            return tensor
+        return replace(tensor, rows=tensor.rows * wanted // compiled)
+
+    def flops(stage: Stage) -> Stage:
+        if all(work.tensors[value].resident for value in stage.reads):
+            return stage
+        return replace(stage, product_flops=stage.product_flops * wanted // compiled)
+
+    if compiled == wanted:
+        return work
+    tensors = {value: rows(tensor) for value, tensor in work.tensors.items()}
+    return Work(tuple(map(flops, work.stages)), tensors, work.kept)
+
+
+def device_bytes_of(type_: TensorType) -> int:
+    """What a tensor takes on a device, that is of no loss."""
+    return type_.numel * _DEVICE_BYTES[type_.dtype]
 
 
 def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, str]) -> Iterator[Stage]:

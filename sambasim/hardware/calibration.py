@@ -42,6 +42,8 @@ class Calibration(BaseModel):
     hbm_efficiency: Share
     unit_efficiency: Share
     launch_s: Parameter
+    host_s_per_section: Parameter
+    host_bytes_per_s: Parameter
     units_per_stage: Count
     buffer_share: Share
     tile_rows: Count

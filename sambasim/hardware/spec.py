@@ -1,28 +1,46 @@
 """A device as data: what `--arch` names.
 
 Every figure in `devices/*.toml` stands beside its source; a figure that nobody published says `estimate` or how it was
-derived, and whoever prints it prints that too.
+derived, and whoever prints it prints that too. Users write their own in the same form.
 """
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from sambasim.errors import OptionError
+from sambasim.hardware.tables import checked, is_file, shipped, shipped_text, user_text
 
 ALIASES = {"sn40": "sn40l"}
 """Spellings of `--arch` that SambaFlow takes for a device that we file under another name."""
 
 
-class DeviceSpec(BaseModel):
-    """One RDU. Units are in the names; `sources` has one entry for each figure."""
+class Spec(BaseModel):
+    """Figures, and where each is from: `sources` has an entry for every one that is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: str = Field(min_length=1)
+    sources: Mapping[str, str]
+
+    @model_validator(mode="after")
+    def _each_figure_has_a_source(self) -> "Spec":
+        figures = self.model_fields_set - {"name", "sources"} - self.without_source()
+        bare = sorted(figures - self.sources.keys())
+        if bare:
+            raise ValueError(f"no source is given for {', '.join(bare)}; 'estimate' is one")
+        return self
+
+    @classmethod
+    def without_source(cls) -> frozenset[str]:
+        """What is a choice and no figure."""
+        return frozenset()
+
+
+class DeviceSpec(Spec):
+    """One RDU. Units are in the names; `cluster` is the one that it is usually built into."""
+
     tiles: PositiveInt | None = None  # not published for every device
     pcus: PositiveInt
     pmus: PositiveInt
@@ -32,26 +50,33 @@ class DeviceSpec(BaseModel):
     ddr_bandwidth_bytes_per_s: PositiveFloat
     hbm_capacity_bytes: PositiveInt | None = None
     hbm_bandwidth_bytes_per_s: PositiveFloat | None = None
-    sources: Mapping[str, str]
+    cluster: str = "sn30-8"
+
+    @classmethod
+    def without_source(cls) -> frozenset[str]:
+        return frozenset({"cluster"})
+
+    @model_validator(mode="after")
+    def _hbm_has_both_figures(self) -> "DeviceSpec":
+        if (self.hbm_capacity_bytes is None) != (self.hbm_bandwidth_bytes_per_s is None):
+            raise ValueError("HBM needs both hbm_capacity_bytes and hbm_bandwidth_bytes_per_s")
+        return self
 
 
-@cache
 def device_names() -> tuple[str, ...]:
     """The devices that ship with sambasim, in order."""
-    folder = files("sambasim.hardware") / "devices"
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return shipped("devices")
 
 
 @cache
 def load_device(name: str) -> DeviceSpec:
-    """The device called `name`. Raises OptionError if there is none."""
+    """The device called `name`, or the one in the file of that name. Raises OptionError if there is none."""
+    if is_file(name):
+        return checked(DeviceSpec, user_text("--arch", name), name)
     name = ALIASES.get(name, name)
     if name not in device_names():
         raise OptionError(
-            f"there is no device called {name!r}", remedy=f"--arch takes one of {', '.join(device_names())}"
+            f"there is no device called {name!r}",
+            remedy=f"--arch takes one of {', '.join(device_names())}, or a TOML file",
         )
-    text = (files("sambasim.hardware") / "devices" / f"{name}.toml").read_text(encoding="utf-8")
-    try:
-        return DeviceSpec.model_validate(tomllib.loads(text))
-    except ValidationError as error:
-        raise OptionError(f"the device file {name}.toml is wrong: {error}") from error
+    return checked(DeviceSpec, shipped_text(f"devices/{name}.toml"), f"the device file {name}.toml")

@@ -41,23 +41,28 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """GPT-2 with its head tied to the embedding. Logits are those of all tokens but the last, as Hugging Face shifts
-    them."""
+    """GPT-2 with its head tied to the embedding. The loss is of the logits of all tokens but the last, as Hugging Face
+    shifts them; `gives_logits` says that they are a result beside the loss, as they are there."""
 
-    def __init__(self, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float, gives_logits: bool
+    ) -> None:
         super().__init__()
+        self.gives_logits = gives_logits
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads, length, dropout) for _ in range(layers))
         self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         x = self.drop(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))[:, :-1].contiguous()
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets[:, 1:].reshape(-1))
+        logits = self.head(self.norm(x))
+        shifted = logits[:, :-1].contiguous()
+        loss = F.cross_entropy(shifted.view(-1, shifted.shape[-1]), targets[:, 1:].reshape(-1))
+        return (loss, logits) if self.gives_logits else loss
 
 
 def _twice(inputs: int, outputs: int) -> nn.Sequential:
@@ -91,11 +96,9 @@ class UNet(nn.Module):
         return F.cross_entropy(self.out(x), mask)
 
 
-def _gpt2(
-    batch_size: int, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float = 0.1
-) -> Made:
+def _gpt2(batch_size: int, length: int, dropout: float = 0.1, gives_logits: bool = True, **sizes: int) -> Made:
     tokens = torch.zeros(batch_size, length, dtype=torch.int64)
-    model = GPT2(width, heads, layers, length, vocabulary, dropout)
+    model = GPT2(length=length, dropout=dropout, gives_logits=gives_logits, **sizes)
     return model, {"tokens": tokens, "targets": tokens.clone()}
 
 

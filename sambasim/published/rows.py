@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 class Row(BaseModel):
     """One measurement of somebody else.
 
-    figure: `step_s`, seconds of a training step on the device; `samples_per_s` or `tokens_per_s`, of all `devices`
+    figure: `device_s`, seconds of a training step on the device; `samples_per_s` or `tokens_per_s`, of all `replicas`
+    host_s: seconds of host time in the same step, where that was published
     sections: how many there were, where that was published
     samples_tokens: tokens of one sample
     """
@@ -21,27 +22,28 @@ class Row(BaseModel):
 
     name: str
     model: Literal["gpt2", "unet"]
-    args: Mapping[str, int | float]
+    args: Mapping[str, bool | int | float]
     batch_size: PositiveInt
     device: str
     tiles: PositiveInt | None = None
     level: Literal["o0", "o1", "o3"]
-    figure: Literal["step_s", "samples_per_s", "tokens_per_s"]
+    figure: Literal["device_s", "samples_per_s", "tokens_per_s"]
     value: PositiveFloat
+    host_s: PositiveFloat | None = None
     sections: PositiveInt | None = None
-    devices: PositiveInt = 1
+    replicas: PositiveInt = 1
     samples_tokens: PositiveInt = 1
     source: str
 
-    def figure_of(self, step_s: float) -> float:
-        """What a step of `step_s` seconds comes to, in the row's figure."""
+    def figure_of(self, device_s: float, step_s: float) -> float:
+        """What a step comes to, in the row's figure: seconds on the device, and of host, device and sync together."""
         match self.figure:
-            case "step_s":
-                return step_s
+            case "device_s":
+                return device_s
             case "samples_per_s":
-                return self.devices * self.batch_size / step_s
+                return self.replicas * self.batch_size / step_s
             case _:
-                return self.devices * self.batch_size * self.samples_tokens / step_s
+                return self.replicas * self.batch_size * self.samples_tokens / step_s
 
 
 @cache

@@ -56,8 +56,11 @@ class SimulationRecord(BaseModel):
     level: str
     batch_size: int
     predicted_s: float
+    device_s: float
+    host_s: float
     predicted_samples_per_s: float
-    device_bytes: int
+    needed_bytes: int
+    capacity_bytes: int
     backed_by: str
     sections: tuple[SectionRecord, ...]
 
@@ -71,8 +74,11 @@ def simulation_json(facts: Simulated) -> str:
         level=facts.level,
         batch_size=facts.step.batch_size,
         predicted_s=facts.step.predicted_s,
+        device_s=facts.step.device_s,
+        host_s=facts.step.host_s,
         predicted_samples_per_s=facts.step.samples_per_s,
-        device_bytes=facts.program.device_bytes,
+        needed_bytes=facts.step.need.size_bytes,
+        capacity_bytes=facts.step.budget.capacity_bytes,
         backed_by=_backing(facts),
         sections=tuple(map(_record, facts.step.sections)),
     ).model_dump_json()
@@ -85,18 +91,20 @@ def simulation_report(facts: Simulated, slowest: int) -> list[RenderableType]:
     what = "step" if facts.program.training is not None else "forward"
     head = [
         f"{facts.program.name} on {where}, {facts.level}: predicted, not measured",
-        f"  {what}    {format_seconds(step.predicted_s)} of device time, batch {step.batch_size}",
-        f"  speed   {format_count(step.samples_per_s)} samples/s by one replica, without host time",
-        f"  memory  {format_bytes(facts.program.device_bytes)} of {format_bytes(facts.device.ddr_capacity_bytes)} DDR",
+        f"  {what}    {format_seconds(step.predicted_s)}, batch {step.batch_size}:"
+        f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
+        f"  speed   {format_count(step.samples_per_s)} samples/s by one replica",
+        f"  memory  {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}:"
+        f" {format_bytes(step.need.kept_bytes)} kept, {format_bytes(step.need.residency.size_bytes)} between sections",
     ]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
-    for kind, seconds in step.predicted_s_by_kind.items():
+    for kind, seconds in step.device_s_by_kind.items():
         count = sum(section.kind is kind for section in step.sections)
-        add_row(kinds, kind, str(count), format_seconds(seconds), f"{seconds / step.predicted_s:.0%}")
+        add_row(kinds, kind, str(count), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     bounds = plain_table("by what binds it", ["bound"], ["predicted", "share"])
-    for bound, seconds in step.predicted_s_by_bound.items():
+    for bound, seconds in step.device_s_by_bound.items():
         if seconds:
-            add_row(bounds, _words(bound, step), format_seconds(seconds), f"{seconds / step.predicted_s:.0%}")
+            add_row(bounds, _words(bound, step), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     parts: list[RenderableType] = [Text("\n".join(head)), kinds, bounds]
     if slowest:
         parts.append(_slowest(step, slowest))

@@ -1,26 +1,28 @@
-"""One step of one replica on a device, section by section.
+"""One step of one replica, section by section.
 
     FWD, BCKWD   pipelines: see `sambasim.costs.price`
     GRADNORM     all gradients are read once
     OPT          parameters and states are read and written, gradients read, all in float32
-    REDUCE,      nothing for one replica: what the others cost is not predicted yet
-    GATHER
 
-Host time comes on top, and is not predicted: it does not overlap with the device in the published measurements.
+What replicas exchange, REDUCE and GATHER, is in `sambasim.simulation.scaling`. Host time is that of one process: it
+starts each section, sends inputs and fetches outputs, and does not overlap with the device in the published rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from sambasim.costs.cut import Level, cut
+from sambasim.costs.fit import Need, check_chip, check_memory, need_of, states_bytes
 from sambasim.costs.load import Load, load_of
 from sambasim.costs.price import Bound, SectionPrice, price_of
-from sambasim.costs.work import work_of
+from sambasim.costs.work import at_batch_size, device_bytes_of, work_of
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import SectionKind
+from sambasim.hardware.calibration import Calibration
+from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.simulation.tiers import Tiers, slowed, tiers_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES = DTYPE_BYTES["float32"]
@@ -28,12 +30,14 @@ _WIDE_BYTES = DTYPE_BYTES["float32"]
 
 @dataclass(frozen=True, slots=True)
 class TimedSection:
-    """A section with what it asks for and its predicted seconds. `operators` counts those that cost something."""
+    """A section with what it asks for and its predicted seconds. `nodes` of the graph are in it, from the first up to
+    the second; an update has none."""
 
     kind: SectionKind
     name: str
     load: Load
     price: SectionPrice
+    nodes: tuple[int, int] = (0, 0)
 
     @property
     def operators(self) -> int:
@@ -43,24 +47,33 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step, or the forward of a program without a training step: its sections in order, and the budget they have."""
+    """A step, or the forward of a program without a training step: its sections in order, the budget that they have,
+    the host's seconds, what it needs beside the chip, and where that lies."""
 
     sections: tuple[TimedSection, ...]
     budget: Budget
     batch_size: int
+    host_s: float
+    need: Need
+    tiers: Tiers
 
     @cached_property
-    def predicted_s(self) -> float:
-        """Seconds of device time."""
+    def device_s(self) -> float:
+        """Predicted seconds on the device."""
         return sum(section.price.predicted_s for section in self.sections)
 
     @property
+    def predicted_s(self) -> float:
+        """Host and device, one after the other."""
+        return self.host_s + self.device_s
+
+    @property
     def samples_per_s(self) -> float:
-        """Of one replica."""
+        """Of one replica, host time included."""
         return self.batch_size / self.predicted_s
 
     @property
-    def predicted_s_by_kind(self) -> Mapping[SectionKind, float]:
+    def device_s_by_kind(self) -> Mapping[SectionKind, float]:
         """Seconds by kind of section, in the order in which they run."""
         seconds: dict[SectionKind, float] = {}
         for section in self.sections:
@@ -68,7 +81,7 @@ class PredictedStep:
         return seconds
 
     @property
-    def predicted_s_by_bound(self) -> Mapping[Bound, float]:
+    def device_s_by_bound(self) -> Mapping[Bound, float]:
         """Seconds by what sections wait for most."""
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
@@ -76,30 +89,61 @@ class PredictedStep:
         return seconds
 
 
-def predict_step(program: Program, budget: Budget, level: Level) -> PredictedStep:
-    """The step of `program`, cut into sections for `budget` as `level` says: o0, o1 or o3. Raises PefError for an
-    operator that is given what it does not take."""
-    graph = program.training or program.evaluation
-    work = work_of(graph, program.symbols)
+def predict_step(
+    program: Program, budget: Budget, level: Level, calibration: Calibration, batch_size: int | None = None
+) -> PredictedStep:
+    """The step of `program` by one replica, cut into sections for `budget` as `level` says: o0, o1 or o3.
+
+    batch_size: another one than that of the program, to which its work is scaled
+
+    Raises MachineError for what does not fit on `budget`, and PefError for an operator that is given what it does not
+    take.
+    """
+    graph, samples = program.training or program.evaluation, batch_size or program.batch_size
+    work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
+    check_chip(graph, work, budget)
+    pieces = cut(graph, work, budget, level)
+    need = need_of(program, work, [piece.stages for piece in pieces])
+    check_memory(graph, need, budget)
+    tiers = tiers_of(need, states_bytes(program.symbols.values()), budget)
+    usual = slowed(budget, tiers.rest)
     sections = []
-    for piece in cut(graph, work, budget, level):
+    for piece in pieces:
         start, stop = piece.stages
         load = load_of(work, start, stop) if stop > start else _NOTHING
-        sections.append(TimedSection(piece.kind, piece.name, load, price_of(load, budget)))
-    if program.training is not None:
-        sections += _update(program, budget)
-    return PredictedStep(tuple(sections), budget, program.batch_size)
+        sections.append(TimedSection(piece.kind, piece.name, load, price_of(load, usual), piece.nodes))
+    sections += updates(program, budget, tiers, 1)
+    host_s = (
+        len(sections) * calibration.host_s_per_section.value
+        + _exchanged_bytes(graph, program) * samples / program.batch_size / calibration.host_bytes_per_s.value
+    )
+    return PredictedStep(tuple(sections), budget, samples, host_s, need, tiers)
 
 
-def _update(program: Program, budget: Budget) -> Iterator[TimedSection]:
+def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
+    """GRADNORM and OPT, of which each of `replicas` does its slice."""
     training = program.training
-    if training is not None and any(section.kind is SectionKind.GRADNORM for section in training.sections):
-        read_bytes = _WIDE_BYTES * sum(group.numel for group in program.groups)
-        yield _timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, budget)
+    if training is None:
+        return []
+    sections = []
+    if any(section.kind is SectionKind.GRADNORM for section in training.sections):
+        read_bytes = _WIDE_BYTES * sum(group.numel for group in program.groups) // replicas
+        sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
     for group in program.groups:
-        kept = 1 + len(program.optimizers[group.optimizer].states)
-        read_bytes, written_bytes = (kept + 1) * _WIDE_BYTES * group.numel, kept * _WIDE_BYTES * group.numel
-        yield _timed(SectionKind.OPT, group.name, read_bytes, written_bytes, budget)
+        states = len(program.optimizers[group.optimizer].states)
+        one_bytes = _WIDE_BYTES * group.numel // replicas
+        of_states = 2 * states / (2 * states + 3)
+        rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
+        sections.append(_timed(SectionKind.OPT, group.name, (states + 2) * one_bytes, (states + 1) * one_bytes, rate))
+    return sections
+
+
+def _exchanged_bytes(graph: Graph, program: Program) -> int:
+    """Inputs and outputs of a step, as the device holds them."""
+    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
+    return sum(
+        device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)
+    )
 
 
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:

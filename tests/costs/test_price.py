@@ -11,12 +11,15 @@ from sambasim.costs.price import Bound, chip_bytes, price_of
 from sambasim.hardware.budget import Budget
 
 BUDGET = Budget(
+    where="a device",
     units=640,
     stages=12,
     chip_bytes=10**8,
     unit_flops_per_s=1e11,
     memory="DDR",
     memory_bytes_per_s=1e11,
+    capacity_bytes=10**12,
+    behind=None,
     launch_s=1e-4,
     tile_rows=256,
 )

@@ -10,12 +10,13 @@ from sambasim.hardware.spec import device_names, load_device
 CALIBRATION = load_calibration()
 
 
-def test_half_the_tiles_have_half_of_the_chip_and_all_of_the_memory() -> None:
+def test_half_the_tiles_have_half_of_everything() -> None:
     device = load_device("sn30")
     whole, half = budget_of(device, CALIBRATION), budget_of(device, CALIBRATION, 4)
     assert (whole.units, half.units) == (1280, 640)
     assert half.chip_bytes == whole.chip_bytes // 2
-    assert half.memory_bytes_per_s == whole.memory_bytes_per_s
+    assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
+    assert half.capacity_bytes == whole.capacity_bytes // 2
     assert half.stages == 12, "as in the published section counts"
 
 
@@ -27,7 +28,12 @@ def test_tiles_that_a_device_does_not_have_are_refused(tiles: int) -> None:
 
 def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
     device = load_device("sn40")
-    assert budget_of(device, CALIBRATION).memory == "HBM"
+    whole = budget_of(device, CALIBRATION)
+    assert whole.memory == "HBM"
+    assert whole.capacity_bytes == device.ddr_capacity_bytes + (1 << 36)
+    assert whole.behind is not None
+    assert whole.behind.fast_bytes == 1 << 36
+    assert whole.behind.bytes_per_s < whole.memory_bytes_per_s
     with pytest.raises(OptionError, match="nobody has published how many tiles an SN40L has"):
         budget_of(device, CALIBRATION, 4)
 

@@ -24,7 +24,7 @@ def test_a_pef_for_a_larger_device_is_refused_with_both_figures() -> None:
     check_device(_document(program, capacity, "sn10"))
     with pytest.raises(MachineError) as error:
         check_device(_document(program, 2 << 40, "sn10"))
-    assert error.value.what == "one replica of this PEF needs 2.0 TiB of device memory, but a SN10 has 1.4 TiB"
+    assert error.value.what == "one replica of this PEF needs 2.0 TiB of device memory, but a SN10 has 1.5 TiB"
 
 
 def test_what_a_pef_does_not_say_is_not_refused() -> None:

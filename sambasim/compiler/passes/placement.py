@@ -8,23 +8,19 @@ they are handed out and in.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from sambasim.errors import MachineError
-from sambasim.hardware.spec import DeviceSpec
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Stage, state_name
-from sambasim.units import format_bytes
 
 _HANDED_OUT = (SymbolKind.OUTPUT, SymbolKind.TANGENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place everything in the memory of `device`. Raises MachineError if that is too small."""
+    """Place everything, one after the other."""
 
     title: ClassVar[str] = "place symbols in device memory"
     reaches: ClassVar[Stage] = Stage.PLACED
-    device: DeviceSpec
 
     def __call__(self, program: Program) -> Program:
         address = _Address()
@@ -38,7 +34,6 @@ class Place:
         for symbol in (*rest, *last):
             if symbol.name not in offsets:
                 offsets[symbol.name] = address.take(symbol.type.size_bytes)
-        self._check(address.next)
         symbols = {name: replace(symbol, offset=offsets.get(name)) for name, symbol in program.symbols.items()}
         return replace(program, symbols=symbols, groups=groups, device_bytes=address.next)
 
@@ -56,15 +51,6 @@ class Place:
             for region, name in names.items():
                 offsets[name] = regions[region] + member.start * element_bytes
         return replace(group, regions=regions)
-
-    def _check(self, needed_bytes: int) -> None:
-        capacity_bytes = self.device.ddr_capacity_bytes
-        if needed_bytes > capacity_bytes:
-            raise MachineError(
-                f"one replica needs {format_bytes(needed_bytes)} of device memory, "
-                f"but a {self.device.name} has {format_bytes(capacity_bytes)}",
-                remedy="use a smaller model or batch, or another --arch",
-            )
 
 
 class _Address:

@@ -1,0 +1,148 @@
+"""A step of many replicas: the sections of one, and what they exchange.
+
+On the `rdu` path a gradient group is reduced as soon as the section that completes it is done, while the backward goes
+on; the update waits for the last group; each replica updates its slice, and the parameters are gathered after that. On
+the `host` path the host is asked when the backward is done, and every replica updates everything. Each REDUCE and each
+GATHER is launched as a section is. What a transfer takes from the memory that a section waits for is not counted twice:
+sections do not become slower.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from sambasim.hardware.placement import Placement
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.simulation.step import PredictedStep, TimedSection, updates
+from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
+from sambasim.simulation.timeline import Span, Track
+
+
+@dataclass(frozen=True)
+class ScaledStep:
+    """The step of each of the replicas that `placement` seats. `path` is None where there is nobody to sync with.
+
+    step: with the updates that each replica does
+    sync_s: what reducing and gathering take, hidden or not
+    exposed_sync_s: the part of it in which sections wait
+    way: how gradients travel, in words
+    """
+
+    step: PredictedStep
+    placement: Placement
+    path: SyncPath | None
+    spans: tuple[Span, ...]
+    sync_s: float
+    exposed_sync_s: float
+    way: str
+
+    @cached_property
+    def predicted_s(self) -> float:
+        """From the host's start to the last parameter."""
+        return self.step.predicted_s + self.exposed_sync_s
+
+    @property
+    def hidden_sync_s(self) -> float:
+        """The part of the sync during which sections run."""
+        return self.sync_s - self.exposed_sync_s
+
+    @property
+    def sync_share(self) -> float:
+        """The part of the step in which sections wait for sync."""
+        return self.exposed_sync_s / self.predicted_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all replicas."""
+        return self.placement.replicas * self.step.batch_size / self.predicted_s
+
+    def efficiency(self, alone: PredictedStep) -> float:
+        """Samples per second of one replica here, as a part of those that it makes `alone`."""
+        return self.samples_per_s / self.placement.replicas / alone.samples_per_s
+
+
+def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
+    """The step of `program`, predicted for one replica as `alone`, on all replicas of `placement`."""
+    replicas = placement.replicas
+    if replicas == 1 or program.training is None:
+        return ScaledStep(
+            alone, placement, None, tuple(_host(alone) + _run(alone.sections, alone.host_s)), 0.0, 0.0, ""
+        )
+    backward = tuple(section for section in alone.sections if section.kind in (SectionKind.FWD, SectionKind.BCKWD))
+    update = alone.sections[len(backward) :]
+    if path is SyncPath.RDU:
+        update = tuple(updates(program, alone.budget, alone.tiers, replicas))
+    step = replace(alone, sections=(*backward, *update))
+    # On the host path it covers the way there and the way back.
+    launch_s = alone.budget.launch_s * (2 if path is SyncPath.HOST else 1)
+    syncs = {
+        group.name: group_sync(path, WIRE_BYTES * group.numel, placement, alone.budget) for group in program.groups
+    }
+    spans = _host(step) + _run(backward, step.host_s)
+    backward_s = spans[-1].stop_s
+    at_the_end = dict.fromkeys(syncs, backward_s)
+    ready_s = _ready_s(program, backward, spans) if path is SyncPath.RDU else at_the_end
+    reduced = _reduced(program.groups, syncs, ready_s, launch_s)
+    update_s = max(backward_s, *(span.stop_s for span in reduced)) if reduced else backward_s
+    spans += reduced + _run(update, update_s, len(backward))
+    gathered = _gathered(program.groups, syncs, spans[-1].stop_s, launch_s) if path is SyncPath.RDU else []
+    spans += gathered
+    sync_s = sum(span.predicted_s for span in (*reduced, *gathered))
+    exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
+    ways = dict.fromkeys(sync.ways for sync in syncs.values())
+    return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways))
+
+
+def _host(step: PredictedStep) -> list[Span]:
+    return [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
+
+
+def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> list[Span]:
+    """One after the other."""
+    spans = []
+    for number, section in enumerate(sections, first):
+        stop_s = start_s + section.price.predicted_s
+        spans.append(Span(Track.SECTIONS, section.kind, section.name, start_s, stop_s, number))
+        start_s = stop_s
+    return spans
+
+
+def _ready_s(program: Program, backward: Sequence[TimedSection], spans: Sequence[Span]) -> dict[str, float]:
+    """By group: when its last gradient is complete. Sections may be other ones than those of the PEF."""
+    training = program.training
+    made_at = {name: place for place, node in enumerate(training.nodes) for name in node.results} if training else {}
+    value_of = {output.symbol: output.value for output in training.outputs} if training else {}
+    ends_s = [
+        (section.nodes[1], span.stop_s)
+        for section, span in zip(backward, (span for span in spans if span.section is not None), strict=True)
+    ]
+    ready_s = {}
+    for group in program.groups:
+        last = max(made_at.get(value_of.get(member.gradient, ""), 0) for member in group.members)
+        ready_s[group.name] = next((end_s for stop, end_s in ends_s if last < stop), ends_s[-1][1])
+    return ready_s
+
+
+def _reduced(
+    groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], ready_s: Mapping[str, float], launch_s: float
+) -> list[Span]:
+    """The links take one group after the other, in the order in which they are ready."""
+    spans: list[Span] = []
+    free_s = 0.0
+    for group in sorted(groups, key=lambda group: ready_s[group.name]):
+        start_s = max(free_s, ready_s[group.name])
+        free_s = start_s + launch_s + syncs[group.name].reduce_s
+        spans.append(Span(Track.LINKS, SectionKind.REDUCE, group.name, start_s, free_s))
+    return spans
+
+
+def _gathered(
+    groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], start_s: float, launch_s: float
+) -> list[Span]:
+    spans = []
+    for group in groups:
+        stop_s = start_s + launch_s + syncs[group.name].gather_s
+        spans.append(Span(Track.LINKS, SectionKind.GATHER, group.name, start_s, stop_s))
+        start_s = stop_s
+    return spans

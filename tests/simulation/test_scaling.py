@@ -1,0 +1,155 @@
+"""A step of many replicas, by law."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sambasim.costs.cut import Level
+from sambasim.hardware.budget import Budget, budget_of
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.cluster import ClusterSpec, load_cluster
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.simulation.scaling import ScaledStep, scale
+from sambasim.simulation.step import predict_step
+from sambasim.simulation.sync import SyncPath, group_sync
+from sambasim.simulation.timeline import Track, busy_s
+from tests.pef.samples import sample_program
+
+DEVICE = load_device("sn30")
+BUDGET = budget_of(DEVICE, load_calibration(), 4)
+
+_REPLICAS = st.integers(1, 300)
+_FACTOR = st.floats(1, 100)
+
+
+@st.composite
+def _clusters(draw: st.DrawFn) -> ClusterSpec:
+    """Peers are joined by links like those to the host, whose memory is no faster than the devices' together."""
+    bandwidth, latency = draw(st.floats(1e8, 1e12)), draw(st.floats(1e-9, 1e-4))
+    cluster = load_cluster("sn30-8")
+    link = cluster.peer_link.model_copy(update={"bandwidth_bytes_per_s": bandwidth, "latency_s": latency})
+    network = {"bandwidth_bytes_per_s": draw(st.floats(1e8, 1e12)), "latency_s": draw(st.floats(1e-9, 1e-4))}
+    return cluster.model_copy(
+        update={
+            "rdus_per_node": draw(st.integers(1, 16)),
+            "peer_link": link,
+            "peer_links_per_rdu": 1,
+            "host_link": link,
+            "host_memory_bytes_per_s": draw(st.floats(1e9, BUDGET.memory_bytes_per_s)),
+            "network_link": cluster.network_link.model_copy(update=network),
+        }
+    )
+
+
+def _scaled(
+    replicas: int,
+    path: SyncPath,
+    cluster: ClusterSpec,
+    program: Program | None = None,
+    budget: Budget = BUDGET,
+    level: Level = "o3",
+) -> ScaledStep:
+    program = program or sample_program()
+    alone = predict_step(program, budget, level, load_calibration())
+    return scale(program, alone, place(replicas, DEVICE, 4, cluster), path)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters())
+def test_the_parts_are_the_total(replicas: int, path: SyncPath, cluster: ClusterSpec) -> None:
+    scaled = _scaled(replicas, path, cluster)
+    assert scaled.predicted_s == pytest.approx(max(span.stop_s for span in scaled.spans))
+    assert scaled.predicted_s == pytest.approx(scaled.step.host_s + scaled.step.device_s + scaled.exposed_sync_s)
+    assert scaled.sync_s == pytest.approx(scaled.exposed_sync_s + scaled.hidden_sync_s)
+    assert scaled.hidden_sync_s >= -1e-12
+    assert busy_s(scaled.spans, Track.LINKS) == pytest.approx(scaled.sync_s)
+    assert busy_s(scaled.spans, Track.SECTIONS) == pytest.approx(scaled.step.device_s)
+    assert busy_s(scaled.spans, Track.HOST) == pytest.approx(scaled.step.host_s)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters())
+def test_spans_of_a_track_follow_each_other(replicas: int, path: SyncPath, cluster: ClusterSpec) -> None:
+    scaled = _scaled(replicas, path, cluster)
+    for track in Track:
+        spans = [span for span in scaled.spans if span.track is track]
+        assert all(span.start_s <= span.stop_s for span in spans)
+        assert all(a.stop_s <= b.start_s + 1e-12 for a, b in pairwise(spans))
+
+
+@given(st.sampled_from(SyncPath), _clusters())
+def test_one_replica_has_no_sync(path: SyncPath, cluster: ClusterSpec) -> None:
+    scaled = _scaled(1, path, cluster)
+    assert (scaled.sync_s, scaled.exposed_sync_s, scaled.path) == (0.0, 0.0, None)
+    assert not {span.kind for span in scaled.spans} & {SectionKind.REDUCE, SectionKind.GATHER}
+
+
+@given(_REPLICAS, _clusters())
+def test_the_host_is_never_quicker_on_the_same_links(replicas: int, cluster: ClusterSpec) -> None:
+    host, device = (_scaled(replicas, path, cluster).predicted_s for path in (SyncPath.HOST, SyncPath.RDU))
+    assert device <= host * (1 + 1e-9)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), _FACTOR)
+def test_more_of_any_link_is_never_slower(replicas: int, path: SyncPath, cluster: ClusterSpec, factor: float) -> None:
+    before = _scaled(replicas, path, cluster).predicted_s
+    more = int(factor)
+    for better in (
+        {"peer_link": _better(cluster.peer_link, factor)},
+        {"host_link": _better(cluster.host_link, factor)},
+        {"network_link": _better(cluster.network_link, factor)},
+        {"host_memory_bytes_per_s": cluster.host_memory_bytes_per_s * factor},
+        {"peer_links_per_rdu": cluster.peer_links_per_rdu * more},
+        {"host_links_per_rdu": cluster.host_links_per_rdu * more},
+        {"network_links_per_node": cluster.network_links_per_node * more},
+    ):
+        assert _scaled(replicas, path, cluster.model_copy(update=better)).predicted_s <= before * (1 + 1e-9)
+
+
+def _better(link: object, factor: float) -> object:
+    assert hasattr(link, "model_copy")
+    return link.model_copy(
+        update={
+            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s * factor,
+            "latency_s": link.latency_s / factor,
+        }
+    )
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), _FACTOR)
+def test_more_units_and_bandwidth_are_never_slower(
+    replicas: int, path: SyncPath, cluster: ClusterSpec, factor: float
+) -> None:
+    before = _scaled(replicas, path, cluster).predicted_s
+    for better in (
+        replace(BUDGET, units=int(BUDGET.units * factor)),
+        replace(BUDGET, memory_bytes_per_s=BUDGET.memory_bytes_per_s * factor),
+        replace(BUDGET, chip_bytes=int(BUDGET.chip_bytes * factor)),
+        replace(BUDGET, launch_s=BUDGET.launch_s / factor),
+    ):
+        assert _scaled(replicas, path, cluster, budget=better).predicted_s <= before * (1 + 1e-9)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_more_bytes_are_never_quicker(
+    replicas: int, path: SyncPath, cluster: ClusterSpec, one: int, other: int
+) -> None:
+    placement = place(replicas, DEVICE, 4, cluster)
+    few, many = (group_sync(path, size, placement, BUDGET) for size in sorted((one, other)))
+    assert few.reduce_s <= many.reduce_s
+    assert few.gather_s <= many.gather_s
+
+
+@settings(deadline=None)
+@given(st.sampled_from(SyncPath))
+def test_a_thousand_replicas_are_no_slower_to_predict_than_eight(path: SyncPath) -> None:
+    """Nothing in the prediction is done for each replica: the work is counted, not timed."""
+    counts = []
+    for replicas in (16, 1024):
+        scaled = _scaled(replicas, path, load_cluster("sn30-8"))
+        counts.append(len(scaled.spans))
+    assert counts[0] == counts[1]
