@@ -35,7 +35,8 @@ class RunOptions(Options):
     step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `save` and `predictions` are files; `log_dir` takes one file of
-    each rank. `emulate_replicas` plays that many replicas in one process.
+    each rank. `emulate_replicas` plays that many replicas in one process. `cluster` is the simulated machine on which
+    replicas sit, a name or a TOML file; None is that of the device.
     """
 
     pef: str = Field(min_length=1)
@@ -49,6 +50,7 @@ class RunOptions(Options):
     threads: int | None = Field(default=None, ge=1)
     engine: Literal["plain", "inductor"] = "plain"
     emulate_replicas: int | None = Field(default=None, ge=1)
+    cluster: str | None = Field(default=None, min_length=1)
     metrics: FilePath | None = None
     save: FilePath | None = None
     log_dir: FilePath | None = None
@@ -133,6 +135,7 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "threads": ("--threads", "threads"),
     "engine": ("--engine", "engine"),
     "emulate_replicas": ("--emulate-replicas", "emulate_replicas"),
+    "cluster": ("--cluster", "cluster"),
     "metrics": ("--metrics", "metrics"),
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
