@@ -116,7 +116,8 @@ def place_on_nodes(
     if most > placement.per_full_node:
         room = placement.per_full_node
         mpirun = f": mpirun -np {room} {command}" if placement.nodes == 1 else ""
-        remedies = [f"start {_counted(room, 'replica')} a node, or fewer{mpirun}"]
+        fewer = ", or fewer" if room > 1 else ""
+        remedies = [f"start {_counted(room, 'replica')} a node{fewer}{mpirun}"]
         smaller = _tiles_for(most, device, cluster)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")

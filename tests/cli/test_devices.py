@@ -9,9 +9,10 @@ from click.testing import CliRunner
 
 from sambasim.cli.devices import devices_command
 from sambasim.errors import OptionError
-from sambasim.hardware.cluster import cluster_names, load_cluster
+from sambasim.hardware.cluster import cluster_names
 from sambasim.hardware.spec import device_names, load_device
 from tests.pef.samples import write_sample
+from tests.support.cluster import write_cluster
 
 
 def devices(*arguments: str) -> str:
@@ -65,16 +66,7 @@ def test_parts_of_rdus_and_more_than_a_node() -> None:
 
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
-    cluster = load_cluster("sn30-8")
-    link = '{ name = "cable", bandwidth_bytes_per_s = 1e9, latency_s = 1e-6, sources = { bandwidth_bytes_per_s = "a",'
-    link += ' latency_s = "estimate" } }'
-    sources = "".join(f'{name} = "mine"\n' for name in cluster.sources)
-    (tmp_path / "farm.toml").write_text(
-        f'name = "farm"\nnodes = 2\nrdus_per_node = 3\npeer_link = {link}\npeer_links_per_rdu = 1\n'
-        'host_link = "pcie4_x16"\nhost_links_per_rdu = 1\nhost_memory_bytes_per_s = 1e11\nnetwork_link = "roce_100"\n'
-        f"network_links_per_node = 1\n[sources]\n{sources}"
-    )
-    farm = str(tmp_path / "farm.toml")
+    farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
     found = facts("--cluster", farm, "--replicas", "6")
     assert (found["cluster"], found["nodes"], found["room_of_a_node"]) == ("farm", 2, 3)
     assert [(seat["node"], seat["rdu"]) for seat in found["seats"]] == [(n, r) for n in range(2) for r in range(3)]
