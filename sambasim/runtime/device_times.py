@@ -52,5 +52,5 @@ def _record(step: CompiledStep, inventory: Inventory) -> PredictedRecord:
         predicted_hidden_sync_s=step.one.hidden_sync_s,
         predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
         predicted_sync="none" if path is None else "device" if path is SyncPath.RDU else "host",
-        predicted_backed_by=backing_of(inventory.device),
+        predicted_backed_by=backing_of(inventory.device, step.one.placement.replicas),
     )

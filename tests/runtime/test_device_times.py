@@ -39,6 +39,12 @@ def test_what_backs_it_names_the_device() -> None:
     record, _ = predict(inventory_of({"arch": "sn40"}))
     assert record is not None
     assert record.predicted_backed_by.startswith("no published measurement of an SN40L backs this")
+    alone, together = (predict(SN30, replicas)[0] for replicas in (1, 2))
+    assert alone is not None
+    assert together is not None
+    assert together.predicted_backed_by.startswith(alone.predicted_backed_by)
+    assert together.predicted_backed_by.endswith("and no measurement of it is published"), "of the sync"
+    assert "sync" not in alone.predicted_backed_by
 
 
 def test_a_device_that_is_too_small_is_the_reason() -> None:

@@ -28,15 +28,16 @@ class DeviceColumn:
         found = predicted(document.program, self.inventory, placement, path)
         self.step: CompiledStep | None = None if isinstance(found, str) else found
         self.reason = found if isinstance(found, str) else None
+        self._backing = backing_of(self.inventory.device, placement.replicas)
 
     def figures(self) -> dict[str, JsonValue]:
         """Of which device, and what backs it; or why there is nothing."""
         if self.reason is not None:
             return {"not_predicted": self.reason}
-        return {"predicted_for": self.inventory.share, "predicted_backed_by": backing_of(self.inventory.device)}
+        return {"predicted_for": self.inventory.share, "predicted_backed_by": self._backing}
 
     def told(self) -> str:
         """The same in a line."""
         if self.reason is not None:
             return f"no prediction for a device: {self.reason}\n"
-        return f"predicted: for {self.inventory.share}; {backing_of(self.inventory.device)}\n"
+        return f"predicted: for {self.inventory.share}; {self._backing}\n"
