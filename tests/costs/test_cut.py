@@ -31,8 +31,8 @@ def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
     """What a cut is predicted to take; None for one that is not allowed."""
     total_s = 0.0
     for start, stop in pairwise((0, *ends)):
-        load = load_of(work, start, stop)
-        fits = chip_bytes(load, budget) <= budget.chip_bytes and stop - start <= budget.stages
+        load = load_of(work, start, stop, budget)
+        fits = chip_bytes(load) <= budget.chip_bytes and stop - start <= budget.stages
         if stop - start > 1 and not fits:
             return None
         total_s += price_of(load, budget).predicted_s
@@ -44,7 +44,8 @@ def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
 def test_no_cut_is_predicted_faster(widths: list[int], wall: int, tight: bool) -> None:
     work, budget = chain(widths), TIGHT if tight else BUDGET
     wall = min(wall, len(work.stages))
-    ends = best_cut(work, budget, [wall])
+    count = len(work.stages)
+    ends = best_cut(work, budget, [wall] * wall + [count] * (count - wall))
     assert wall in ends
     assert ends[-1] == len(work.stages)
     seconds = [_seconds(work, each, budget) for each in _all_cuts(len(work.stages), wall)]
