@@ -25,6 +25,7 @@ from sambasim.cli.terminal import show
     "--sections", type=click.IntRange(min=0), default=10, show_default=True, help="Slowest sections to print."
 )
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
 @click.option(
     "--output-folder",
@@ -46,6 +47,7 @@ def simulate_command(
     cluster: str | None,
     sections: int,
     csv_file: Path | None,
+    plot: Path | None,
     as_json: bool,
     output_folder: Path,
 ) -> None:
@@ -61,15 +63,16 @@ def simulate_command(
       sambasim simulate digits
       sambasim simulate digits --arch sn40 --replicas 1,2,4,8,16 --sync rdu
       sambasim simulate configs/char_gpt.toml --batch-size 16,64,256 --num-tiles 4
-      sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --json
+      sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.outputs import check_output_file
-    from sambasim.report.scaling import scaling_csv, scaling_table
+    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_table
     from sambasim.report.simulation import simulation_json, simulation_report
 
-    if csv_file is not None:
-        check_output_file(csv_file, "the CSV file", "--csv FILE")
+    for file, what in ((csv_file, "CSV file"), (plot, "plot")):
+        if file is not None:
+            check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
     numbers = counts(replicas, "--replicas")
     question = Question(
         subject=one_pef(subject, named),
@@ -94,5 +97,11 @@ def simulate_command(
         if len(rows) > 1:
             show(scaling_table(rows))
     if csv_file is not None:
-        csv_file.parent.mkdir(parents=True, exist_ok=True)
-        csv_file.write_text(scaling_csv(rows), encoding="utf-8")
+        _write(csv_file, scaling_csv(rows))
+    if plot is not None:
+        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].step.budget.where}", rows))
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

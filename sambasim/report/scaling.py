@@ -1,4 +1,4 @@
-"""How a predicted step scales: one row for each batch size, number of replicas, and way to sync."""
+"""How a predicted step scales: one row for each batch size, number of replicas, and way to sync; and curves of it."""
 
 import csv
 import io
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
+from sambasim.report.log_chart import Chart, Curve, log_chart
 from sambasim.report.tables import add_row, plain_table
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.step import PredictedStep
@@ -77,3 +78,29 @@ def scaling_csv(records: Sequence[ScalingRecord]) -> str:
     writer.writeheader()
     writer.writerows(record.model_dump() for record in records)
     return text.getvalue()
+
+
+def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
+    """Samples per second over replicas as an SVG, a curve for each batch size and way to sync, and what as many
+    replicas would do that need no sync. Rows of one replica begin every curve of their batch size."""
+    ways = dict.fromkeys((record.batch_size, record.sync) for record in records if record.sync)
+    curves = []
+    for batch_size, sync in ways:
+        rows = [row for row in records if row.batch_size == batch_size and row.sync in (None, sync)]
+        points = [(row.replicas, row.predicted_samples_per_s) for row in rows]
+        curves.append(Curve(f"{sync}, batch {batch_size}", sorted(points)))
+    for batch_size in dict.fromkeys(record.batch_size for record in records):
+        rows = [row for row in records if row.batch_size == batch_size]
+        alone = rows[0].predicted_samples_per_s / rows[0].predicted_efficiency / rows[0].replicas
+        counts = sorted({row.replicas for row in rows})
+        curves.append(Curve(f"no sync, batch {batch_size}", [(n, n * alone) for n in counts], is_bound=True))
+    return log_chart(
+        Chart(
+            title=f"{title}: predicted, not measured",
+            x_title="replicas",
+            y_title="samples per second",
+            x_words=lambda replicas: f"{replicas:.0f}",
+            y_words=format_rate,
+            curves=curves,
+        )
+    )

@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -82,8 +83,12 @@ def test_json_has_every_section_and_every_row(simulate: Simulate) -> None:
 
 
 def test_batch_sizes_and_replicas_make_a_table_and_a_csv_file(simulate: Simulate, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "rows.csv"
-    printed = simulate("digits", "-b", "32,64", "--replicas", "2,8", "--sync", "rdu", "--csv", str(file))
+    file, plot = tmp_path / "new" / "rows.csv", tmp_path / "rows.svg"
+    written = ["--csv", str(file), "--plot", str(plot)]
+    printed = simulate("digits", "-b", "32,64", "--replicas", "2,8", "--sync", "rdu", *written)
+    drawn = "".join(ElementTree.fromstring(plot.read_text(encoding="utf-8")).itertext())
+    assert "digits on 4 of 8 tiles of SN30: predicted, not measured" in drawn
+    assert all(name in drawn for name in ("rdu, batch 32", "rdu, batch 64", "no sync, batch 32"))
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["batch_size"], row["replicas"], row["sync"]) for row in rows] == [
