@@ -245,6 +245,21 @@ def test_every_hyperparameter_is_looked_at(app: App, option: str, value: object,
     assert words in told
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_betas_that_are_changed_in_place_are_found(app: App, kind: Callable[[list[Tensor]], object]) -> None:
+    betas = [torch.tensor(0.9), torch.tensor(0.999)]
+    app.optimizer.param_groups[0]["betas"] = given = kind(betas)
+    app.step()
+    assert app.told == [], "they are the same numbers"
+    betas[0].fill_(0.5)
+    if isinstance(given, list):
+        given[0] = 0.5
+    app.step()
+    assert app.told == [
+        "AP05: the app has changed beta1 of an optimizer from 0.9 to 0.5, and the device goes on with 0.9"
+    ]
+
+
 def test_hyperparameters_of_a_checkpoint_that_comes_too_late_are_found(app: App) -> None:
     state = app.optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.01
