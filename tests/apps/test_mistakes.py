@@ -185,7 +185,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
         fetch="pass",
         saves="True",
     ).check()
-    notes = dict(note.split(": ", 1) for note in result.stderr.split("note: ")[1:])
+    notes = dict(note.split(": ", 1) for note in result.stderr.split("notice: ")[1:])
     assert sorted(notes) == ["AP05", "AP06", "DP02", "DP05", "DP06", "DP08"]
     assert notes["AP05"].startswith(
         "the app has changed weight_decay of an optimizer from 0 to 0.1, and the device goes"
@@ -199,7 +199,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     )
     assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
     assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
-    assert result.stderr.count("note: ") == len(notes)
+    assert result.stderr.count("notice: ") == len(notes)
     where = {
         **{"AP05": RUN, "AP06": "torch.save(", "DP02": RUN},
         **{"DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("},
@@ -214,7 +214,7 @@ def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> No
     )
     result = _run(folder, epoch=mistake).check()
     assert result.stderr.startswith(
-        "note: DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
+        "notice: DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
     )
     last = f"{RIGHT['saves']} or samba.session.to_device(model)"
     assert _run(folder, saves=last).stderr == "", "what a rank gives its device once it has trained is its own affair"
@@ -225,7 +225,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     _write(folder, {"config": "{'output_folder': 'other'}"})
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
     result = run_job(argv, cwd=folder, timeout=120).check()
-    assert "note: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
+    assert "notice: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
     assert _line("samba.session.compile(") in result.stderr
 
 
@@ -253,7 +253,7 @@ def test_what_does_not_fit_the_pef_is_refused(
 @whole
 def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
     result = _alone(folder, "--grad-accumulation-steps", "2").check()
-    notes = result.stderr.split("note: ")[1:]
+    notes = result.stderr.split("notice: ")[1:]
     assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and now is 2\n")
     assert _line("utils.trace_graph(") in notes[0]
     assert notes[1].startswith("DP02: --grad-accumulation-steps 2 was typed, but 1 backward makes an optimizer step\n")
