@@ -60,9 +60,10 @@ RIGHT = {
     "saves": "rank == 0",
 }
 RUN = "samba.session.run("
+SAMPLER = "sampler = "
 LINES = {
     words: APP[: APP.index(words)].count("\n") + 1
-    for words in (RUN, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
+    for words in (RUN, SAMPLER, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
 }
 RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
 
@@ -146,6 +147,16 @@ def test_a_mistake_is_refused_with_its_line(folder: Path, mistakes: dict[str, st
     assert "trained" not in result.stdout
 
 
+@whole
+@pytest.mark.parametrize("fill", ["torch.zeros", "torch.ones"])
+def test_an_app_may_warm_up_with_batches_that_all_replicas_have(folder: Path, fill: str) -> None:
+    run = f"samba.session.run([one((4, 6))], {RIGHT['passed']})"
+    warm_up = f"[{run} for one in (torch.zeros, {fill})]"
+    mistake = {"epoch": f"sampler.set_epoch(epoch); epoch or {warm_up}"}
+    assert _run(folder, **mistake).check().stderr == ""
+    assert _findings(_check(folder, **mistake)) == {}
+
+
 UNEVEN = {"sampler": "list(range(4 * rank, 4 * rank + 4))", "epoch": "if epoch and rank: break"}
 """Rank 0 takes two steps, and rank 1 one."""
 
@@ -202,7 +213,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     assert result.stderr.count("notice: ") == len(notes)
     where = {
         **{"AP05": RUN, "AP06": "torch.save(", "DP02": RUN},
-        **{"DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("},
+        **{"DP05": SAMPLER, "DP06": "for batch in", "DP08": "torch.save("},
     }
     assert all(_line(where[code]) in note for code, note in notes.items())
 
@@ -283,7 +294,8 @@ def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     found = _findings(result)
     assert sorted(found) == ["AP03", "DP01", "DP03", "DP04", "DP06"]
     assert found["AP03"].startswith("x is float64: the device computes in bf16")
-    assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03", "DP04"))
+    assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03"))
+    assert _line(SAMPLER) in found["DP04"]
     assert _line("for batch in") in found["DP06"]
     assert sorted(result.stderr.splitlines()) == ["trained 0", "trained 1"], "what the app prints, and no notices"
 

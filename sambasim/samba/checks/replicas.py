@@ -161,9 +161,10 @@ class Checks:
                 telling.tell(weights.different_weights(trained, when, where))
         if not telling.has("DP05"):
             divisions = [look.division for look in looks]
-            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions), where))
-            self._tell_or(uneven, samplers.wrong_division(divisions, where), only_noticed=True)
-        self._compare_batches([look.fed for look in looks], where)
+            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions)))
+            self._tell_or(uneven, samplers.wrong_division(divisions), only_noticed=True)
+        line = watched.samplers.line() if watched else None
+        self._compare_batches([look.fed for look in looks], line or where)
         if watched is not None:
             watched.files.compare([look.files for look in looks])
 
