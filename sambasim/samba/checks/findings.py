@@ -83,8 +83,8 @@ FINDINGS: Mapping[str, Row] = {
         "a notice",
     ),
     "AP06": Row(
-        "`state_dict()` of the model is read, for a checkpoint, say, or the model predicts on the host, and the "
-        "device has trained on since `to_cpu`",
+        "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
+        "module in it, predicts on the host, and the device has trained on since `to_cpu`",
         "a notice",
     ),
     "AP07": Row(
