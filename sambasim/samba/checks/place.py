@@ -12,6 +12,9 @@ import sambasim
 
 _LIBRARY = f"{Path(sambasim.__file__).parent}/"
 _CHECKS = f"{Path(__file__).parent}/"
+_WAYS_IN = tuple(f"{_LIBRARY}{name}" for name in ("cli/", "samba/door/", "__main__.py"))
+"""What has started the app."""
+
 _OTHERS = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -32,6 +35,13 @@ def own_line_of_app() -> str | None:
         if not file.startswith((_CHECKS, *_OTHERS)):
             return _told(frame, frame.f_lineno)
     return None
+
+
+def is_called_by_app() -> bool:
+    """Whether it is the app alone that has called what is being run: also an app's own code, such as a forward, may be
+    called by sambasim, and sambasim by the app."""
+    files = (frame.f_code.co_filename for frame in _callers())
+    return not any(file.startswith(_LIBRARY) and not file.startswith((_CHECKS, *_WAYS_IN)) for file in files)
 
 
 def line_of(trace: TracebackType | None) -> str | None:

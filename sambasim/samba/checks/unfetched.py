@@ -23,7 +23,7 @@ from torch.jit import _recursive
 
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding
-from sambasim.samba.checks.place import app_line, own_line_of_app
+from sambasim.samba.checks.place import app_line, is_called_by_app
 from sambasim.samba.checks.telling import telling
 from sambasim.samba.machine import Machine
 
@@ -75,7 +75,7 @@ class Unfetched:
         ahead = steps - self._steps_at_exchange
         if ahead <= 0 or how in self._told or self._looked.get(how) == steps or self._host_has_its_own:
             return
-        if not context.current().trains or own_line_of_app() is None:
+        if not context.current().trains or not is_called_by_app():
             return
         self._looked[how] = steps
         if self._host_is_as_exchanged():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
+from sambasim.samba import context
 from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
@@ -212,6 +213,23 @@ def test_weights_of_the_host_are_looked_at_once_a_step(whole: Whole, monkeypatch
             whole(*BATCH)
         assert len(looked) == steps
         session.run(BATCH)
+
+
+def test_what_sambasim_reads_the_app_does_not(whole: Whole, telling: Telling, tmp_path: Path) -> None:
+    whole.eval()
+    config = {"output_folder": str(tmp_path), "inference": True}
+    session.compile(whole, BATCH, None, "predicts", config_dict=config)
+    assert telling.findings == ()
+    whole(*BATCH)
+    assert len(telling.findings) == 1
+
+
+def test_a_test_of_the_app_may_predict_on_the_host(
+    whole: Whole, telling: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context.current(), "command", "test")
+    whole.eval()(*BATCH)
+    assert telling.findings == ()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
