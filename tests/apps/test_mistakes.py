@@ -148,10 +148,10 @@ def test_a_mistake_is_refused_with_its_line(folder: Path, mistakes: dict[str, st
 
 
 @whole
-@pytest.mark.parametrize("fill", ["torch.zeros", "torch.ones"])
+@pytest.mark.parametrize("fill", ["torch.zeros", "torch.ones", "samba.randn"])
 def test_an_app_may_warm_up_with_batches_that_all_replicas_have(folder: Path, fill: str) -> None:
-    run = f"samba.session.run([one((4, 6))], {RIGHT['passed']})"
-    warm_up = f"[{run} for one in (torch.zeros, {fill})]"
+    run = f"samba.session.run([{fill}(4, 6)], {RIGHT['passed']})"
+    warm_up = f"[{run}, {run}]"
     mistake = {"epoch": f"sampler.set_epoch(epoch); epoch or {warm_up}"}
     assert _run(folder, **mistake).check().stderr == ""
     assert _findings(_check(folder, **mistake)) == {}

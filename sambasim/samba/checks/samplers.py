@@ -113,6 +113,10 @@ class Samplers:
             return None
         return self._last.division
 
+    def is_waiting(self) -> bool:
+        """Whether the app has made a sampler that divides data, and no step was fed by any: it may be warming up."""
+        return not self._passes and any(sampler.num_replicas > 1 for sampler in self._made)
+
     def line(self) -> str | None:
         """Of the sampler that feeds optimizer steps now, whatever it divides."""
         return self._last.division.where if self._last is not None and self._last.steps else None

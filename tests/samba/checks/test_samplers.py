@@ -153,6 +153,16 @@ def test_the_line_is_that_where_the_sampler_was_made(watched: Samplers) -> None:
     assert str(watched.line()).endswith("_train(watched, DistributedSampler(DATA, 1, 0))")
 
 
+def test_a_sampler_waits_until_it_feeds_a_step(watched: Samplers) -> None:
+    whole: DistributedSampler[int] = DistributedSampler(DATA, 1, 0)
+    assert not watched.is_waiting(), f"{whole} divides nothing"
+    sampler = _sampler()
+    next(iter(sampler))
+    assert watched.is_waiting()
+    _train(watched, sampler)
+    assert not watched.is_waiting()
+
+
 def test_a_sampler_that_was_made_before_has_the_line_that_goes_over_it() -> None:
     sampler, samplers = _sampler(), Samplers()
     samplers.start()

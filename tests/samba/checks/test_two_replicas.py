@@ -16,7 +16,7 @@ from sambasim.samba import context
 from sambasim.samba.checks import replicas, watching
 from sambasim.samba.checks.on_demand import Check
 from sambasim.samba.checks.replicas import Checks, Look
-from sambasim.samba.checks.samplers import Division, Pass, Place
+from sambasim.samba.checks.samplers import Division, Pass, Place, Samplers
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
@@ -134,6 +134,21 @@ def test_samples_that_are_fed_twice_are_told_of_the_line_of_the_sampler(
 
     assert _codes(compare(1, same_samples)) == []
     assert [(one.code, one.where) for one in compare(2, same_samples).findings] == [("DP04", LINE)]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "steps"), [(True, True, [8]), (True, False, [2]), (False, True, [2]), (False, False, [2])]
+)
+def test_random_batches_to_warm_up_with_are_told_if_they_do_not_end(
+    compare: Callable[[int, Change], Telling], monkeypatch: pytest.MonkeyPatch, own: bool, other: bool, steps: list[int]
+) -> None:
+    monkeypatch.setattr(Samplers, "is_waiting", lambda _: own)
+    told: dict[int, Sequence[str]] = {}
+    for step in (1, 2, 8):
+        before = told.get(2, ())
+        codes = _codes(compare(step, lambda look: replace(look, division=None, waiting=other)))
+        told[step] = codes[len(before) :]
+    assert [step for step, codes in told.items() if codes] == steps
 
 
 def test_epochs_that_a_check_cuts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
