@@ -141,7 +141,7 @@ def spread(median_s: float, slow_s: float, steps: int) -> str:
     if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
         return told
     alone = "" if threads == 1 else "; threads that wait for each other do the same: try --threads 1"
-    return f"{told}\nnote: steps differ much, as where other work is on these cores{alone}"
+    return f"{told}\nnotice: steps differ much, as where other work is on these cores{alone}"
 
 
 def counted(number: int, noun: str) -> str:
