@@ -18,7 +18,7 @@ from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, 
 from sambasim.records.read import RunRecords
 from sambasim.report.page.assemble import measured_page, predicted_page
 from sambasim.report.page.facts import Prediction, predict
-from sambasim.report.page.html import element, for_figure, for_script
+from sambasim.report.page.html import element, for_script
 from sambasim.report.page.memory import memory
 from sambasim.report.page.pipeline import pipeline
 from sambasim.simulation.sync import SyncPath
@@ -201,8 +201,8 @@ def test_html_is_escaped_where_it_enters() -> None:
     assert element("b", "<i>", title='"') == '<b title="&quot;">&lt;i&gt;</b>'
     assert element("b", element("i", "&")) == "<b><i>&amp;</i></b>"
     assert element("input", hidden=True, title=None, data_for="x") == '<input hidden data-for="x">'
-    assert for_figure("<b>" + 100 * "x" + "</b>", most=20) == "&lt;b&gt;xxx…xxxxxxxxx&lt;/b&gt;"
     assert for_script({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
+    assert for_script([(1 / 3, 7), None]) == "[[0.3333333,7],null]"
     with pytest.raises(ValueError, match="not JSON compliant"):
         for_script(float("nan"))
 

@@ -32,7 +32,12 @@ def predicted_page(prediction: Prediction, digest: str, run: tuple[RunRecords, s
         note = joined(
             [
                 note,
-                element("p", element("b", "Measured"), " are only the parts with an edge, of a run.", class_="caveat"),
+                element(
+                    "p",
+                    element("b", "Measured"),
+                    " are the parts with a coloured edge: they are of a run, on the machine where it ran.",
+                    class_="caveat",
+                ),
             ]
         )
         *others, last = parts

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import TypeAlias
 
 import plotly.graph_objects
@@ -15,6 +16,16 @@ Figure: TypeAlias = Mapping[str, object]
 
 _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 12, "color": INK}
 _AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "ticks": "outside", "tickcolor": "#8b949e"}
+
+
+class Hover(StrEnum):
+    """What the script of the page tells where the pointer is, from `customdata` of the trace: numbers of sections, and
+    names of what is none. Texts for each point would be most of the page."""
+
+    SECTIONS = "sections"
+    SPANS = "spans"
+    MEMORY = "memory"
+
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
 """Above the figure, to the left."""

@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Html(str):
@@ -12,6 +12,7 @@ class Html(str):
 
 
 _VOID = ("br", "input", "meta")
+_DIGITS = 7
 
 
 def element(name: str, /, *children: str, **attributes: str | int | bool | None) -> Html:
@@ -32,19 +33,19 @@ def joined(children: Iterable[str], between: str = "") -> Html:
     return Html(_escaped(between).join(map(_escaped, children)))
 
 
-def for_figure(text: str, most: int = 72) -> str:
-    """Text as a figure may show it: what looks like a tag or an entity is no markup for plotly, and long text is cut
-    in its middle."""
-    if len(text) > most:
-        head = most // 3
-        text = f"{text[:head]}…{text[head + 1 - most :]}"
-    return html.escape(visible(text), quote=False).replace("%{", "% {")
-
-
 def for_script(data: object) -> Html:
-    """JSON that cannot end the script element in which it stands. Raises ValueError for what is not finite."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    """JSON that cannot end the script element in which it stands; numbers have the digits that a figure can show.
+    Raises ValueError for what is not finite."""
+    text = json.dumps(_rounded(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _rounded(data: object) -> object:
+    if isinstance(data, float):
+        return float(f"{data:.{_DIGITS}g}")
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def _escaped(text: str) -> str:

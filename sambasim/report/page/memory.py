@@ -2,12 +2,12 @@
 
 from sambasim.ir.types import SymbolKind
 from sambasim.report.page.facts import Prediction
-from sambasim.report.page.figure import SECONDS, Trace, axis, figure
+from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, figure
 from sambasim.report.page.header import memory_words
-from sambasim.report.page.html import element, for_figure, joined
+from sambasim.report.page.html import element, joined
 from sambasim.report.page.palette import BLUE, INK, SKY, VERMILLION
 from sambasim.report.page.part import Part, plot, table
-from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds
+from sambasim.units import GIB, KIB, MIB, TIB, format_bytes
 
 _MOST_TENSORS = 8
 _MOST_TICKS = 6
@@ -70,16 +70,12 @@ def _traces(prediction: Prediction) -> list[Trace]:
     alone = prediction.alone
     taken = [*alone.need.residency.taken_bytes]
     taken += [0] * (len(alone.sections) - len(taken))
-    at_s, heights, hovers = [0.0, alone.host_s], [0, 0], ["host", "host"]
+    at_s, heights = [0.0, alone.host_s], [0, 0]
+    numbers: list[int | None] = [None, None]
     for number, (section, size) in enumerate(zip(alone.sections, taken, strict=True)):
-        start_s = at_s[-1]
-        text = (
-            f"<b>{number}  {for_figure(section.name)}</b><br>{section.kind}, from {format_seconds(start_s)}<br>"
-            f"{format_bytes(size)} between sections"
-        )
-        at_s += [start_s, start_s + section.price.predicted_s]
+        at_s += [at_s[-1], at_s[-1] + section.price.predicted_s]
         heights += [size, size]
-        hovers += [text, text]
+        numbers += [number, number]
     kept = alone.need.kept_bytes
     shared: Trace = {"type": "scatter", "mode": "lines", "x": at_s, "stackgroup": "memory"}
     return [
@@ -97,8 +93,8 @@ def _traces(prediction: Prediction) -> list[Trace]:
             "y": heights,
             "line": {"color": BLUE, "width": 0},
             "fillcolor": BLUE,
-            "hovertext": hovers,
-            "hoverinfo": "text",
+            "customdata": numbers,
+            "meta": Hover.MEMORY,
         },
     ]
 

@@ -162,16 +162,16 @@
     });
   }
 
-  // The section that is chosen: its stages as rows of equal height, buffers as arcs beside them.
-  const ROW = 30, HEAD = 34, GUTTER = 100;
+  // The section that is chosen: its stages as rows, buffers as arcs beside them.
+  const GUTTER = 100;
 
-  function arcs(stages) {
+  // `middles` are the heights of the rows beside which the arcs are drawn.
+  function arcs(stages, middles, height) {
     const space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
-    const height = HEAD + ROW * stages.length;
     svg.setAttribute("width", GUTTER);
     svg.setAttribute("height", height);
-    const middle = (number) => HEAD + ROW * number + ROW / 2;
+    const middle = (number) => middles[number];
     const most = Math.max(1, ...stages.flatMap(([, , , , , reads]) => reads.map(([, size]) => size)));
     stages.forEach(([, , , , , reads], to) => {
       for (const [from, size] of reads) {
@@ -203,15 +203,15 @@
 
   function stageTable(stages) {
     const work = Math.max(1, ...stages.map(([, , , , flops]) => flops));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["a row handed on", "84px", true], ["in from memory", "84px", true],
-      ["weights", "80px", true], ["out to memory", "84px", true], ["products", "140px"]];
+    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row handed on", "94px", true], ["in from memory", "84px", true],
+      ["weights", "80px", true], ["out to memory", "84px", true], ["products", "146px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
     const rows = stages.map(([node, streamed, resident, written, flops, , handed], number) => {
       const o = operators[node];
       const source = o.file ? `${where(o)}  ${o.code}` : "";
       const cell = (text, className = "", title = text) => element("td", { className, title }, text);
-      const bar = element("span", { style: `display:inline-block;height:9px;width:${(36 * flops) / work}px;background:#0072b2;margin-right:6px` });
+      const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * flops) / work}px;background:#0072b2;margin-right:6px` });
       return element("tr", {},
         cell(String(number), "number"),
         cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
@@ -240,7 +240,10 @@
       fact("products", section.flops ? `${count(section.flops)}FLOP` : "none")));
     const place = byId("pipeline-stages");
     if (stages.length) {
-      place.replaceChildren(element("div", { className: "stages" }, arcs(stages), stageTable(stages)));
+      const gutter = element("div"), table = stageTable(stages);
+      place.replaceChildren(element("div", { className: "stages" }, gutter, table));
+      const middles = Array.from(table.tBodies[0].rows, (row) => row.offsetTop + row.offsetHeight / 2);
+      gutter.append(arcs(stages, middles, table.offsetHeight));
     } else {
       const what = section.kind === "OPT"
         ? "An update: parameters, gradients and states of one group stream in, new parameters and states stream out."
@@ -268,6 +271,33 @@
     showSection();
   }
 
+  // What is told where the pointer is. Plotly reads tags and entities in it, so names are escaped.
+  const MOST_LETTERS = 72;
+  function name(text) {
+    const head = Math.floor(MOST_LETTERS / 3);
+    const cut = text.length > MOST_LETTERS ? `${text.slice(0, head)}…${text.slice(head + 1 - MOST_LETTERS)}` : text;
+    return cut.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  }
+
+  const heading = (number) =>
+    Number.isInteger(number) ? `<b>${number}  ${name(sections[number].name)}</b><br>${sections[number].kind}` : `<b>${name(number)}</b>`;
+  const hovers = {
+    sections: (number) => {
+      const s = sections[number];
+      return `${heading(number)}, ${s.operators} operators, ${bytes(s.read + s.written)} of traffic<br>` +
+        `predicted ${seconds(s.predicted)}: compute ${seconds(s.compute)}, memory ${seconds(s.memory)}, ` +
+        `fill ${seconds(s.fill)}, launch ${seconds(s.launch)}<br>` +
+        `compute in use ${percent(computeShare(s))}, memory ${percent(memoryShare(s))}, bound by ${name(s.bound)}`;
+    },
+    spans: (number, place, trace) => {
+      const [start, lasts] = [trace.base[place], trace.x[place]];
+      return `${heading(number)}${Number.isInteger(number) ? "" : `<br>${trace.name}`}<br>predicted ${seconds(lasts)}, ` +
+        `from ${seconds(start)} to ${seconds(start + lasts)}`;
+    },
+    memory: (number, place, trace) => (number === null ? "before the first section" :
+      `${heading(number)}<br>predicted ${bytes(trace.y[place])} between sections`),
+  };
+
   // Figures.
   // Not plotly's own buttons: one of them shares a chart with a server.
   const config = (layout) => ({
@@ -276,6 +306,10 @@
   });
   for (const [id, { data: traces, layout }] of Object.entries(data.figures)) {
     const place = byId(id);
+    for (const trace of traces.filter(({ meta }) => meta in hovers)) {
+      trace.hovertext = trace.customdata.map((number, at) => hovers[trace.meta](number, at, trace));
+      Object.assign(trace, { hoverinfo: "text" }, trace.type === "bar" ? { textposition: "none" } : {});
+    }
     Plotly.newPlot(place, traces, layout, config(layout));
     place.on("plotly_click", ({ points }) => {
       const number = points[0].customdata;

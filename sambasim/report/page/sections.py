@@ -1,12 +1,11 @@
 """The sections of a predicted step: what their time is made of, how busy compute is, and what binds each."""
 
 from sambasim.report.page.facts import Prediction, bound_words
-from sambasim.report.page.figure import LEGEND, SECONDS, Trace, axis, figure
-from sambasim.report.page.html import for_figure, joined, visible
+from sambasim.report.page.figure import LEGEND, SECONDS, Hover, Trace, axis, figure
+from sambasim.report.page.html import joined, visible
 from sambasim.report.page.palette import BOUNDS, PARTS
 from sambasim.report.page.part import Part, live_table, plot
 from sambasim.simulation.step import TimedSection
-from sambasim.units import format_bytes, format_seconds
 
 _MOST_NUMBERED = 32
 """Sections, of which each has its number at the axis."""
@@ -18,10 +17,8 @@ _LEAST_SHARE = 0.05
 def sections(prediction: Prediction) -> Part:
     """A bar and a row for each."""
     timed = prediction.alone.sections
-    hovers = [_hover(prediction, number, section) for number, section in enumerate(timed)]
     numbers = list(range(len(timed)))
-    shared: Trace = {"type": "bar", "x": numbers, "customdata": numbers, "hovertext": hovers, "hoverinfo": "text"}
-    shared = {**shared, "textposition": "none"}
+    shared: Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": Hover.SECTIONS}
     line = {"color": "white", "width": 0.5}
     traces: list[Trace] = [
         {**shared, "name": name, "y": seconds, "marker": {"color": PARTS[name], "line": line}}
@@ -110,14 +107,3 @@ def _cells(prediction: Prediction, number: int, section: TimedSection) -> list[o
         bound_words(prediction, price.bound),
         BOUNDS[price.bound],
     ]
-
-
-def _hover(prediction: Prediction, number: int, section: TimedSection) -> str:
-    price = section.price
-    return (
-        f"<b>{number}  {for_figure(section.name)}</b><br>{section.kind}, {section.operators} operators, "
-        f"{format_bytes(section.load.traffic_bytes)} of traffic<br>predicted {format_seconds(price.predicted_s)}: "
-        f"compute {format_seconds(price.compute_s)}, memory {format_seconds(price.memory_s)}, "
-        f"fill {format_seconds(price.fill_s)}, launch {format_seconds(price.launch_s)}<br>"
-        f"compute in use {_in_use(section):.1%}, bound by {bound_words(prediction, price.bound)}"
-    )

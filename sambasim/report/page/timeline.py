@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from sambasim.report.page.facts import Prediction
-from sambasim.report.page.figure import SECONDS, Trace, axis, figure
-from sambasim.report.page.html import Html, element, for_figure, joined
+from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, figure
+from sambasim.report.page.html import Html, element, joined, visible
 from sambasim.report.page.palette import HAIRLINE, KINDS
 from sambasim.report.page.part import Part, plot, seconds_or_none, table
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.timeline import Span, Track
+from sambasim.simulation.timeline import Track
 from sambasim.units import format_seconds
 
 WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "RDUs sync", SyncPath.HOST: "hosts sync"}
@@ -98,22 +98,12 @@ def _traces(steps: Sequence[ScaledStep]) -> list[Trace]:
                 "y": [_row(step, span.track) for step, span in mine],
                 "base": [span.start_s for _, span in mine],
                 "x": [span.predicted_s for _, span in mine],
-                "hovertext": [_hover(span) for _, span in mine],
-                "hoverinfo": "text",
-                "textposition": "none",
-                "customdata": [span.section for _, span in mine],
+                "customdata": [visible(span.name) if span.section is None else span.section for _, span in mine],
+                "meta": Hover.SPANS,
                 "marker": {"color": colour, "line": {"color": "white", "width": 0.5}},
             }
         )
     return traces
-
-
-def _hover(span: Span) -> str:
-    number = "" if span.section is None else f" section {span.section}"
-    return (
-        f"<b>{for_figure(span.name)}</b><br>{span.kind}{number}<br>predicted {format_seconds(span.predicted_s)}, "
-        f"from {format_seconds(span.start_s)} to {format_seconds(span.stop_s)}"
-    )
 
 
 def _waits(steps: Sequence[ScaledStep]) -> Html:
