@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -18,6 +19,7 @@ from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, 
 from sambasim.records.read import RunRecords
 from sambasim.report.page.assemble import measured_page, predicted_page
 from sambasim.report.page.facts import Prediction, predict
+from sambasim.report.page.figure import Hover, bars
 from sambasim.report.page.html import element, for_script
 from sambasim.report.page.memory import memory
 from sambasim.report.page.pipeline import pipeline
@@ -223,6 +225,16 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
         assert sum(stage[4] for stage in stages) == section.load.product_flops
         assert len(stages) == section.operators
         assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
+
+
+def test_the_script_knows_every_hover(text: str) -> None:
+    hovers = Page(text).scripts[2].partition("const hovers = {")[2].partition("\n  };")[0]
+    assert re.findall(r"^    (\w+): \(", hovers, re.MULTILINE) == list(Hover)
+
+
+def test_many_bars_have_no_edges() -> None:
+    assert bars(10, gap=0.1) == ({"color": "white", "width": 0.5}, 0.1)
+    assert bars(1000, gap=0.1) == ({"width": 0}, 0.0)
 
 
 def test_a_forward_has_no_sync() -> None:

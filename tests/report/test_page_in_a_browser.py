@@ -1,7 +1,6 @@
 """The page as a browser shows it, where one is installed."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.report.page.assemble import measured_page, predicted_page
+from sambasim.units import format_bytes, format_seconds
 from tests.report.test_page import DIGEST, Page, a_run, hostile_program, predicted
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -54,8 +54,11 @@ def test_a_page_of_a_pef_and_its_run(tmp_path: Path) -> None:
     assert console == ""
     assert drawn(page) >= 9
     words = "\n".join(page.words)
-    assert re.search(r"log_softmax", words)
+    assert "_log_softmax_backward_data" in words
     assert "logreg.py:7" in words
+    for section in prediction.alone.sections:
+        assert format_seconds(section.price.predicted_s) in page.words
+        assert format_bytes(section.load.traffic_bytes) in page.words
     rows = sum(name == "tr" for name, _ in page.elements)
     assert rows > len(prediction.graph.nodes) + len(prediction.alone.sections)
 

@@ -18,6 +18,10 @@ _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-se
 _AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "ticks": "outside", "tickcolor": "#8b949e"}
 
 
+_MOST_APART = 150
+"""Bars in the width of the page, between which there is room for white."""
+
+
 class Hover(StrEnum):
     """What the script of the page tells where the pointer is, from `customdata` of the trace: numbers of sections, and
     names of what is none. Texts for each point would be most of the page."""
@@ -32,6 +36,11 @@ LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": 
 
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
 """An axis of seconds: 5ms, 200μs."""
+
+
+def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
+    """The edge and the gap of `count` bars side by side: none of either where so many would leave nothing of them."""
+    return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
 
 
 def plotly_script() -> Html:

@@ -31,7 +31,8 @@ def caveat(prediction: Prediction) -> Html:
         backing: tuple[str, ...] = (
             f"Efficiencies are calibrated on published {name} steps; ",
             element("code", "sambasim validate"),
-            " tells how far off they are. The sync of replicas is backed by no published measurement.",
+            " tells how far off they are. ",
+            "The sync of replicas is backed by no published measurement." if prediction.program.training else "",
         )
     else:
         backing = (f"No published measurement of an {name} backs them: efficiencies are those of an {_CALIBRATED_ON}.",)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sambasim.records.metrics import SummaryRecord
 from sambasim.records.read import RunRecords
-from sambasim.report.page.figure import LEGEND, SECONDS, Figure, Trace, axis, figure
+from sambasim.report.page.figure import LEGEND, SECONDS, Figure, Trace, axis, bars, figure
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.palette import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION
 from sambasim.report.page.part import Key, Part, keys, plot, table
@@ -138,7 +138,7 @@ def _time(run: RunRecords) -> Part:
     drawn = figure(
         traces,
         barmode="stack",
-        bargap=0.0 if len(run.steps) > 200 else 0.1,
+        bargap=bars(len(run.steps[::every]), gap=0.1)[1],
         xaxis=_steps_axis(),
         yaxis=axis("measured", fixedrange=True, **SECONDS),
         legend={**LEGEND, "traceorder": "normal"},

@@ -23,6 +23,7 @@
   const seconds = scaled([["s", 1, 2], ["ms", 1e-3, 1], ["us", 1e-6, 1]]);
   const bytes = scaled([["TiB", 2 ** 40, 1], ["GiB", 2 ** 30, 1], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1], ["B", 1, 0]]);
   const count = scaled([["T", 1e12, 1], ["G", 1e9, 1], ["M", 1e6, 1], ["k", 1e3, 1], ["", 1, 0]]);
+  const flops = (value) => `${count(value)}${value < 1e3 ? " " : ""}FLOP`;
   const percent = (part) => `${(100 * part).toFixed(1)} %`;
   const orNothing = (format) => (value) => (value ? format(value) : "-");
 
@@ -95,7 +96,6 @@
   ]) => ({
     number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
   }));
-  const PARTS = [["compute", "#0072b2"], ["memory", "#e69f00"], ["fill", "#56b4e9"], ["launch", "#9aa1a9"]];
   const longest = Math.max(...sections.map((section) => section.predicted), 0) || 1;
   let chosen = data.first_section || 0;
 
@@ -106,7 +106,7 @@
       fill: section.fill,
       launch: section.launch,
     };
-    const spans = PARTS.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
+    const spans = data.parts.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
       element("span", { style: `width:${(100 * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
     return element("td", {}, element("div", { className: "mini" }, ...spans));
   }
@@ -202,16 +202,16 @@
   }
 
   function stageTable(stages) {
-    const work = Math.max(1, ...stages.map(([, , , , flops]) => flops));
+    const most = Math.max(1, ...stages.map(([, , , , work]) => work));
     const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row handed on", "94px", true], ["in from memory", "84px", true],
       ["weights", "80px", true], ["out to memory", "84px", true], ["products", "146px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
-    const rows = stages.map(([node, streamed, resident, written, flops, , handed], number) => {
+    const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
       const o = operators[node];
       const source = o.file ? `${where(o)}  ${o.code}` : "";
       const cell = (text, className = "", title = text) => element("td", { className, title }, text);
-      const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * flops) / work}px;background:#0072b2;margin-right:6px` });
+      const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * work) / most}px;background:#0072b2;margin-right:6px` });
       return element("tr", {},
         cell(String(number), "number"),
         cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
@@ -221,7 +221,7 @@
         cell(orNothing(bytes)(streamed), "number"),
         cell(orNothing(bytes)(resident), "number"),
         cell(orNothing(bytes)(written), "number"),
-        element("td", { title: flops ? `${count(flops)}FLOP` : "" }, ...(flops ? [bar, `${count(flops)}FLOP`] : ["-"])));
+        element("td", { title: work ? flops(work) : "" }, ...(work ? [bar, flops(work)] : ["-"])));
     });
     return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
   }
@@ -237,7 +237,7 @@
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("of it weights", bytes(section.resident)), fact("writes", bytes(section.written)),
       fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
-      fact("products", section.flops ? `${count(section.flops)}FLOP` : "none")));
+      fact("products", section.flops ? flops(section.flops) : "none")));
     const place = byId("pipeline-stages");
     if (stages.length) {
       const gutter = element("div"), table = stageTable(stages);

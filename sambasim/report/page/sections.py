@@ -1,7 +1,7 @@
 """The sections of a predicted step: what their time is made of, how busy compute is, and what binds each."""
 
 from sambasim.report.page.facts import Prediction, bound_words
-from sambasim.report.page.figure import LEGEND, SECONDS, Hover, Trace, axis, figure
+from sambasim.report.page.figure import LEGEND, SECONDS, Hover, Trace, axis, bars, figure
 from sambasim.report.page.html import joined, visible
 from sambasim.report.page.palette import BOUNDS, PARTS
 from sambasim.report.page.part import Part, live_table, plot
@@ -19,7 +19,7 @@ def sections(prediction: Prediction) -> Part:
     timed = prediction.alone.sections
     numbers = list(range(len(timed)))
     shared: Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": Hover.SECTIONS}
-    line = {"color": "white", "width": 0.5}
+    line, gap = bars(len(timed), gap=0.12)
     traces: list[Trace] = [
         {**shared, "name": name, "y": seconds, "marker": {"color": PARTS[name], "line": line}}
         for name, seconds in _stacked(timed).items()
@@ -38,7 +38,7 @@ def sections(prediction: Prediction) -> Part:
     drawn = figure(
         traces,
         barmode="stack",
-        bargap=0.12,
+        bargap=gap,
         xaxis=axis(
             "section, in the order in which they run",
             anchor="y2",
@@ -68,7 +68,7 @@ def sections(prediction: Prediction) -> Part:
             ]
         ),
         figures={"sections-figure": drawn},
-        data={"sections": rows},
+        data={"sections": rows, "parts": list(PARTS.items())},
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from sambasim.report.page.facts import Prediction
-from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, figure
+from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, bars, figure
 from sambasim.report.page.html import Html, element, joined, visible
 from sambasim.report.page.palette import HAIRLINE, KINDS
 from sambasim.report.page.part import Part, plot, seconds_or_none, table
@@ -85,6 +85,7 @@ def _rule(tracks: int) -> list[dict[str, object]]:
 def _traces(steps: Sequence[ScaledStep]) -> list[Trace]:
     """One a kind, so that the legend tells kinds and hides them."""
     placed = [(step, span) for step in steps for span in step.spans]
+    line, _ = bars(len(placed) // len(steps), gap=0.0)
     traces: list[Trace] = []
     for kind, colour in KINDS.items():
         mine = [(step, span) for step, span in placed if span.kind == kind]
@@ -100,7 +101,7 @@ def _traces(steps: Sequence[ScaledStep]) -> list[Trace]:
                 "x": [span.predicted_s for _, span in mine],
                 "customdata": [visible(span.name) if span.section is None else span.section for _, span in mine],
                 "meta": Hover.SPANS,
-                "marker": {"color": colour, "line": {"color": "white", "width": 0.5}},
+                "marker": {"color": colour, "line": line},
             }
         )
     return traces
