@@ -147,7 +147,7 @@ def _time(run: RunRecords) -> Part:
     lead = (
         "The whole step of rank 0, data included. Waiting for sync is what REDUCE and GATHER took after its own "
         "backward had ended, waiting for slower replicas included; what they took before is hidden, and part of the "
-        "bar's lower half."
+        "bar's lower part."
     )
     return Part("run-time", "Time of each step", lead, True, plot("run-steps", 320, lead), {"run-steps": drawn})
 

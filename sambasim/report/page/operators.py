@@ -46,7 +46,7 @@ def operators(prediction: Prediction) -> Part:
             "views, or depend on nothing that changes: they take no time on the device."
         ),
         measured=False,
-        body=live_table("operators-rows", "Search operators: name, module, file:line, code, shape"),
+        body=live_table("operators-rows", "Search: name, module, file:line, code, shape"),
         data={"operators": rows, "strings": strings.all},
     )
 

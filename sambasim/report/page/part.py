@@ -44,7 +44,7 @@ def keys(figures: Iterable[Key]) -> Html:
         element(
             "div",
             element("dt", key.name),
-            element("dd", key.number),
+            element("dd", key.number, title=key.number),
             element("dd", key.note, class_="note", title=key.note),
             class_="key",
         )
