@@ -16,6 +16,7 @@ _COMMANDS: Mapping[str, str] = {
     "env": "sambasim.cli.env:env_command",
     "inspect": "sambasim.cli.inspect:inspect_command",
     "simulate": "sambasim.cli.simulate:simulate_command",
+    "report": "sambasim.cli.report:report_command",
     "validate": "sambasim.cli.validate:validate_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",
