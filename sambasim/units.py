@@ -16,6 +16,8 @@ MEGA = 10**6
 GIGA = 10**9
 TERA = 10**12
 
+_WHOLE = 100  # a rate from here on needs no digits behind the point
+
 MILLISECOND_S = 1e-3
 MICROSECOND_S = 1e-6
 
@@ -59,3 +61,8 @@ def format_count(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {name}"
     return f"{count:.0f}"
+
+
+def format_rate(per_s: float) -> str:
+    """1.2345 -> `"1.23"`; as `format_count` from one hundred on."""
+    return format_count(per_s) if per_s >= _WHOLE else f"{per_s:.3g}"

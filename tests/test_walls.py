@@ -117,7 +117,7 @@ def test_every_room_has_a_contract() -> None:
 
 
 def heavy_after(statements: str) -> list[str]:
-    body = f"import sys\n{statements}\nprint(*sorted({{'torch', 'mpi4py', 'numpy'}} & set(sys.modules)))"
+    body = f"import sys\n{statements}\nprint(*sorted({{'torch', 'mpi4py', 'numpy', 'plotly'}} & set(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", body], capture_output=True, text=True, cwd=ROOT, timeout=SUBPROCESS_TIMEOUT_S, check=True
     )
@@ -129,7 +129,9 @@ def test_importing_is_light(module: str) -> None:
     assert heavy_after(f"import {module}") == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compile", "--help"], ["run", "--help"], ["run", "--no-such-flag"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["compile", "--help"], ["run", "--help"], ["report", "--help"], ["run", "--no-such-flag"]]
+)
 def test_help_and_a_wrong_flag_are_light(arguments: list[str]) -> None:
     statements = (
         f"sys.argv = ['sambasim', *{arguments!r}]\n"

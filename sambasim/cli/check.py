@@ -127,6 +127,9 @@ def _print_json(stdout: TextIO, script: Path, report: "Report", error: BaseExcep
 
 
 def _of_error(error: BaseException) -> Told:
+    from sambasim.samba.door.translation import translated
+
+    error = translated(error)
     if isinstance(error, SambasimError):
         return Told(code=error.code, what=error.what, where=error.where, remedy=error.remedy)
     return Told(code="app", what=f"{type(error).__name__}: {error}", where=None, remedy=None)

@@ -1,7 +1,6 @@
 """Predict the published rows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from sambasim.compiler.shapes import compile_shapes
 from sambasim.hardware.budget import budget_of
@@ -44,9 +43,14 @@ def hold(rows: Sequence[Row], hear: Callable[[str], None]) -> list[Held]:
 
 def _captured(row: Row) -> Program:
     args: Mapping[str, bool | int | float] = row.args
+    make, batch = MODELS[row.model]
     options = CompileOptions(
         optimizer=OptimizerOptions(name="adamw"),
         training=TrainingOptions(batch_size=row.batch_size),
         pef_name=row.model,
+        arch=row.device,
+        num_tiles=row.tiles,
     )
-    return compile_shapes(partial(MODELS[row.model], row.batch_size, **args), options)
+    return compile_shapes(
+        lambda: make(**args), lambda model: (batch(row.batch_size, **args), True), options, any_loss=True
+    )

@@ -17,6 +17,7 @@ _COMMANDS: Mapping[str, str] = {
     "inspect": "sambasim.cli.inspect:inspect_command",
     "simulate": "sambasim.cli.simulate:simulate_command",
     "devices": "sambasim.cli.devices:devices_command",
+    "report": "sambasim.cli.report:report_command",
     "validate": "sambasim.cli.validate:validate_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",

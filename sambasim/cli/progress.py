@@ -64,7 +64,7 @@ class RunProgress:
         if plan.left_out:
             print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which make no whole step")
         for notice in start.notices:
-            print(f"note: {notice}")
+            print(f"notice: {notice}")
         sys.stdout.flush()
         if self._live:
             self._live.begin(plan.steps)

@@ -125,7 +125,7 @@ def _told(report: "PredictionRecord") -> str:
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:
-        lines.append("note: with the weights of the PEF, as they were compiled; --weights FILE takes trained ones")
+        lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE takes trained ones")
     lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
     lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []

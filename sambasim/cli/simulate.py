@@ -1,4 +1,4 @@
-"""`sambasim simulate`: what a device would do with a PEF."""
+"""`sambasim simulate`: what a device would do with a PEF, or with a model."""
 
 from pathlib import Path
 
@@ -9,14 +9,24 @@ from sambasim.cli.terminal import show
 
 
 @click.command("simulate")
-@click.argument("pef", required=False)
-@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
-@click.option("--arch", help="The device: sn10, sn30 or sn40. Default: the one that the PEF was compiled for.")
-@click.option("--num-tiles", type=int, help="Tiles of it that one replica has. Default: as in the PEF, else all.")
+@click.argument("subject", required=False)
+@click.option("-p", "--pef", "named", help="A PEF, as `run` spells it.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field of a model's config.")
+@click.option("--arch", help="The device: sn10, sn30, sn40, or a TOML file. Default: the one it was compiled for.")
+@click.option("--num-tiles", type=int, help="Tiles of it that one replica has. Default: as compiled, else all.")
+@click.option("--o0", "level", flag_value="o0", help="One operator a section.")
+@click.option("--o1", "level", flag_value="o1", help="Operators of one module share a section, at most 8.")
+@click.option("--o3", "level", flag_value="o3", help="The cut that is predicted fastest. Default: as compiled.")
+@click.option("-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica. Default: its own.")
+@click.option("--replicas", metavar="N,...", help="Numbers of replicas: 1,2,4,1024.")
+@click.option("--sync", default="host,rdu", show_default=True, help="Ways to sync gradients: host, rdu, or both.")
+@click.option("--cluster", help="What joins them: a name that `sambasim devices` lists, or a TOML file.")
 @click.option(
     "--sections", type=click.IntRange(min=0), default=10, show_default=True, help="Slowest sections to print."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, with every section.")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
 @click.option(
     "--output-folder",
     type=click.Path(path_type=Path),
@@ -25,44 +35,73 @@ from sambasim.cli.terminal import show
     help="Where a PEF that is given by name is looked for.",
 )
 def simulate_command(
-    pef: str | None,
+    subject: str | None,
     named: str | None,
+    overrides: tuple[str, ...],
     arch: str | None,
     num_tiles: int | None,
+    level: str | None,
+    batch_sizes: str | None,
+    replicas: str | None,
+    sync: str,
+    cluster: str | None,
     sections: int,
+    csv_file: Path | None,
+    plot: Path | None,
     as_json: bool,
     output_folder: Path,
 ) -> None:
-    """Predict the step of one replica on a device: how long, what binds it, and which sections take the time.
+    """Predict a training step on a device: how long, what binds it, which sections take the time, how it scales.
 
-    Nothing is measured here. Sections are cut for the device and the tiles that are asked for, as `compile` would cut
-    them. `sambasim validate` tells how far such predictions are off.
+    SUBJECT is a PEF, by path or name; or a config (.toml) or a model (file.py:Name), which is captured on tensors
+    without memory, whatever its size. Nothing is measured here. Sections are cut for the device and the tiles that are
+    asked for, as `compile` would cut them. A PEF at another batch size is scaled; a model is captured again.
+    `sambasim validate` tells how far such predictions are off.
 
     \b
     Examples:
       sambasim simulate digits
-      sambasim simulate out/digits/digits.pef --arch sn40
-      sambasim simulate digits --num-tiles 4 --json
+      sambasim simulate digits --arch sn40 --replicas 1,2,4,8,16 --sync rdu
+      sambasim simulate configs/char_gpt.toml --batch-size 16,64,256 --num-tiles 4
+      sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
-    from sambasim.hardware.budget import budget_of
-    from sambasim.hardware.calibration import load_calibration
-    from sambasim.hardware.spec import load_device
-    from sambasim.pef import locate, read
-    from sambasim.report.simulation import Simulated, simulation_json, simulation_report
-    from sambasim.simulation.step import predict_step
+    from sambasim.cli.prediction import Question, counts, paths, predictions
+    from sambasim.options.outputs import check_output_file
+    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_table
+    from sambasim.report.simulation import simulation_json, simulation_report
 
-    document = read(locate(one_pef(pef, named), output_folder))
-    compiled = document.compile_options
-    device = load_device(arch or str(compiled.get("arch", "sn30")))
-    if num_tiles is None and arch is None and isinstance(compiled.get("num_tiles"), int):
-        num_tiles = int(str(compiled["num_tiles"]))
-    budget = budget_of(device, load_calibration(), num_tiles)
-    level = str(compiled.get("opt_level", "o3"))
-    step = predict_step(
-        document.program, budget, "o0" if level == "o0" else "o1" if level == "o1" else "o3", load_calibration()
+    for file, what in ((csv_file, "CSV file"), (plot, "plot")):
+        if file is not None:
+            check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
+    numbers = counts(replicas, "--replicas")
+    question = Question(
+        subject=one_pef(subject, named),
+        overrides=overrides,
+        output_folder=output_folder,
+        arch=arch,
+        num_tiles=num_tiles,
+        level=level,
+        batch_sizes=counts(batch_sizes, "--batch-size"),
+        replicas=numbers or (1,),
+        paths=paths(sync),
+        cluster=cluster,
     )
-    facts = Simulated(document.program, device, num_tiles, level, step)
+    found = predictions(question, quiet=as_json)
+    rows = [row for facts in found for row in facts.scaling]
     if as_json:
-        click.echo(simulation_json(facts))
+        for facts in found:
+            click.echo(simulation_json(facts))
     else:
-        show(*simulation_report(facts, sections))
+        for facts in found[: 1 if numbers else None]:
+            show(*simulation_report(facts, sections))
+        if len(rows) > 1:
+            show(scaling_table(rows))
+    if csv_file is not None:
+        _write(csv_file, scaling_csv(rows))
+    if plot is not None:
+        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].step.budget.where}", rows))
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from sambasim.compiler.compile import Compiled, check_model, compile_model
 from sambasim.compiler.fit import check_inputs
+from sambasim.compiler.shapes import compile_shapes
 from sambasim.compiler.step import TARGET, forward_parameters, user_line
 from sambasim.data.batches import bind, collate
 from sambasim.data.blame import summary
 from sambasim.data.resolve import check_arguments, load_object
 from sambasim.data.sources import open_source
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
+from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.outputs import check_output_file
 
@@ -30,6 +32,17 @@ def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = 
     hear("read an example batch")
     inputs, by_keyword = example_batch(model, options)
     return compile_model(model, inputs, options, by_keyword=by_keyword, hear=hear)
+
+
+def shapes_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Program:
+    """The program of what `options` name, compiled for its shapes alone: of weights there are none, and no PEF."""
+    hear("build the model")
+    return compile_shapes(
+        lambda: build_model(options),
+        lambda model: example_batch(model, options),
+        options,
+        hear,
+    )
 
 
 def build_model(options: CompileOptions) -> nn.Module:

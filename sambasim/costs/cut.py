@@ -2,14 +2,17 @@
 
     level   rule
     o0      one operator a section
-    o1      neighbouring operators of one module, at most 8, share a section
-    o3      the cut that is predicted fastest, by dynamic programming over the whole graph
+    o1      neighbouring operators of one module, at most 8, share a section where that is predicted to help
+    o3      the cut that is predicted fastest, whatever modules operators belong to
+
+Both are found by dynamic programming, in time linear in the operators.
 
 In o1 and o3 operators share a section only where the units of the device are enough for all of them, weights and
 buffers fit on the chip, and none has to wait for the whole batch. A view costs nothing and is no operator here; it
 belongs to the section after it.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -65,30 +68,32 @@ def _ends(graph: Graph, work: Work, budget: Budget, level: Level, walls: Sequenc
     """Where sections end: numbers of stages."""
     if level == "o0":
         return list(range(1, len(work.stages) + 1))
-    return _by_module(graph, work, budget, walls) if level == "o1" else best_cut(work, budget, walls)
+    limits = _limits(len(work.stages), walls)
+    return best_cut(work, budget, _within_modules(graph, work, limits) if level == "o1" else limits)
 
 
-def _by_module(graph: Graph, work: Work, budget: Budget, walls: Sequence[int]) -> list[int]:
+def _limits(count: int, walls: Sequence[int]) -> list[int]:
+    """By stage: the one at which a section that begins there must end at the latest, the next of `walls`."""
+    ends = sorted({*walls, count} - {0})
+    return [ends[bisect_right(ends, start)] for start in range(count)]
+
+
+def _within_modules(graph: Graph, work: Work, limits: Sequence[int]) -> list[int]:
     modules = [graph.nodes[stage.node].module for stage in work.stages]
-    ends: list[int] = []
-    start = 0
-    while start < len(modules):
-        run = next((i for i in range(start, len(modules)) if modules[i] != modules[start]), len(modules))
-        wall = min(run, start + MOST_OF_A_MODULE, *(wall for wall in walls if wall > start))
-        start = max(stop for stop, _ in _sections_from(work, budget, start, wall))
-        ends.append(start)
-    return ends
+    found = list(limits)
+    for start in reversed(range(len(modules) - 1)):
+        end = found[start + 1] if modules[start] == modules[start + 1] else start + 1
+        found[start] = min(limits[start], end)
+    return [min(end, start + MOST_OF_A_MODULE) for start, end in enumerate(found)]
 
 
-def best_cut(work: Work, budget: Budget, walls: Sequence[int]) -> list[int]:
+def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     """Where the sections of the cut that is predicted fastest end: numbers of stages, the last of which is that of all.
-    `walls` are stages at which one must begin: where the backward does."""
+    One that begins at stage n ends at `limits[n]` at the latest."""
     count = len(work.stages)
-    walls = sorted({*walls, count})
     least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
     for start in range(count):
-        wall = next(wall for wall in walls if wall > start)
-        for stop, seconds in _sections_from(work, budget, start, wall):
+        for stop, seconds in _sections_from(work, budget, start, limits[start]):
             if least_s[start] + seconds < least_s[stop]:
                 least_s[stop], begins[stop] = least_s[start] + seconds, start
     ends, stop = [], count
@@ -98,15 +103,15 @@ def best_cut(work: Work, budget: Budget, walls: Sequence[int]) -> list[int]:
     return ends[::-1]
 
 
-def _sections_from(work: Work, budget: Budget, start: int, wall: int) -> Iterator[tuple[int, float]]:
-    """The sections that can begin at stage `start`, up to `wall`: where each ends, and its predicted seconds."""
-    growing = GrowingLoad(work, start)
-    for stop in range(start + 1, min(wall, start + budget.stages) + 1):
+def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[tuple[int, float]]:
+    """The sections that can begin at stage `start`, up to `limit`: where each ends, and its predicted seconds."""
+    growing = GrowingLoad(work, start, budget)
+    for stop in range(start + 1, min(limit, start + budget.stages) + 1):
         if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
             return
         growing.take()
         load = growing.load()
-        if stop > start + 1 and chip_bytes(load, budget) > budget.chip_bytes:
+        if stop > start + 1 and chip_bytes(load) > budget.chip_bytes:
             return
         yield stop, price_of(load, budget).predicted_s
 

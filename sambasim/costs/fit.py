@@ -78,7 +78,7 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
 
 
 def _two_rows_bytes(work: Work, stage: Stage) -> int:
-    tensors = (work.tensors[value] for value in {*stage.reads, *stage.writes})
+    tensors = (work.tensors[value] for value in {*(read.value for read in stage.reads), *stage.writes})
     return 2 * sum(tensor.row_bytes for tensor in tensors if not tensor.resident)
 
 

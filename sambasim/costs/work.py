@@ -10,25 +10,42 @@ depends on nothing, such as a constant mask. Values are told apart by what they 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from typing import NamedTuple
 
-from sambasim.ir.graph import Graph, Node, Ref, node_references
+from sambasim.costs.units import PRODUCTS, units_of
+from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
-
-LANES = 32
-"""Numbers that a compute unit works on at once. It holds a block of so many rows and columns of a weight."""
 
 _DEVICE_BYTES = {
     dtype: 2 if dtype.startswith(("float", "bfloat")) else min(size, 4) for dtype, size in DTYPE_BYTES.items()
 }
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
 _WIDE_BYTES = 4
+_TRAINING_FLAG = 5
+"""Its place among the arguments of batch_norm."""
 
 _FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
-_PRODUCTS = frozenset({OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION, OperatorKind.RECURRENT})
-_WHOLE_BATCH_FIRST = ("batch_norm",)
+_WHOLE_BATCH_FIRST = frozenset({
+    "aten._native_batch_norm_legit_functional.default",
+    "aten._native_batch_norm_legit.no_stats",
+    "aten.native_batch_norm_backward.default",
+})  # fmt: skip
 """Operators that must have seen all samples before they give the first result."""
+
+_PICKS = frozenset(f"aten.{name}" for name in (
+    "embedding.default", "index.Tensor", "_unsafe_index.Tensor", "index_select.default", "gather.default",
+    "take.default", "take_along_dim.default",
+))  # fmt: skip
+"""Operators that read of their first operand what they give."""
+
+
+class Read(NamedTuple):
+    """What an operator reads: a value, which view of it, and what part of it that is."""
+
+    value: str
+    view: str
+    part: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +55,22 @@ class Stage:
     node: its place among the nodes of the graph
     reads, writes: values, each once
     product_flops: floating-point operations of matrix products and convolutions; 0 for other operators
-    units: compute units that can share the products: blocks of the weight that a unit holds
+    units: compute units that can share the products: see `sambasim.costs.units`
     needs_all: it reads all of what it is given before it writes
     """
 
     node: int
-    reads: tuple[str, ...]
+    reads: tuple[Read, ...]
     writes: tuple[str, ...]
     product_flops: int
-    units: int
+    units: float
     needs_all: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value as the device holds it: `rows` of `row_bytes`. What is `resident` is the same for each sample, such as a
-    weight; other values stream through, some rows at a time."""
+    """A value as the device holds it: `rows` of `row_bytes`; one of a single dimension has rows of one number. What is
+    `resident` is the same for each sample, such as a weight; other values stream through, some rows at a time."""
 
     rows: int
     row_bytes: int
@@ -76,7 +93,7 @@ class Work:
     @cached_property
     def last_reader(self) -> Mapping[str, int]:
         """By value: the number of the last stage that reads it."""
-        return {value: number for number, stage in enumerate(self.stages) for value in stage.reads}
+        return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
 
 def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
@@ -88,7 +105,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     widened = _of_the_loss(graph, stages, types)
     kept = frozenset(made_of.get(output.value, output.value) for output in graph.outputs)
     resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, made_of)
-    values = dict.fromkeys(value for stage in stages for value in (*stage.reads, *stage.writes))
+    values = dict.fromkeys(value for stage in stages for value in _values(stage))
     tensors = {value: _tensor(types[value], value in widened, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
 
@@ -116,7 +133,7 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
         return replace(tensor, rows=tensor.rows * wanted // compiled)
 
     def flops(stage: Stage) -> Stage:
-        if all(work.tensors[value].resident for value in stage.reads):
+        if all(work.tensors[read.value].resident for read in stage.reads):
             return stage
         return replace(stage, product_flops=stage.product_flops * wanted // compiled)
 
@@ -131,28 +148,55 @@ def device_bytes_of(type_: TensorType) -> int:
     return type_.numel * _DEVICE_BYTES[type_.dtype]
 
 
+def _values(stage: Stage) -> tuple[str, ...]:
+    return (*(read.value for read in stage.reads), *stage.writes)
+
+
 def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, str]) -> Iterator[Stage]:
     """In order. `made_of` is filled: by value, the one that it shows."""
     for place, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
         if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE):
             continue
-        read = dict.fromkeys(made_of.get(name, name) for name in node_references(node) if name in types)
+        read = [name for name in dict.fromkeys(node_references(node)) if name in types]
         results = [name for name in node.results if name is not None]
         if not read:
             continue
-        if _is_free(operator.kind, results, next(iter(read)), types):
-            made_of.update(dict.fromkeys(results, next(iter(read))))
+        source = made_of.get(read[0], read[0])
+        if _is_free(operator.kind, results, source, types):
+            made_of.update(dict.fromkeys(results, source))
             continue
-        is_product = operator.kind in _PRODUCTS
+        is_product = operator.kind in PRODUCTS
         yield Stage(
             node=place,
-            reads=tuple(read),
+            reads=_reads(node, read, types, made_of),
             writes=tuple(results),
             product_flops=operator.flops(node, types.__getitem__) if is_product else 0,
-            units=_units(node, types) if is_product else 0,
-            needs_all=any(word in node.operator for word in _WHOLE_BATCH_FIRST),
+            units=units_of(node, types) if is_product else 0.0,
+            needs_all=_needs_all(node),
         )
+
+
+def _reads(
+    node: Node, names: list[str], types: Mapping[str, TensorType], made_of: Mapping[str, str]
+) -> tuple[Read, ...]:
+    """Each value once; of several views of one value, the largest."""
+    reads: dict[str, Read] = {}
+    given = max((types[name].numel for name in node.results if name is not None), default=0)
+    for number, name in enumerate(names):
+        value = made_of.get(name, name)
+        whole = max(types[value].numel, 1)
+        wanted = min(given, types[name].numel) if number == 0 and node.operator in _PICKS else types[name].numel
+        read = Read(value, name, min(1.0, wanted / whole))
+        if value not in reads or reads[value].part < read.part:
+            reads[value] = read
+    return tuple(reads.values())
+
+
+def _needs_all(node: Node) -> bool:
+    if node.operator == "aten.batch_norm.default":
+        return len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
+    return node.operator in _WHOLE_BATCH_FIRST
 
 
 def _is_free(kind: OperatorKind, results: list[str], source: str, types: Mapping[str, TensorType]) -> bool:
@@ -162,31 +206,17 @@ def _is_free(kind: OperatorKind, results: list[str], source: str, types: Mapping
     return kind is OperatorKind.COPY and len(results) == 1 and types[results[0]].numel == types[source].numel
 
 
-def _units(node: Node, types: Mapping[str, TensorType]) -> int:
-    """Blocks of the operand that is laid out: the second matrix of a product, [k, n], or the taps of a convolution,
-    [out, in, …]. The rows of the other stream past it."""
-    shapes = [types[argument.name].shape for argument in node.args if isinstance(argument, Ref)]
-    if OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION:
-        outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
-        return prod(taps) * ceil(outputs / LANES) * ceil(inputs / LANES)
-    matrices = [shape for shape in shapes if len(shape) > 1]
-    rows, columns = matrices[-1][-2:] if matrices else (1, 1)
-    return ceil(rows / LANES) * ceil(columns / LANES)
-
-
 def _of_the_loss(graph: Graph, stages: list[Stage], types: Mapping[str, TensorType]) -> set[str]:
     """What the operators of the loss read and write, and the softmaxes and copies that belong to them."""
 
     def kind_of(stage: Stage) -> OperatorKind:
         return OPERATORS[graph.nodes[stage.node].operator].kind
 
-    found = {
-        value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in (*stage.reads, *stage.writes)
-    }
+    found = {value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in _values(stage)}
     for kind in (OperatorKind.SOFTMAX, OperatorKind.COPY):
         for stage in stages:
-            if kind_of(stage) is kind and found.intersection((*stage.reads, *stage.writes)):
-                found |= {*stage.reads, *stage.writes}
+            if kind_of(stage) is kind and found.intersection(_values(stage)):
+                found.update(_values(stage))
     return {value for value in found if types[value].dtype in _REALS}
 
 
@@ -194,7 +224,7 @@ def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol]) -> set[str]:
     """What is the same for each sample: the model's tensors, and what is made of them alone."""
     fixed = {name for name, symbol in symbols.items() if symbol.kind in _FIXED}
     for stage in stages:
-        if fixed.issuperset(stage.reads):
+        if fixed.issuperset(read.value for read in stage.reads):
             fixed.update(stage.writes)
     return fixed
 
@@ -218,12 +248,12 @@ def _gradients(
         found.add(value)
         stage = maker[value]
         if OPERATORS[graph.nodes[stage.node].operator].kind is OperatorKind.POINTWISE:
-            waiting += [read for read in stage.reads if types[read].numel == types[value].numel]
+            waiting += [read.value for read in stage.reads if types[read.value].numel == types[value].numel]
     return found
 
 
 def _tensor(type_: TensorType, widened: bool, resident: bool) -> Tensor:
-    row = type_.shape[-1] if type_.shape else 1
+    row = type_.shape[-1] if len(type_.shape) > 1 else 1
     return Tensor(
         rows=type_.numel // max(row, 1),
         row_bytes=row * (_WIDE_BYTES if widened else _DEVICE_BYTES[type_.dtype]),

@@ -35,6 +35,7 @@ class Budget:
     behind: Behind | None
     launch_s: float
     tile_rows: int
+    least_tiles: int
 
 
 def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:
@@ -60,6 +61,7 @@ def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = 
         behind=Behind(hbm_bytes, ddr_bytes_per_s) if hbm_bytes else None,
         launch_s=calibration.launch_s.value,
         tile_rows=calibration.tile_rows.value,
+        least_tiles=calibration.least_tiles.value,
     )
 
 

@@ -33,8 +33,21 @@ class Count(BaseModel):
     source: str = Field(min_length=1)
 
 
+class Fit(BaseModel):
+    """How far off the rows are that the numbers were calibrated on: parts of the published values, without signs. Held
+    against `sambasim validate` by a test."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str
+    rows: str
+    mean_error: PositiveFloat
+    worst_error: PositiveFloat
+    worst_host_error: PositiveFloat
+
+
 class Calibration(BaseModel):
-    """All of them."""
+    """All of them, and how well they fit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,6 +60,8 @@ class Calibration(BaseModel):
     units_per_stage: Count
     buffer_share: Share
     tile_rows: Count
+    least_tiles: Count
+    fit: Fit
 
 
 @cache

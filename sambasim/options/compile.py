@@ -156,7 +156,8 @@ def compile_options(
     """
     if config is None and target is None and ["model", "target"] not in map(override_name, overrides):
         config = QUICK_START
-    mapping: dict[str, object] = {} if config is None else absolute_names(read_toml(config), config.parent)
+    written: dict[str, object] = {} if config is None else absolute_names(read_toml(config), config.parent)
+    mapping = written
     if target is not None:
         mapping, origins = apply_flags(mapping, {"model": target}, {"model": ("the MODEL argument", "model.target")})
     else:
@@ -166,10 +167,11 @@ def compile_options(
     mapping, flag_origins = apply_flags(mapping, flags, COMPILE_FLAGS)
     origins |= flag_origins
     where = None if config is None else str(config)
-    file = build(CompileFile, absolute_names(mapping, Path.cwd()), where=where, origins=origins)
+    laid_over = absolute_names(mapping, Path.cwd())
+    file = build(CompileFile, laid_over, where=where, origins=origins, config=written)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
     parts = {name: getattr(file, name) for name in Sections.model_fields}
     parts |= {name: getattr(file.compile, name) for name in BuildOptions.model_fields}
-    return build(CompileOptions, parts, where=where, origins=origins)
+    return build(CompileOptions, parts, where=where, origins=origins, config=written)

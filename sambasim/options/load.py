@@ -146,25 +146,34 @@ def build(
     *,
     where: str | None = None,
     origins: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> M:
     """An instance of an options class from plain data.
 
-    `origins` says, by dotted name, what a value was typed as (`--batch-size`), for the message. Raises one OptionError
-    that lists every problem: its dotted name, what was given, what is allowed, and the nearest name for an unknown one.
+    `origins` says, by dotted name, what a value was typed as (`--batch-size`), and `config` what the file `where` says,
+    for the message. Raises one OptionError that lists every problem: its dotted name, what was given, what is allowed,
+    and the nearest name for an unknown one.
     """
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
-        raise refusal(explain(error, model_class), where=where, origins=origins) from None
+        raise refusal(explain(error, model_class), where=where, origins=origins, config=config) from None
 
 
 def refusal(
-    problems: Sequence[Problem], *, where: str | None = None, origins: Mapping[str, str] | None = None
+    problems: Sequence[Problem],
+    *,
+    where: str | None = None,
+    origins: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> OptionError:
-    """One error for all problems. `where` is told unless each of them was typed on the command line."""
-    found = [_origin(problem.name, origins or {}) for problem in problems]
+    """One error for all problems. `where` is told unless each of them was typed on the command line, and there alone:
+    a name that is none may stand in the `config` too."""
+    typed = [_origin(problem.name, origins or {}) for problem in problems]
+    in_file = [problem.given is None and _has(config or {}, problem.name) for problem in problems]
+    found = [f"the config and {one}" if one and both else one for one, both in zip(typed, in_file, strict=True)]
     lines = [_line(problem, origin) for problem, origin in zip(problems, found, strict=True)]
-    where = None if all(found) else where
+    where = None if all(typed) and not any(in_file) else where
     if len(problems) == 1:
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
     each = [f"  {line} ({p.remedy})" if p.remedy else f"  {line}" for p, line in zip(problems, lines, strict=True)]
@@ -178,6 +187,16 @@ def _origin(name: str, origins: Mapping[str, str]) -> str | None:
     prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     inside = [option for option in origins if option.startswith(f"{name}.")]
     return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)
+
+
+def _has(config: Mapping[str, object], name: str) -> bool:
+    """Whether there is something at the dotted `name`."""
+    inner: object = config
+    for part in name.split("."):
+        if not isinstance(inner, dict) or part not in inner:
+            return False
+        inner = inner[part]
+    return True
 
 
 def _line(problem: Problem, origin: str | None) -> str:

@@ -7,9 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Made = tuple[nn.Module, dict[str, Tensor]]
-"""A model that returns its loss, and a batch of its inputs by name."""
-
 
 class Block(nn.Module):
     """A decoder layer of GPT-2: attention written out, with dropout where Hugging Face's model has it."""
@@ -45,7 +42,15 @@ class GPT2(nn.Module):
     shifts them; `gives_logits` says that they are a result beside the loss, as they are there."""
 
     def __init__(
-        self, width: int, heads: int, layers: int, length: int, vocabulary: int, dropout: float, gives_logits: bool
+        self,
+        width: int,
+        heads: int,
+        layers: int,
+        length: int,
+        vocabulary: int,
+        dropout: float = 0.1,
+        *,
+        gives_logits: bool = True,
     ) -> None:
         super().__init__()
         self.gives_logits = gives_logits
@@ -96,17 +101,22 @@ class UNet(nn.Module):
         return F.cross_entropy(self.out(x), mask)
 
 
-def _gpt2(batch_size: int, length: int, dropout: float = 0.1, gives_logits: bool = True, **sizes: int) -> Made:
+def _tokens(batch_size: int, length: int, **sizes: object) -> dict[str, Tensor]:
     tokens = torch.zeros(batch_size, length, dtype=torch.int64)
-    model = GPT2(length=length, dropout=dropout, gives_logits=gives_logits, **sizes)
-    return model, {"tokens": tokens, "targets": tokens.clone()}
+    return {"tokens": tokens, "targets": tokens.clone()}
 
 
-def _unet(batch_size: int, size: int, channels: int, **args: int) -> Made:
-    image = torch.zeros(batch_size, channels, size, size)
+def _images(batch_size: int, size: int, channels: int, **sizes: object) -> dict[str, Tensor]:
     mask = torch.zeros(batch_size, size, size, dtype=torch.int64)
-    return UNet(channels, **args), {"image": image, "mask": mask}
+    return {"image": torch.zeros(batch_size, channels, size, size), "mask": mask}
 
 
-MODELS: Mapping[str, Callable[..., Made]] = {"gpt2": _gpt2, "unet": _unet}
-"""By the name that rows have for them: what makes a model and a batch."""
+def _unet(size: int, channels: int, features: int) -> UNet:
+    return UNet(channels, features)
+
+
+MODELS: Mapping[str, tuple[Callable[..., nn.Module], Callable[..., dict[str, Tensor]]]] = {
+    "gpt2": (GPT2, _tokens),
+    "unet": (_unet, _images),
+}
+"""By the name that rows have for them: what makes a model, and what makes a batch of its inputs."""

@@ -24,7 +24,7 @@ class Row(BaseModel):
     model: Literal["gpt2", "unet"]
     args: Mapping[str, bool | int | float]
     batch_size: PositiveInt
-    device: str
+    device: Literal["sn10", "sn30", "sn40"]
     tiles: PositiveInt | None = None
     level: Literal["o0", "o1", "o3"]
     figure: Literal["device_s", "samples_per_s", "tokens_per_s"]

@@ -88,7 +88,7 @@ def compiled_report(compilation: Compilation) -> "list[RenderableType]":
     return [
         table,
         f"digest           {compilation.digest}",
-        *(f"note: {notice}" for notice in compilation.notices),
+        *(f"notice: {notice}" for notice in compilation.notices),
         f"PEF file {path.absolute()} created",
         "Compilation succeeded",
         f"next: {next_command(program, path)}",

@@ -1,10 +1,9 @@
 """The steps of a run: what they took here, and beside it, in its own column, what a device is predicted to take."""
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.tables import add_row, plain_table
+from sambasim.report.tables import add_row, plain_table, printable
 from sambasim.units import format_count, format_seconds
 
 _NOTHING = "-"
@@ -15,7 +14,7 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
     """The table of one step in the mean, and the sentence that says what backs the prediction, or why there is none."""
     steps, predicted = summary.steps, summary.predicted
     if predicted is None:
-        return [Text(f"no prediction for a device: {summary.not_predicted}")]
+        return [printable(f"no prediction for a device: {summary.not_predicted}")]
     sync_s = summary.sync_share * summary.training_s
     rows = (
         ("whole step", summary.training_s, predicted.predicted_step_s),
@@ -38,4 +37,4 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
         lines.insert(0, f"measured: one process, which played all {summary.world_size} replicas in turn")
     if summary.host_sync not in (None, "mpi"):
         lines.append(f"predicted as if hosts exchanged gradients as equals, not by {summary.host_sync}")
-    return [table, Text("\n".join(lines))]
+    return [table, printable("\n".join(lines))]

@@ -9,7 +9,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.records.metrics import PredictedRecord
 from sambasim.simulation.backing import backing_of
-from sambasim.simulation.compiled import MODEL_KINDS, CompiledStep, predict_compiled
+from sambasim.simulation.compiled import CompiledStep, predict_compiled
 from sambasim.simulation.sync import SyncPath
 
 
@@ -37,20 +37,17 @@ def predicted(
 
 
 def _record(step: CompiledStep, inventory: Inventory) -> PredictedRecord:
-    by_kind_s = {
-        kind.value: step.of_kind_s(kind) * (step.micro_steps if kind in MODEL_KINDS else 1) for kind in SectionKind
-    }
-    path = step.one.path
+    scaled, by_kind_s = step.scaled, {kind.value: step.of_kind_s(kind) for kind in SectionKind}
     return PredictedRecord(
         predicted_for=inventory.share,
-        predicted_step_s=step.predicted_s,
-        predicted_samples_per_s=step.samples_per_s,
-        predicted_host_s=step.host_s,
+        predicted_step_s=scaled.predicted_s,
+        predicted_samples_per_s=scaled.samples_per_s,
+        predicted_host_s=scaled.step.host_s,
         predicted_model_s=step.model_s,
         predicted_update_s=step.update_s,
-        predicted_sync_s=step.one.exposed_sync_s,
-        predicted_hidden_sync_s=step.one.hidden_sync_s,
+        predicted_sync_s=scaled.exposed_sync_s,
+        predicted_hidden_sync_s=scaled.hidden_sync_s,
         predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
-        predicted_sync="none" if path is None else "device" if path is SyncPath.RDU else "host",
-        predicted_backed_by=backing_of(inventory.device, step.one.placement.replicas),
+        predicted_sync="none" if scaled.path is None else "device" if scaled.path is SyncPath.RDU else "host",
+        predicted_backed_by=backing_of(inventory.device, scaled.placement.replicas),
     )

@@ -10,7 +10,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.request import Inputs, flat, name_of
+from sambasim.samba.request import Inputs, check_on_host, flat, name_of
 from sambasim.samba.tensor import to_torch
 
 
@@ -65,8 +65,9 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
 def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
     """`tensor`, if it can be the input `name` of those that are wanted."""
     symbol = wanted[name]
-    if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype):
+    if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
         return tensor
+    check_on_host(name, tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
         is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size

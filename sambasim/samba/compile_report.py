@@ -22,7 +22,7 @@ def print_compiled(compiled: Compiled) -> None:
     kinds = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     for notice in (*compiled.notices, *_of_the_loss(program)):
-        print(f"note: {notice}")
+        print(f"notice: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
     run = context.current().next_run
     command = run.command(_as_typed(path), max(program.world_size, 2) if program.data_parallel else 1) if run else None

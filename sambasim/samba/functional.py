@@ -17,14 +17,29 @@ from sambasim.samba.absent import no_such_name
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
-_OF_TORCH = (
-    "size", "dtype", "layout", "device", "generator", "out", "pin_memory", "memory_format", "names", "input",
-    "low", "high", "start", "end", "step", "steps", "base", "n", "m", "mean", "std", "fill_value",
-)  # fmt: skip
-"""Keywords of torch's functions that make a tensor."""
+_OF_EVERY_MAKER = ("dtype", "layout", "device", "pin_memory")
+
+_MAKERS: Mapping[str, tuple[str, ...]] = {
+    "arange": ("start", "end", "step", "out"),
+    "empty": ("size", "memory_format", "out"),
+    "eye": ("n", "m", "out"),
+    "full": ("size", "fill_value", "out"),
+    "linspace": ("start", "end", "steps", "out"),
+    "logspace": ("start", "end", "steps", "base", "out"),
+    "normal": ("mean", "std", "size", "generator", "out"),
+    "ones": ("size", "out"),
+    "rand": ("size", "generator", "out"),
+    "rand_like": ("input", "memory_format", "generator"),
+    "randint_like": ("input", "low", "high", "memory_format", "generator"),
+    "randn_like": ("input", "memory_format", "generator"),
+    "randperm": ("n", "generator", "out"),
+    "zeros": ("size", "out"),
+}
+"""Functions of torch that make a tensor by themselves, so that the tensor may be given a name; and which keywords each
+has beside `_OF_EVERY_MAKER`."""
 
 
-@checks_keywords_beside("samba.randn", _OF_TORCH)
+@checks_keywords_beside("samba.randn", ("size", "generator", "out", *_OF_EVERY_MAKER))
 def randn(
     *shape: Any,
     name: str | None = None,
@@ -40,7 +55,7 @@ def randn(
     return _named(torch.randn(*shape, **torch_options), name, batch_dim, named_dims, requires_grad)
 
 
-@checks_keywords_beside("samba.randint", _OF_TORCH)
+@checks_keywords_beside("samba.randint", ("low", "high", "size", "generator", "out", *_OF_EVERY_MAKER))
 def randint(
     *bounds_and_shape: Any,
     name: str | None = None,
@@ -59,13 +74,6 @@ def randint(
     return _named(torch.randint(*bounds_and_shape, **torch_options), name, batch_dim, named_dims, False)
 
 
-_MAKERS = (
-    "arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "rand_like", "randint_like",
-    "randn_like", "randperm", "zeros",
-)  # fmt: skip
-"""Functions of torch that make a tensor by themselves, so that the tensor may be given a name."""
-
-
 @functools.cache
 def operators() -> Mapping[str, Callable[..., Any]]:
     """Every function that `samba` has from torch, by name: the operators of `torch` and of `torch.nn.functional`, the
@@ -78,7 +86,8 @@ def operators() -> Mapping[str, Callable[..., Any]]:
         for name, function in vars(module).items()
         if not name.startswith("_") and callable(function) and function in known
     }
-    return MappingProxyType({**found, **{name: _naming(getattr(torch, name)) for name in _MAKERS}})
+    makers = {name: _naming(getattr(torch, name), keywords) for name, keywords in _MAKERS.items()}
+    return MappingProxyType({**found, **makers})
 
 
 def operator(name: str) -> Callable[..., Any]:
@@ -90,8 +99,8 @@ def operator(name: str) -> Callable[..., Any]:
     return operators()[name]
 
 
-def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
-    @checks_keywords_beside(f"samba.{function.__name__}", _OF_TORCH)
+def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callable[..., SambaTensor]:
+    @checks_keywords_beside(f"samba.{function.__name__}", (*keywords, *_OF_EVERY_MAKER))
     def make(
         *arguments: Any,
         name: str | None = None,

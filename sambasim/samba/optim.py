@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.errors import OptionError
 from sambasim.options import OPTIMIZER_DEFAULTS, OptimizerOptions, build
 from sambasim.samba.absent import no_such_name
-from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.keywords import Answer, Arguments, checks_keywords_beside
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -85,8 +85,12 @@ class _OnDevice(torch.optim.Optimizer):
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 
-def _arguments_of(optimizer: type[torch.optim.Optimizer]) -> tuple[str, ...]:
-    return tuple(inspect.signature(optimizer).parameters)
+def _checks_keywords(
+    optimizer: type[torch.optim.Optimizer],
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """Of the class here that has the name of torch's `optimizer`, and passes on what it does not know itself."""
+    passed_on = tuple(inspect.signature(optimizer).parameters)
+    return checks_keywords_beside(f"samba.optim.{optimizer.__name__}", passed_on, refused_later=_NOT_IN_A_PEF)
 
 
 class SGD(_OnDevice, torch.optim.SGD):
@@ -94,7 +98,7 @@ class SGD(_OnDevice, torch.optim.SGD):
 
     kind = "sgd"
 
-    @checks_keywords_beside("samba.optim.SGD", _arguments_of(torch.optim.SGD))
+    @_checks_keywords(torch.optim.SGD)
     def __init__(
         self,
         params: Parameters,
@@ -118,7 +122,7 @@ class Adam(_OnDevice, torch.optim.Adam):
 
     kind = "adam"
 
-    @checks_keywords_beside("samba.optim.Adam", _arguments_of(torch.optim.Adam))
+    @_checks_keywords(torch.optim.Adam)
     def __init__(
         self,
         params: Parameters,
@@ -142,7 +146,7 @@ class AdamW(_OnDevice, torch.optim.AdamW):
 
     kind = "adamw"
 
-    @checks_keywords_beside("samba.optim.AdamW", _arguments_of(torch.optim.AdamW))
+    @_checks_keywords(torch.optim.AdamW)
     def __init__(
         self,
         params: Parameters,

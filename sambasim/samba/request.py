@@ -16,6 +16,7 @@ from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor, to_torch
 
@@ -97,6 +98,16 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     return dict(zip(names, map(to_torch, sequence), strict=True)), False
 
 
+def check_on_host(name: str, tensor: Tensor) -> None:
+    """Raises DataError for the input `name` on a device of torch's: those of a session are on the host."""
+    if not tensor.is_cpu:
+        raise DataError(
+            f"{name} is on the device {tensor.device}, and a session is given tensors of the CPU",
+            where=app_line(),
+            remedy=f"{name}.cpu(), or leave out what moves it there: session.run sends it to the device itself",
+        )
+
+
 def name_of(tensor: Tensor) -> str | None:
     """The name that the app gave to `tensor`."""
     return tensor.sn_name if isinstance(tensor, SambaTensor) else None
@@ -165,6 +176,7 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
     if not named:
         raise DataError("the model is given no inputs", remedy="pass inputs= a list of SambaTensors")
     for name, tensor in zip(named, flat(inputs), strict=True):
+        check_on_host(name, tensor)
         axis = tensor.batch_dim if isinstance(tensor, SambaTensor) else None
         if axis not in (None, 0):
             raise DataError(

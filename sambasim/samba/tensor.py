@@ -45,6 +45,7 @@ class SambaTensor(Tensor):
     _sn_grad: Tensor | None = None
     _version_when_made: int | None = None
 
+    @checks_keywords_beside("samba.SambaTensor", ())
     def __new__(
         cls,
         torch_tensor: Tensor | None = None,

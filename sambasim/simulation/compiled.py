@@ -17,68 +17,48 @@ from sambasim.ir.graph import Graph, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import PredictedStep, TimedSection, updates
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, updates
 from sambasim.simulation.sync import SyncPath
 from sambasim.simulation.tiers import slowed, tiers_of
 from sambasim.simulation.timeline import Track
 
-MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
-"""Sections that run once in each micro-step."""
-
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step of several micro-steps, by all replicas of a job.
+    """A step by all replicas of a job.
 
-    one: the step if it had one micro-step
     start_s: host time for each section
     sent_s: host time for inputs and outputs of a micro-step
     """
 
-    one: ScaledStep
-    micro_steps: int
+    scaled: ScaledStep
     start_s: float
     sent_s: float
 
     @property
     def model_s(self) -> float:
         """Forward and backward of all micro-steps, on the device."""
-        return self.micro_steps * sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
+        return sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
 
     @property
     def update_s(self) -> float:
         """GRADNORM and OPT."""
-        return self.one.step.device_s - self.model_s / self.micro_steps
-
-    @property
-    def host_s(self) -> float:
-        """Host time of the whole step."""
-        again_s = sum(self._starts_s(kind) for kind in MODEL_KINDS) + self.sent_s
-        return self.one.step.host_s + (self.micro_steps - 1) * again_s
+        return self.scaled.step.device_s - self.model_s
 
     @property
     def forward_s(self) -> float:
         """The forward of one micro-step alone, host time included."""
-        return self._starts_s(SectionKind.FWD) + self.sent_s + self.of_kind_s(SectionKind.FWD)
+        times_s = self._times_s(SectionKind.FWD)
+        return len(times_s) * self.start_s + self.sent_s + sum(times_s)
 
     @property
     def graph_s(self) -> float:
         """All sections one after the other, without the host: nothing of the sync is hidden."""
-        return self.model_s + self.update_s + self.one.sync_s
-
-    @property
-    def predicted_s(self) -> float:
-        """Of the whole step: gradients are synced in the last micro-step."""
-        return self.host_s + self.model_s + self.update_s + self.one.exposed_sync_s
-
-    @property
-    def samples_per_s(self) -> float:
-        """Of all replicas."""
-        return self.one.placement.replicas * self.micro_steps * self.one.step.batch_size / self.predicted_s
+        return self.scaled.step.device_s + self.scaled.sync_s
 
     def of_kind_s(self, kind: SectionKind) -> float:
-        """All sections of `kind`, each of them once: also of what is exchanged, hidden or not."""
-        return sum(self._times_s(kind))
+        """All sections of `kind` in the whole step: also of what is exchanged, hidden or not."""
+        return sum(self._times_s(kind)) * (self.scaled.step.micro_steps if kind in MODEL_KINDS else 1)
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
         """By index: what each of `sections` takes once. Those for which nothing is predicted are not there."""
@@ -94,11 +74,8 @@ class CompiledStep:
 
     def _times_s(self, kind: SectionKind) -> list[float]:
         if kind in (SectionKind.REDUCE, SectionKind.GATHER):
-            return [one.predicted_s for one in self.one.spans if one.track is Track.LINKS and one.kind == kind]
-        return [one.price.predicted_s for one in self.one.step.sections if one.kind is kind]
-
-    def _starts_s(self, kind: SectionKind) -> float:
-        return self.start_s * len(self._times_s(kind))
+            return [one.predicted_s for one in self.scaled.spans if one.track is Track.LINKS and one.kind == kind]
+        return [one.price.predicted_s for one in self.scaled.step.sections if one.kind is kind]
 
 
 def predict_compiled(
@@ -125,20 +102,22 @@ def predict_compiled(
     rate = slowed(budget, tiers.rest)
     timed = []
     for section, stages in zip(model, ranges, strict=True):
-        load, nodes = load_of(work, *stages), (section.start, section.stop)
+        load, nodes = load_of(work, *stages, budget), (section.start, section.stop)
         timed.append(TimedSection(section.kind, section.name, load, price_of(load, rate), nodes))
-    timed += updates(program, budget, tiers, 1)
+    launched = micro_steps * len(timed)
+    update = updates(program, budget, tiers, 1)
     start_s = calibration.host_s_per_section.value
     sent_s = _sent_bytes(graph, program) / calibration.host_bytes_per_s.value
     alone = PredictedStep(
-        sections=tuple(timed),
+        sections=(*timed, *update),
         budget=budget,
         batch_size=program.batch_size,
-        host_s=len(timed) * start_s + sent_s,
+        host_s=(launched + len(update)) * start_s + micro_steps * sent_s,
         need=need,
         tiers=tiers,
+        micro_steps=micro_steps,
     )
-    return CompiledStep(scale(program, alone, placement, path), micro_steps, start_s, sent_s)
+    return CompiledStep(scale(program, alone, placement, path), start_s, sent_s)
 
 
 def _sent_bytes(graph: Graph, program: Program) -> int:

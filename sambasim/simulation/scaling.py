@@ -2,7 +2,8 @@
 
 On the `rdu` path a gradient group is reduced as soon as the section that completes it is done, while the backward goes
 on; the update waits for the last group; each replica updates its slice, and the parameters are gathered after that. On
-the `host` path the host is asked when the backward is done, and every replica updates everything. Each REDUCE and each
+the `host` path the host is asked when the backward is done, and every replica updates everything. Where gradients are
+accumulated, this is the last micro-step's backward. Each REDUCE and each
 GATHER is launched as a section is. What a transfer takes from the memory that a section waits for is not counted twice:
 sections do not become slower.
 """
@@ -14,7 +15,7 @@ from functools import cached_property
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.simulation.step import PredictedStep, TimedSection, updates
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, updates
 from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
 from sambasim.simulation.timeline import Span, Track
 
@@ -55,7 +56,7 @@ class ScaledStep:
     @property
     def samples_per_s(self) -> float:
         """Of all replicas."""
-        return self.placement.replicas * self.step.batch_size / self.predicted_s
+        return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def efficiency(self, alone: PredictedStep) -> float:
         """Samples per second of one replica here, as a part of those that it makes `alone`."""
@@ -65,27 +66,26 @@ class ScaledStep:
 def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
     """The step of `program`, predicted for one replica as `alone`, on all replicas of `placement`."""
     replicas = placement.replicas
+    model, update = _parts(alone)
     if replicas == 1 or program.training is None:
-        return ScaledStep(
-            alone, placement, None, tuple(_host(alone) + _run(alone.sections, alone.host_s)), 0.0, 0.0, ""
-        )
-    backward = tuple(section for section in alone.sections if section.kind in (SectionKind.FWD, SectionKind.BCKWD))
-    update = alone.sections[len(backward) :]
+        spans = _model(alone, model)
+        spans += _run(update, spans[-1].stop_s, len(model))
+        return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "")
     if path is SyncPath.RDU:
         update = tuple(updates(program, alone.budget, alone.tiers, replicas))
-    step = replace(alone, sections=(*backward, *update))
+    step = replace(alone, sections=(*model, *update))
     # On the host path it covers the way there and the way back.
     launch_s = alone.budget.launch_s * (2 if path is SyncPath.HOST else 1)
     syncs = {
         group.name: group_sync(path, WIRE_BYTES * group.numel, placement, alone.budget) for group in program.groups
     }
-    spans = _host(step) + _run(backward, step.host_s)
+    spans = _model(step, model)
     backward_s = spans[-1].stop_s
     at_the_end = dict.fromkeys(syncs, backward_s)
-    ready_s = _ready_s(program, backward, spans) if path is SyncPath.RDU else at_the_end
+    ready_s = _ready_s(program, model, spans) if path is SyncPath.RDU else at_the_end
     reduced = _reduced(program.groups, syncs, ready_s, launch_s)
     update_s = max(backward_s, *(span.stop_s for span in reduced)) if reduced else backward_s
-    spans += reduced + _run(update, update_s, len(backward))
+    spans += reduced + _run(update, update_s, len(model))
     gathered = _gathered(program.groups, syncs, spans[-1].stop_s, launch_s) if path is SyncPath.RDU else []
     spans += gathered
     sync_s = sum(span.predicted_s for span in (*reduced, *gathered))
@@ -94,8 +94,18 @@ def scale(program: Program, alone: PredictedStep, placement: Placement, path: Sy
     return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways))
 
 
-def _host(step: PredictedStep) -> list[Span]:
-    return [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
+def _parts(step: PredictedStep) -> tuple[tuple[TimedSection, ...], tuple[TimedSection, ...]]:
+    """The sections of the model, and those of the update."""
+    model = tuple(section for section in step.sections if section.kind in MODEL_KINDS)
+    return model, step.sections[len(model) :]
+
+
+def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
+    """The host's time, then every micro-step."""
+    spans = [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
+    for _ in range(step.micro_steps):
+        spans += _run(model, spans[-1].stop_s)
+    return spans
 
 
 def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> list[Span]:
@@ -108,15 +118,13 @@ def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> li
     return spans
 
 
-def _ready_s(program: Program, backward: Sequence[TimedSection], spans: Sequence[Span]) -> dict[str, float]:
+def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Span]) -> dict[str, float]:
     """By group: when its last gradient is complete. Sections may be other ones than those of the PEF."""
     training = program.training
     made_at = {name: place for place, node in enumerate(training.nodes) for name in node.results} if training else {}
     value_of = {output.symbol: output.value for output in training.outputs} if training else {}
-    ends_s = [
-        (section.nodes[1], span.stop_s)
-        for section, span in zip(backward, (span for span in spans if span.section is not None), strict=True)
-    ]
+    last_micro_step = spans[-len(model) :]
+    ends_s = [(section.nodes[1], span.stop_s) for section, span in zip(model, last_micro_step, strict=True)]
     ready_s = {}
     for group in program.groups:
         last = max(made_at.get(value_of.get(member.gradient, ""), 0) for member in group.members)

@@ -1,8 +1,8 @@
 """One step of one replica, section by section.
 
     FWD, BCKWD   pipelines: see `sambasim.costs.price`
-    GRADNORM     all gradients are read once
-    OPT          parameters and states are read and written, gradients read, all in float32
+    GRADNORM     all gradients are read once, in bf16
+    OPT          gradients are read in bf16; weights and states read and written in float32, weights in bf16 too
 
 What replicas exchange, REDUCE and GATHER, is in `sambasim.simulation.scaling`. Host time is that of one process: it
 starts each section, sends inputs and fetches outputs, and does not overlap with the device in the published rows.
@@ -24,8 +24,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.tiers import Tiers, slowed, tiers_of
 
-_NOTHING = Load(0, 0, 0, 0, 0, 1, 1, ())
-_WIDE_BYTES = DTYPE_BYTES["float32"]
+_NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
+_WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
+
+MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
+"""Sections of the model itself, which run in each micro-step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,13 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step, or the forward of a program without a training step: its sections in order, the budget that they have,
-    the host's seconds, what it needs beside the chip, and where that lies."""
+    """A step, or the forward of a program without a training step.
+
+    sections: in order; those of the forward and the backward run once for each of the `micro_steps`
+    batch_size: of a micro-step
+    host_s: seconds of the host in the whole step
+    need, tiers: what it needs beside the chip, and where that lies
+    """
 
     sections: tuple[TimedSection, ...]
     budget: Budget
@@ -56,11 +64,16 @@ class PredictedStep:
     host_s: float
     need: Need
     tiers: Tiers
+    micro_steps: int = 1
+
+    def runs(self, section: TimedSection) -> int:
+        """How often `section` runs in a step."""
+        return self.micro_steps if section.kind in MODEL_KINDS else 1
 
     @cached_property
     def device_s(self) -> float:
         """Predicted seconds on the device."""
-        return sum(section.price.predicted_s for section in self.sections)
+        return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
 
     @property
     def predicted_s(self) -> float:
@@ -70,14 +83,14 @@ class PredictedStep:
     @property
     def samples_per_s(self) -> float:
         """Of one replica, host time included."""
-        return self.batch_size / self.predicted_s
+        return self.micro_steps * self.batch_size / self.predicted_s
 
     @property
     def device_s_by_kind(self) -> Mapping[SectionKind, float]:
         """Seconds by kind of section, in the order in which they run."""
         seconds: dict[SectionKind, float] = {}
         for section in self.sections:
-            seconds[section.kind] = seconds.get(section.kind, 0.0) + section.price.predicted_s
+            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.runs(section) * section.price.predicted_s
         return seconds
 
     @property
@@ -85,16 +98,22 @@ class PredictedStep:
         """Seconds by what sections wait for most."""
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
-            seconds[section.price.bound] += section.price.predicted_s
+            seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
         return seconds
 
 
 def predict_step(
-    program: Program, budget: Budget, level: Level, calibration: Calibration, batch_size: int | None = None
+    program: Program,
+    budget: Budget,
+    level: Level,
+    calibration: Calibration,
+    batch_size: int | None = None,
+    micro_steps: int = 1,
 ) -> PredictedStep:
     """The step of `program` by one replica, cut into sections for `budget` as `level` says: o0, o1 or o3.
 
     batch_size: another one than that of the program, to which its work is scaled
+    micro_steps: how often the forward and the backward run before one update
 
     Raises MachineError for what does not fit on `budget`, and PefError for an operator that is given what it does not
     take.
@@ -110,14 +129,16 @@ def predict_step(
     sections = []
     for piece in pieces:
         start, stop = piece.stages
-        load = load_of(work, start, stop) if stop > start else _NOTHING
+        load = load_of(work, start, stop, budget) if stop > start else _NOTHING
         sections.append(TimedSection(piece.kind, piece.name, load, price_of(load, usual), piece.nodes))
+    if not sections:
+        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price_of(_NOTHING, budget)))
+    launched = micro_steps * len(sections)
     sections += updates(program, budget, tiers, 1)
-    host_s = (
-        len(sections) * calibration.host_s_per_section.value
-        + _exchanged_bytes(graph, program) * samples / program.batch_size / calibration.host_bytes_per_s.value
-    )
-    return PredictedStep(tuple(sections), budget, samples, host_s, need, tiers)
+    launched += len(sections) - launched // micro_steps
+    sent_bytes = micro_steps * _exchanged_bytes(graph, program) * samples / program.batch_size
+    host_s = launched * calibration.host_s_per_section.value + sent_bytes / calibration.host_bytes_per_s.value
+    return PredictedStep(tuple(sections), budget, samples, host_s, need, tiers, micro_steps)
 
 
 def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
@@ -127,14 +148,15 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
         return []
     sections = []
     if any(section.kind is SectionKind.GRADNORM for section in training.sections):
-        read_bytes = _WIDE_BYTES * sum(group.numel for group in program.groups) // replicas
+        read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
         sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
     for group in program.groups:
         states = len(program.optimizers[group.optimizer].states)
-        one_bytes = _WIDE_BYTES * group.numel // replicas
-        of_states = 2 * states / (2 * states + 3)
+        numel = group.numel // replicas
+        each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
+        of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0
         rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
-        sections.append(_timed(SectionKind.OPT, group.name, (states + 2) * one_bytes, (states + 1) * one_bytes, rate))
+        sections.append(_timed(SectionKind.OPT, group.name, each_way_bytes, each_way_bytes, rate))
     return sections
 
 
@@ -147,5 +169,5 @@ def _exchanged_bytes(graph: Graph, program: Program) -> int:
 
 
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
-    load = Load(read_bytes, written_bytes, read_bytes, 0, 0, 1, 1, ())
+    load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
     return TimedSection(kind, name, load, price_of(load, budget))

@@ -60,9 +60,10 @@ RIGHT = {
     "saves": "rank == 0",
 }
 RUN = "samba.session.run("
+SAMPLER = "sampler = "
 LINES = {
     words: APP[: APP.index(words)].count("\n") + 1
-    for words in (RUN, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
+    for words in (RUN, SAMPLER, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
 }
 RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
 
@@ -146,6 +147,16 @@ def test_a_mistake_is_refused_with_its_line(folder: Path, mistakes: dict[str, st
     assert "trained" not in result.stdout
 
 
+@whole
+@pytest.mark.parametrize("fill", ["torch.zeros", "torch.ones", "samba.randn"])
+def test_an_app_may_warm_up_with_batches_that_all_replicas_have(folder: Path, fill: str) -> None:
+    run = f"samba.session.run([{fill}(4, 6)], {RIGHT['passed']})"
+    warm_up = f"[{run}, {run}]"
+    mistake = {"epoch": f"sampler.set_epoch(epoch); epoch or {warm_up}"}
+    assert _run(folder, **mistake).check().stderr == ""
+    assert _findings(_check(folder, **mistake)) == {}
+
+
 UNEVEN = {"sampler": "list(range(4 * rank, 4 * rank + 4))", "epoch": "if epoch and rank: break"}
 """Rank 0 takes two steps, and rank 1 one."""
 
@@ -185,7 +196,7 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
         fetch="pass",
         saves="True",
     ).check()
-    notes = dict(note.split(": ", 1) for note in result.stderr.split("note: ")[1:])
+    notes = dict(note.split(": ", 1) for note in result.stderr.split("notice: ")[1:])
     assert sorted(notes) == ["AP05", "AP06", "DP02", "DP05", "DP06", "DP08"]
     assert notes["AP05"].startswith(
         "the app has changed weight_decay of an optimizer from 0 to 0.1, and the device goes"
@@ -199,10 +210,10 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     )
     assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
     assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
-    assert result.stderr.count("note: ") == len(notes)
+    assert result.stderr.count("notice: ") == len(notes)
     where = {
         **{"AP05": RUN, "AP06": "torch.save(", "DP02": RUN},
-        **{"DP05": RUN, "DP06": "for batch in", "DP08": "torch.save("},
+        **{"DP05": SAMPLER, "DP06": "for batch in", "DP08": "torch.save("},
     }
     assert all(_line(where[code]) in note for code, note in notes.items())
 
@@ -214,7 +225,7 @@ def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> No
     )
     result = _run(folder, epoch=mistake).check()
     assert result.stderr.startswith(
-        "note: DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
+        "notice: DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
     )
     last = f"{RIGHT['saves']} or samba.session.to_device(model)"
     assert _run(folder, saves=last).stderr == "", "what a rank gives its device once it has trained is its own affair"
@@ -225,7 +236,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     _write(folder, {"config": "{'output_folder': 'other'}"})
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
     result = run_job(argv, cwd=folder, timeout=120).check()
-    assert "note: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
+    assert "notice: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
     assert _line("samba.session.compile(") in result.stderr
 
 
@@ -253,7 +264,7 @@ def test_what_does_not_fit_the_pef_is_refused(
 @whole
 def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
     result = _alone(folder, "--grad-accumulation-steps", "2").check()
-    notes = result.stderr.split("note: ")[1:]
+    notes = result.stderr.split("notice: ")[1:]
     assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and now is 2\n")
     assert _line("utils.trace_graph(") in notes[0]
     assert notes[1].startswith("DP02: --grad-accumulation-steps 2 was typed, but 1 backward makes an optimizer step\n")
@@ -283,7 +294,8 @@ def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     found = _findings(result)
     assert sorted(found) == ["AP03", "DP01", "DP03", "DP04", "DP06"]
     assert found["AP03"].startswith("x is float64: the device computes in bf16")
-    assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03", "DP04"))
+    assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03"))
+    assert _line(SAMPLER) in found["DP04"]
     assert _line("for batch in") in found["DP06"]
     assert sorted(result.stderr.splitlines()) == ["trained 0", "trained 1"], "what the app prints, and no notices"
 

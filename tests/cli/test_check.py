@@ -58,6 +58,12 @@ def test_a_check_that_came_to_its_end_says_by_its_exit_code_what_it_found(
     [
         ("print('nothing')", 2, "option", "took no step, so there is nothing to check"),
         (STEP + "raise ValueError('of the app')", 1, "app", "ValueError: of the app"),
+        (
+            STEP + "raise AssertionError('Torch not compiled with CUDA enabled')",
+            2,
+            "machine",
+            "cuda, and there is none that torch could use",
+        ),
         (STEP + "raise RuntimeError('of the app')", 1, "app", "RuntimeError: of the app"),
         (STEP + "raise SystemExit(7)", 7, "app", "SystemExit: 7"),
     ],

@@ -125,7 +125,7 @@ def test_an_inference_pef_holds_no_training(folder: Path) -> None:
     assert "add --inference" in refused.stderr
     predicted = run_job([*SAMBASIM, "run", "--inference", "--pef", "forward"], cwd=folder).check()
     assert predicted.stdout.startswith("predicted the 360 held-out samples of digits in")
-    assert "note: with the weights of the PEF, as they were compiled" in predicted.stdout
+    assert "notice: with the weights of the PEF, as they were compiled" in predicted.stdout
 
 
 def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> 
     changes = ["--lr", "0.25", "--set", "training.schedule.name=linear", "--set", "training.schedule.warmup_steps=2"]
     command = [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "4", "--no-evaluate"]
     result = run_job([*command, *changes, "--metrics", "changed.jsonl"], cwd=folder).check()
-    assert "note: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in result.stdout
+    assert "notice: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in result.stdout
     lines = [json.loads(line) for line in (folder / "changed.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines if line["kind"] == "step"] == [0.125, 0.25, 0.25, 0.125]
 

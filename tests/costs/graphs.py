@@ -11,7 +11,12 @@ ROWS = 4096
 
 
 def chain(widths: Sequence[int]) -> Work:
-    """A product for each two neighbours of `widths`: [ROWS, a] by a weight [a, b]."""
+    """The work of a product for each two neighbours of `widths`: [ROWS, a] by a weight [a, b]."""
+    return graph_and_work(widths)[1]
+
+
+def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
+    """The same, with its graph."""
     symbols = {"x": Symbol("x", SymbolKind.INPUT, TensorType("float32", (ROWS, widths[0])))}
     nodes, values, before = [], {}, "x"
     for number, (rows, columns) in enumerate(pairwise(widths)):
@@ -22,4 +27,5 @@ def chain(widths: Sequence[int]) -> Work:
         before = result
     symbols["out"] = Symbol("out", SymbolKind.OUTPUT, values[before])
     sections = (Section(0, SectionKind.FWD, "forward", 0, len(nodes)),)
-    return work_of(Graph("g", tuple(symbols), tuple(nodes), (Output(before, "out"),), values, sections), symbols)
+    graph = Graph("g", tuple(symbols), tuple(nodes), (Output(before, "out"),), values, sections)
+    return graph, work_of(graph, symbols)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.costs.load import Load, Product
+from sambasim.costs.load import Load, Product, tile_rows
 from sambasim.costs.price import Bound, chip_bytes, price_of
 from sambasim.hardware.budget import Budget
 
@@ -22,12 +22,13 @@ BUDGET = Budget(
     behind=None,
     launch_s=1e-4,
     tile_rows=256,
+    least_tiles=8,
 )
 counts = st.integers(0, 10**12)
 products = st.builds(Product, st.integers(1, 10**15), st.integers(1, 10**4))
 loads = st.builds(
     Load,
-    *(counts, counts, counts, counts, st.integers(0, 10**7), st.integers(1, 10**8), st.integers(1, 24)),
+    *(counts, counts, st.just(0), counts, counts, st.integers(0, 10**7), st.integers(1, 10**8), st.integers(1, 24)),
     st.lists(products, max_size=4).map(tuple),
 )
 
@@ -54,6 +55,7 @@ def test_more_bytes_and_more_work_are_never_quicker(load: Load, more: int) -> No
         replace(load, written_bytes=load.written_bytes + more),
         replace(load, resident_bytes=load.resident_bytes + more),
         replace(load, streamed_bytes=load.streamed_bytes + more),
+        replace(load, stages=load.stages + more % 100),
         replace(load, products=(*load.products, Product(more, 1))),
     ):
         assert price_of(heavier, BUDGET).predicted_s >= before * (1 - 1e-12)
@@ -67,7 +69,7 @@ def test_the_parts_are_the_total(load: Load) -> None:
     assert min(price.compute_s, price.memory_s, price.fill_s, price.launch_s) >= 0
 
 
-SMALL = Load(0, 0, 0, 0, 0, 256, 1, ())
+SMALL = Load(0, 0, 0, 0, 0, 0, 256, 1, ())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ SMALL = Load(0, 0, 0, 0, 0, 256, 1, ())
     [
         (replace(SMALL, products=(Product(10**15, 640),)), Bound.COMPUTE),
         (replace(SMALL, read_bytes=10**12), Bound.MEMORY),
-        (replace(SMALL, read_bytes=10**9, resident_bytes=10**9, streamed_bytes=10**8), Bound.CAPACITY),
+        (replace(SMALL, read_bytes=10**8, resident_bytes=10**9, streamed_bytes=10**8), Bound.CAPACITY),
         (SMALL, Bound.LAUNCH),
     ],
 )
@@ -84,14 +86,31 @@ def test_what_binds_a_section_is_told(load: Load, bound: Bound) -> None:
 
 
 def test_figures_by_hand() -> None:
-    load = Load(6 * 10**9, 4 * 10**9, 10**9, 10**8, 1000, 2560, 3, (Product(32 * 10**13, 32),))
+    load = Load(6 * 10**9, 4 * 10**9, 0, 10**9, 10**8, 256_000, 2560, 3, (Product(32 * 10**13, 32),))
     price = price_of(load, BUDGET)
     assert price.memory_s == pytest.approx(0.1)
     assert price.compute_s == pytest.approx(100.0), "32 of 640 units can share it"
     assert price.fill_s == pytest.approx(100.0 * 2 / 10), "10 tiles through 3 stages"
-    assert chip_bytes(load, BUDGET) == 10**8 + 2 * 256 * 1000
+    assert chip_bytes(load) == 10**8 + 2 * 256_000
 
 
 def test_weights_that_do_not_fit_have_the_stream_read_again() -> None:
     load = replace(SMALL, read_bytes=10**9, resident_bytes=3 * 10**8, streamed_bytes=10**7)
-    assert price_of(load, BUDGET).again_bytes == 2 * 10**7
+    price = price_of(load, BUDGET)
+    assert price.again_s == pytest.approx(2 * 10**7 / BUDGET.memory_bytes_per_s)
+    assert price.memory_s == pytest.approx((10**9 + 2 * 10**7) / BUDGET.memory_bytes_per_s)
+    assert price.bound is Bound.MEMORY, "reading again is the smaller part"
+
+
+def test_weights_come_once_and_fill_no_pipeline() -> None:
+    weights = replace(SMALL, read_bytes=10**9, once_bytes=10**9, stages=5)
+    stream = replace(weights, once_bytes=0)
+    assert price_of(weights, BUDGET).fill_s == pytest.approx(0.0)
+    assert price_of(stream, BUDGET).fill_s == pytest.approx(10**9 / BUDGET.memory_bytes_per_s * 4 / BUDGET.least_tiles)
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**7))
+def test_a_tensor_of_more_rows_has_no_fewer_tiles(one: int, other: int) -> None:
+    few, many = sorted((one, other))
+    assert few / tile_rows(few, BUDGET) <= many / tile_rows(many, BUDGET) * (1 + 1 / BUDGET.least_tiles)
+    assert 1 <= tile_rows(few, BUDGET) <= BUDGET.tile_rows

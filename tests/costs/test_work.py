@@ -7,11 +7,13 @@ from torch.nn import functional as F
 
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.costs.load import load_of
-from sambasim.costs.work import LANES, Work, work_of
+from sambasim.costs.units import LANES
+from sambasim.costs.work import Work, work_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
 from tests.costs.graphs import ROWS, chain
+from tests.costs.test_price import BUDGET
 
 BATCH, FEATURES, CLASSES = 8, 64, 10
 
@@ -70,18 +72,19 @@ def test_the_loss_is_float32_and_the_rest_bf16(program: Program, work: Work) -> 
 
 def test_weights_and_their_gradients_are_the_same_for_each_sample(work: Work) -> None:
     forward, *_, backward = work.stages
-    assert [work.tensors[value].resident for value in forward.reads] == [False, True]
+    assert [work.tensors[read.value].resident for read in forward.reads] == [False, True]
     assert work.tensors[backward.writes[0]].resident
     assert not work.tensors[forward.writes[0]].resident
 
 
 def test_what_stays_within_a_section_is_no_traffic() -> None:
     work = chain([32, 64, 32])
-    apart = [load_of(work, 0, 1), load_of(work, 1, 2)]
-    together = load_of(work, 0, 2)
+    apart = [load_of(work, 0, 1, BUDGET), load_of(work, 1, 2, BUDGET)]
+    together = load_of(work, 0, 2, BUDGET)
     between = 2 * ROWS * 64
     assert sum(load.traffic_bytes for load in apart) - together.traffic_bytes == 2 * between
     assert together.traffic_bytes == 2 * (ROWS * 32 + 32 * 64 + 64 * 32 + ROWS * 32)
     assert together.resident_bytes == 2 * 2 * 32 * 64
-    assert (together.buffered_row_bytes, apart[0].buffered_row_bytes) == (2 * 64, 0)
+    assert (together.buffered_bytes, apart[0].buffered_bytes) == (2 * 64 * BUDGET.tile_rows, 0)
+    assert together.once_bytes == together.resident_bytes
     assert (together.rows, together.stages, together.product_flops) == (ROWS, 2, 4 * ROWS * 32 * 64)

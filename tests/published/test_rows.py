@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
+from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.published.rows import published_rows
 from tests.support.whole import whole
@@ -48,6 +49,13 @@ def test_all_rows_are_near() -> None:
     for row in rows:
         if row["published_sections"] is not None:
             assert row["predicted_sections"] == pytest.approx(row["published_sections"], rel=MOST_SECTIONS)
+    fit = load_calibration().fit
+    assert mean == pytest.approx(fit.mean_error, abs=0.0005)
+    assert max(abs(row["error"]) for row in rows) == pytest.approx(fit.worst_error, abs=0.0005)
+    host = [row["predicted_host_s"] / row["published_host_s"] - 1 for row in rows if row["published_host_s"]]
+    assert len(host) == 6
+    assert max(map(abs, host)) == pytest.approx(fit.worst_host_error, abs=0.0005)
+    assert record["mean_host_error"] == pytest.approx(sum(map(abs, host)) / 6)
 
 
 def test_a_row_that_there_is_not_is_refused_with_those_that_there_are() -> None:

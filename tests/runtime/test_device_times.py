@@ -38,12 +38,12 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
 def test_what_backs_it_names_the_device() -> None:
     record, _ = predict(inventory_of({"arch": "sn40"}))
     assert record is not None
-    assert record.predicted_backed_by.startswith("no published measurement of an SN40L backs this")
+    assert record.predicted_backed_by.startswith("no published step of SN40L backs this")
     alone, together = (predict(SN30, replicas)[0] for replicas in (1, 2))
     assert alone is not None
     assert together is not None
     assert together.predicted_backed_by.startswith(alone.predicted_backed_by)
-    assert together.predicted_backed_by.endswith("and no measurement of it is published"), "of the sync"
+    assert together.predicted_backed_by.endswith("no sync of RDUs was ever published"), "of the sync"
     assert "sync" not in alone.predicted_backed_by
 
 

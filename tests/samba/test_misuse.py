@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from sambasim import samba
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, LaunchError, MachineError, OptionError
+from sambasim.samba.door.translation import translated
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -66,3 +67,39 @@ def test_words_are_no_lists_of_words(pef: str) -> None:
         session.tocpu(model)  # type: ignore[operator]  # what is not there
     with pytest.raises(OptionError, match="trace_graph was given no PEF"):
         trace_graph(model, BATCH, optimizer)
+
+
+def test_a_batch_on_a_device_of_torch_is_refused(pef: str) -> None:
+    model, optimizer = _loaded(pef)
+    elsewhere = torch.ones(2, 3, device="meta")  # which every machine has
+    for call in (
+        lambda: session.run([elsewhere]),
+        lambda: trace_graph(model, [elsewhere], optimizer, pef=pef),
+        lambda: session.compile(model, [elsewhere], optimizer),
+    ):
+        with pytest.raises(
+            DataError, match="is on the device meta, and a session is given tensors of the CPU"
+        ) as caught:
+            call()
+        assert str(caught.value.where).startswith(f"{__file__}:")
+        assert str(caught.value.remedy).startswith("input.cpu()")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("trying to initialize the default process group twice!"), LaunchError),
+        (AssertionError("Torch not compiled with CUDA enabled"), MachineError),
+        (RuntimeError("Found no NVIDIA driver on your system. Please check …"), MachineError),
+        (RuntimeError("No CUDA GPUs are available"), MachineError),
+        (ValueError("No CUDA GPUs are available"), ValueError),
+        (RuntimeError("another"), RuntimeError),
+    ],
+)
+def test_errors_of_torch_that_ask_for_another_machine_are_told_as_such(error: Exception, told: type[Exception]) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        again = translated(caught)
+    assert type(again) is told
+    assert again is error or str(getattr(again, "where", None)).endswith(": raise error")

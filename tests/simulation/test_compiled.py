@@ -39,19 +39,19 @@ def _placement(replicas: int) -> Placement:
 
 
 @pytest.mark.parametrize("path", SyncPath)
-@pytest.mark.parametrize("replicas", [1, 3, 9])
+@pytest.mark.parametrize(("replicas", "micro_steps"), [(1, 1), (3, 4), (9, 1)])
 def test_own_sections_give_what_cutting_again_gives(
-    compiled: tuple[Program, Level, Budget], replicas: int, path: SyncPath
+    compiled: tuple[Program, Level, Budget], replicas: int, micro_steps: int, path: SyncPath
 ) -> None:
     program, level, budget = compiled
     placement = _placement(replicas)
-    cut_again = scale(program, predict_step(program, budget, level, CALIBRATION), placement, path)
-    step = predict_compiled(program, budget, CALIBRATION, placement, path)
-    assert step.one.step.sections == cut_again.step.sections
-    assert step.one.step.need == cut_again.step.need
-    assert step.host_s == pytest.approx(cut_again.step.host_s)
-    assert step.predicted_s == pytest.approx(cut_again.predicted_s)
-    assert step.samples_per_s == pytest.approx(cut_again.samples_per_s)
+    cut_again = scale(program, predict_step(program, budget, level, CALIBRATION, None, micro_steps), placement, path)
+    step = predict_compiled(program, budget, CALIBRATION, placement, path, micro_steps)
+    assert step.scaled.step.sections == cut_again.step.sections
+    assert step.scaled.step.need == cut_again.step.need
+    assert step.scaled.step.host_s == pytest.approx(cut_again.step.host_s)
+    assert step.scaled.predicted_s == pytest.approx(cut_again.predicted_s)
+    assert step.scaled.samples_per_s == pytest.approx(cut_again.samples_per_s)
 
 
 def _step(program: Program, budget: Budget, micro_steps: int = 1, replicas: int = 2) -> CompiledStep:
@@ -64,13 +64,13 @@ def test_the_parts_are_the_total_and_micro_steps_repeat_the_model(
     program, _, budget = compiled
     once, thrice = _step(program, budget), _step(program, budget, 3)
     for step in (once, thrice):
-        parts = step.host_s + step.model_s + step.update_s + step.one.exposed_sync_s
-        assert step.predicted_s == pytest.approx(parts)
-    model_sections = [one for one in once.one.step.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
+        parts = step.scaled.step.host_s + step.model_s + step.update_s + step.scaled.exposed_sync_s
+        assert step.scaled.predicted_s == pytest.approx(parts)
+    model_sections = [one for one in once.scaled.step.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
     again_s = once.model_s + len(model_sections) * CALIBRATION.host_s_per_section.value + once.sent_s
-    assert thrice.predicted_s == pytest.approx(once.predicted_s + 2 * again_s)
+    assert thrice.scaled.predicted_s == pytest.approx(once.scaled.predicted_s + 2 * again_s)
     assert thrice.update_s == pytest.approx(once.update_s)
-    assert once.of_kind_s(SectionKind.FWD) < once.forward_s < once.predicted_s
+    assert once.of_kind_s(SectionKind.FWD) < once.forward_s < once.scaled.predicted_s
 
 
 def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) -> None:
@@ -81,7 +81,7 @@ def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) 
     by_section_s = step.by_section_s(sections)
     assert list(by_section_s) == [section.index for section in sections]
     assert sum(by_section_s.values()) == pytest.approx(step.graph_s)
-    for section, timed in zip(sections, step.one.step.sections, strict=False):
+    for section, timed in zip(sections, step.scaled.step.sections, strict=False):
         if section.kind in (SectionKind.FWD, SectionKind.BCKWD):
             assert by_section_s[section.index] == timed.price.predicted_s
     alone = _step(program, budget, replicas=1).by_section_s(sections)
@@ -92,7 +92,7 @@ def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) 
 def test_a_forward_alone_is_a_whole_step_of_a_program_without_training() -> None:
     step = _step(inference_program(), budget_of(DEVICE, CALIBRATION))
     assert step.update_s == pytest.approx(0.0)
-    assert step.predicted_s == pytest.approx(step.forward_s)
+    assert step.scaled.predicted_s == pytest.approx(step.forward_s)
 
 
 @pytest.mark.parametrize("path", SyncPath)
@@ -101,7 +101,7 @@ def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath
     here_s, apart_s = (
         predict_compiled(
             sample_program(), budget, CALIBRATION, place_on_nodes(nodes, DEVICE, None, cluster), path
-        ).predicted_s
+        ).scaled.predicted_s
         for nodes in ([0, 0], [0, 1])
     )
     assert here_s < apart_s

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import ClusterSpec, load_cluster
+from sambasim.hardware.cluster import ClusterSpec, LinkSpec, load_cluster
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
@@ -110,14 +110,9 @@ def test_more_of_any_link_is_never_slower(replicas: int, path: SyncPath, cluster
         assert _scaled(replicas, path, cluster.model_copy(update=better)).predicted_s <= before * (1 + 1e-9)
 
 
-def _better(link: object, factor: float) -> object:
-    assert hasattr(link, "model_copy")
-    return link.model_copy(
-        update={
-            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s * factor,
-            "latency_s": link.latency_s / factor,
-        }
-    )
+def _better(link: LinkSpec, factor: float) -> LinkSpec:
+    better = {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s * factor, "latency_s": link.latency_s / factor}
+    return link.model_copy(update=better)
 
 
 @given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), _FACTOR)

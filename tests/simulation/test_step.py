@@ -88,24 +88,3 @@ def test_an_update_reads_and_writes_each_tensor_once(program: Program) -> None:
     for section, group in zip(updates, program.groups, strict=True):
         states = len(program.optimizers[group.optimizer].states)
         assert section.load.traffic_bytes == 4 * group.numel * (3 + 2 * states)
-
-
-def test_the_command_prints_predictions_as_such(pef: Path) -> None:
-    result = CliRunner().invoke(sambasim, ["simulate", str(pef)], catch_exceptions=False)
-    assert "on SN30, o3: predicted, not measured" in result.stdout
-    assert "slowest sections" in result.stdout
-    other = CliRunner().invoke(sambasim, ["simulate", str(pef), "--arch", "sn40"], catch_exceptions=False)
-    assert "no published measurement of an SN40L backs this" in other.stdout
-
-
-def test_json_has_every_section(pef: Path, program: Program) -> None:
-    result = CliRunner().invoke(sambasim, ["simulate", str(pef), "--num-tiles", "4", "--json"], catch_exceptions=False)
-    record = json.loads(result.stdout)
-    assert (record["device"], record["tiles"], record["batch_size"]) == ("SN30", 4, program.batch_size)
-    assert record["device_s"] == pytest.approx(sum(section["predicted_s"] for section in record["sections"]))
-    assert record["predicted_s"] == pytest.approx(record["device_s"] + record["host_s"])
-
-
-def test_tiles_that_there_are_not_are_refused(pef: Path) -> None:
-    result = CliRunner().invoke(sambasim, ["simulate", str(pef), "--num-tiles", "9"])
-    assert "--num-tiles 9 of an SN30, which has 8" in str(result.exception)

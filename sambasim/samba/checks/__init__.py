@@ -15,7 +15,7 @@ Every finding has a stable code, a row in `findings.py`, and one file that looks
     AP04         keywords.py      what functions of the library are called with
     AP05         unsent.py        the app's optimizers and weights, once the device has them
     AP05         unclipped.py     torch's clipping of gradients, which is watched
-    AP06         unfetched.py     the model's state_dict, and its calls on the host, which are watched
+    AP06         unfetched.py     the model's state_dict, torch.save, and calls on the host, which are watched
     AP07         untrained.py     backwards without an optimizer step
 
 `replicas.py` asks those that compare replicas, in the few steps in which they do; `watching.py` holds what is watched

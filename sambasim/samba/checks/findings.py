@@ -31,7 +31,8 @@ FINDINGS: Mapping[str, Row] = {
     "DP03": Row("replicas start from different weights", "refused at the first step", refused=True),
     "DP04": Row(
         "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
-        "2 and 8",
+        "2 and 8; those whose tensors have one value throughout, such as zeros to warm up with, do not count, and "
+        "others before a DistributedSampler feeds the first step are told in step 8",
         "refused; a notice where every replica repeats one batch",
         refused=True,
     ),
@@ -83,8 +84,8 @@ FINDINGS: Mapping[str, Row] = {
         "a notice",
     ),
     "AP06": Row(
-        "`state_dict()` of the model is read, for a checkpoint, say, or the model predicts on the host, and the "
-        "device has trained on since `to_cpu`",
+        "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
+        "module in it, predicts on the host, and the device has trained on since `to_cpu`",
         "a notice",
     ),
     "AP07": Row(

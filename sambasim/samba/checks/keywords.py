@@ -18,23 +18,27 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 
     One that takes any keyword, for the vendor's changes nothing here, refuses those that are nearly one of its own.
     """
-    return _checked(function, _name_in_apps(function), ())
+    return _checked(function, _name_in_apps(function), (), ())
 
 
 def checks_keywords_beside(
-    name: str, passed_on: Collection[str]
+    name: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
     """The same for what apps call `name`, and what takes, beside keywords of its own, those that are `passed_on` to
-    torch, and no others."""
-    return lambda function: _checked(function, name, passed_on)
+    torch, and no others.
+
+    refused_later: those that are known, and of which no remedy tells: what is asked for with them is refused
+    """
+    return lambda function: _checked(function, name, passed_on, refused_later)
 
 
 def _checked(
-    function: Callable[Arguments, Answer], called: str, passed_on: Collection[str]
+    function: Callable[Arguments, Answer], called: str, passed_on: Collection[str], refused_later: Collection[str]
 ) -> Callable[Arguments, Answer]:
     parameters = inspect.signature(function).parameters.values()
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    known = [name for name in dict.fromkeys((*named, *passed_on)) if name != "self"]
+    known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
+    offered = [name for name in known if name not in refused_later]
     takes_any = not passed_on and any(one.kind is one.VAR_KEYWORD for one in parameters)
     fast = frozenset(known)
 
@@ -45,7 +49,7 @@ def _checked(
                 raise KeywordError(
                     f"AP04: {called} takes no {name}",
                     where=app_line(),
-                    remedy=nearest(name, _nearly(name, known) or known, form="{}="),
+                    remedy=nearest(name, _nearly(name, offered) or offered, form="{}="),
                 )
         return function(*args, **kwargs)
 

@@ -1,6 +1,6 @@
 """The checks of a loaded PEF: what the session asks before it runs sections."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -35,6 +35,7 @@ class Look:
     fed: tuple[str, ...]
     division: Division | None
     place: Place | None
+    waiting: bool
     files: Mapping[str, str]
 
 
@@ -143,6 +144,7 @@ class Checks:
             self._fed,
             watched.samplers.division() if watched else None,
             watched.samplers.place() if watched else None,
+            watched is not None and watched.samplers.is_waiting(),
             watched.files.take_new() if watched else {},
         )
         points, looks = meeting.meet(self._communicator, meeting.Point(self._step), own)
@@ -161,9 +163,10 @@ class Checks:
                 telling.tell(weights.different_weights(trained, when, where))
         if not telling.has("DP05"):
             divisions = [look.division for look in looks]
-            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions), where))
-            self._tell_or(uneven, samplers.wrong_division(divisions, where), only_noticed=True)
-        self._compare_batches([look.fed for look in looks], where)
+            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions)))
+            self._tell_or(uneven, samplers.wrong_division(divisions), only_noticed=True)
+        line = watched.samplers.line() if watched else None
+        self._compare_batches(looks, line or where)
         if watched is not None:
             watched.files.compare([look.files for look in looks])
 
@@ -174,10 +177,14 @@ class Checks:
         elif not telling.has(reason.code):
             telling.tell(reason, only_noticed=only_noticed)
 
-    def _compare_batches(self, fed: list[tuple[str, ...]], where: str | None) -> None:
+    def _compare_batches(self, looks: Sequence[Look], where: str | None) -> None:
         self._fed = ()
-        if all(fed) and not telling.has("DP04"):
-            finding, repeated = self._alike.note(fed, self._step, where)
+        fed = [look.fed for look in looks]
+        if not all(fed) or telling.has("DP04"):
+            return
+        finding, repeated = self._alike.note(fed, self._step, where)
+        # Batches of random numbers to warm up with may be the same on all replicas, but nobody warms up for so long.
+        if self._step == _BATCHES_COMPARED[-1] or not all(look.waiting for look in looks):
             telling.tell(finding, only_noticed=repeated)
 
     def _compare_last(self) -> None:

@@ -1,7 +1,8 @@
 """DP04, DP05, DP06 and DP09: what torch's DistributedSamplers say of how the data are divided among the replicas."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,8 @@ class Division:
     order: tuple[int, int] | None
     """Seed and epoch; None for the data set's own order."""
     drop_last: bool
+    where: str | None = field(default=None, compare=False)
+    """The line of the app that made the sampler, or, if it was made before anybody looked, that goes over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +64,30 @@ class Samplers:
         self._passes = 0
         """Those of which optimizer steps have used samples."""
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
-        self._original: Callable[[Sampler], Iterator[Any]] | None = None
+        self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
+        self._originals: tuple[Callable[[Sampler], Iterator[Any]], Callable[..., None]] | None = None
 
     def start(self) -> None:
-        """Watch every sampler that is iterated from now on."""
-        original = self._original = DistributedSampler.__iter__
+        """Watch every sampler that is made or iterated from now on."""
+        self._originals = iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
-        def watched(sampler: Sampler) -> Iterator[Any]:
-            indices = self.shortened(original(sampler))
-            return self._drawn(Pass(sampler, _division(sampler), app_line()), indices)
+        def iterated(sampler: Sampler) -> Iterator[Any]:
+            indices, where = self.shortened(iterate(sampler)), app_line()
+            return self._drawn(Pass(sampler, _division(sampler, self._made.get(sampler) or where), where), indices)
 
-        DistributedSampler.__iter__ = watched  # type: ignore[method-assign]  # apps make these samplers, and not we
+        @wraps(make)
+        def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
+            make(sampler, *arguments, **keywords)
+            self._made[sampler] = app_line()
+
+        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # apps make these samplers, and not we
+        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # as above; it takes any arguments
 
     def stop(self) -> None:
         """Leave torch as it was."""
-        if self._original is not None:
-            DistributedSampler.__iter__ = self._original  # type: ignore[method-assign]  # as above
-            self._original = None
+        if self._originals is not None:
+            DistributedSampler.__iter__, DistributedSampler.__init__ = self._originals  # type: ignore[method-assign]  # as above
+            self._originals = None
 
     def note_step(self) -> None:
         """An optimizer step uses what was drawn last."""
@@ -102,6 +112,14 @@ class Samplers:
         if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
             return None
         return self._last.division
+
+    def is_waiting(self) -> bool:
+        """Whether the app has made a sampler that divides data, and no step was fed by any: it may be warming up."""
+        return not self._passes and any(sampler.num_replicas > 1 for sampler in self._made)
+
+    def line(self) -> str | None:
+        """Of the sampler that feeds optimizer steps now, whatever it divides."""
+        return self._last.division.where if self._last is not None and self._last.steps else None
 
     def place(self) -> Place | None:
         """How far the optimizer steps have come in the data; None where `division` is."""
@@ -137,28 +155,35 @@ def of_one_epoch(divisions: Sequence[Division | None]) -> Sequence[Division | No
     ]
 
 
-def wrong_division(divisions: Sequence[Division | None], where: str | None) -> Finding | None:
-    """DP04 or DP05, where each replica is fed by a sampler."""
+def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
+    """DP04 or DP05, where each replica is fed by a sampler. It is told of the line of one that is wrong."""
     known = [division for division in divisions if division is not None]
     if len(known) < len(divisions):
         return None
-    world_size = len(known)
-    remedy = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank(), seed=0), and "
-    remedy += "set_epoch(epoch) with the same epoch on every rank"
+    world_size, remedy = len(known), _remedy(known[0])
     for rank, division in enumerate(known):
         if division.num_replicas != world_size:
             what = f"the sampler of replica {rank} divides the data among {division.num_replicas} replicas, "
-            return Finding("DP05", f"{what}and there are {world_size}", where, remedy)
+            return Finding("DP05", f"{what}and there are {world_size}", division.where, remedy)
     for rank, division in enumerate(known):
         if division in known[:rank]:
             what = f"replicas {known.index(division)} and {rank} are fed the same samples: both samplers have rank "
-            return Finding("DP04", f"{what}{division.rank}", where, remedy)
+            return Finding("DP04", f"{what}{division.rank}", division.where, remedy)
     for rank, division in enumerate(known):
         apart = _difference(known[0], division)
         if apart is not None:
             what = f"the samplers of replicas 0 and {rank} differ in {apart}: samples are skipped, and seen twice"
-            return Finding("DP05", what, where, remedy)
+            return Finding("DP05", what, division.where, remedy)
     return None
+
+
+def _remedy(first: Division) -> str:
+    """The sampler of replica 0, as every replica is to have it."""
+    own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
+    own += ", drop_last=True" if first.drop_last else ""
+    if first.order is None:
+        return f"{own}, shuffle=False) on every rank"
+    return f"{own}, seed={first.order[0]}), and set_epoch(epoch) with the same epoch on every rank"
 
 
 def _difference(one: Division, other: Division) -> str | None:
@@ -174,11 +199,12 @@ def _difference(one: Division, other: Division) -> str | None:
     return None
 
 
-def _division(sampler: Sampler) -> Division:
+def _division(sampler: Sampler, where: str | None) -> Division:
     return Division(
         sampler.num_replicas,
         sampler.rank,
         len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
         (sampler.seed, sampler.epoch) if sampler.shuffle else None,
         sampler.drop_last,
+        where,
     )

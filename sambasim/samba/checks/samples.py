@@ -17,14 +17,23 @@ SHARD = "DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=â€
 
 
 def digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Of each tensor of a batch."""
-    return tuple(tensor_sha256(tensor) for tensor in batch.values())
+    """Of each tensor of a batch; of none of a batch to warm up with."""
+    return () if _is_to_warm_up(batch) else tuple(tensor_sha256(tensor) for tensor in batch.values())
 
 
 def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Of each sample of a batch, its parts in all tensors together."""
+    """Of each sample of a batch, its parts in all tensors together; of none of a batch to warm up with."""
+    if _is_to_warm_up(batch):
+        return ()
     rows = zip(*(tensor.detach().unbind() for tensor in batch.values()), strict=True)
     return tuple("".join(tensor_sha256(part.contiguous()) for part in row) for row in rows)
+
+
+def _is_to_warm_up(batch: Mapping[str, Tensor]) -> bool:
+    """Whether a batch is made up, such as of zeros or ones: each of its tensors has one value throughout. Replicas may
+    well have the same. Tensors of a single element say nothing of it."""
+    tensors = [tensor.detach().flatten() for tensor in batch.values()]
+    return any(len(one) > 1 for one in tensors) and all(bool((one == one[:1]).all()) for one in tensors)
 
 
 def alike(batches: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, int]]:

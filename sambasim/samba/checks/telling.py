@@ -40,7 +40,7 @@ class Telling:
         self._found[finding.code, finding.what] = finding
         if is_new and not self.on_demand and launched_rank(os.environ) == 0:
             where = f"\n  where: {finding.where}" if finding.where else ""
-            print(f"note: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
+            print(f"notice: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""

@@ -230,7 +230,10 @@ def _calling(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[...,
 
 
 def _number(value: object) -> object:
-    """Torch also takes a tensor of one element where others give a number."""
+    """Torch also takes a tensor of one element where others give a number, and changes in place what it is given: so
+    betas, which are two, are numbers of our own."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_number, value))
     return value.item() if isinstance(value, Tensor) else value
 
 

@@ -2,6 +2,7 @@
 
     what escaped          what is told                                         exit code
     an error of ours      `error[code]: ...`, and the script's line            that of its family
+    some of torch's       as one of ours, which `translation.py` has           2
     KeyboardInterrupt     `interrupted`                                        130
     SystemExit            what Python tells                                    what the script chose
     anything else         the script's own traceback, without frames above it  1
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, OptionError, SambasimError
 from sambasim.runtime.launcher import find_launcher, launched_rank
+from sambasim.samba.door.translation import translated
 
 if TYPE_CHECKING:
     from sambasim.runtime.guard import Failure
@@ -56,6 +58,7 @@ def leave(error: BaseException, script: Path | None) -> int:
 
     Returns the exit code of this process, unless the job is aborted and this process with it.
     """
+    error = translated(error)
     code = exit_code_of(error)
     if code == 0:
         return code  # the script has come to its end, this rank perhaps a little earlier than others

@@ -60,6 +60,12 @@ BEHAVIOURS: tuple[Row, ...] = (
         test="tests/samba/utils/test_context.py::test_two_ranks_find_each_other_where_the_run_is_data_parallel",
     ),
     Row(
+        '`init_process_group` of the app\'s own, `.to("cuda")`',
+        ABSENT,
+        "refused with the app's line: `parse_app_args` does the one, and the other is what sections are for",
+        test="tests/samba/door/test_scripts.py::test_what_is_written_for_another_machine_is_told_with_what_to_do",
+    ),
+    Row(
         "launch by mpirun, srun",
         SAME,
         "`mpirun -np N`, `--host`, `-hosts`; an MPI that fits mpi4py",

@@ -109,7 +109,7 @@ def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: b
         return None
     if forward_only:
         return step.of_kind_s(SectionKind.FWD) if graph_only else step.forward_s
-    return step.graph_s if graph_only else step.predicted_s
+    return step.graph_s if graph_only else step.scaled.predicted_s
 
 
 def checked_kinds(
@@ -156,7 +156,7 @@ def spread(median_s: float, slow_s: float, steps: int) -> str:
     if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
         return told
     alone = "" if threads == 1 else "; threads that wait for each other do the same: try --threads 1"
-    return f"{told}\nnote: steps differ much, as where other work is on these cores{alone}"
+    return f"{told}\nnotice: steps differ much, as where other work is on these cores{alone}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -26,9 +26,9 @@ def test_a_notice_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         telling.tell(Finding("DP06", "as before", "app.py:3: for batch in loader:", "set_epoch"))
     told = capsys.readouterr().err
-    assert told == "note: DP06: as before\n  where: app.py:3: for batch in loader:\n  try:   set_epoch\n"
+    assert told == "notice: DP06: as before\n  where: app.py:3: for batch in loader:\n  try:   set_epoch\n"
     telling.tell(Finding("DP06", "another", None, "set_epoch"))
-    assert capsys.readouterr().err == "note: DP06: another\n  try:   set_epoch\n"
+    assert capsys.readouterr().err == "notice: DP06: another\n  try:   set_epoch\n"
 
 
 def test_a_finding_ends_a_run_and_no_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,4 +41,4 @@ def test_a_finding_ends_a_run_and_no_check(capsys: pytest.CaptureFixture[str]) -
     assert (check.findings, check.has("DP03"), check.has("DP04")) == ((finding,), True, False)
     at_end = Telling()
     at_end.tell(finding, only_noticed=True)
-    assert capsys.readouterr().err.count("note: DP03: other weights") == 1
+    assert capsys.readouterr().err.count("notice: DP03: other weights") == 1

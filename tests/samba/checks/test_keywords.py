@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from sambasim import samba
+from sambasim.errors import OptionError
+from sambasim.samba import functional
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.keywords import checks_keywords, nearest
 from sambasim.samba.utils.common import common_app_driver
@@ -58,6 +60,10 @@ def test_the_calls_of_apps_are_checked(function: Callable[..., object], name: st
         (lambda: samba.randn(2, 3, batchdim=0), "samba.randn takes no batchdim", "did you mean batch_dim=?"),
         (lambda: samba.zeros(2, 3, nam="x"), "samba.zeros takes no nam", "did you mean name=?"),
         (lambda: samba.randint(9, (2,), dtyp=torch.int32), "samba.randint takes no dtyp", "did you mean dtype=?"),
+        (lambda: samba.zeros(2, steps=3), "samba.zeros takes no steps", "it takes name, batch_dim"),
+        (lambda: samba.eye(2, size=3), "samba.eye takes no size", "it takes name, batch_dim"),
+        (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: samba.SambaTensor(PLAIN, rows=1), "samba.SambaTensor takes no rows", "it takes torch_tensor, shape,"),  # type: ignore[call-arg]  # the mistake
         (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]
         (
             lambda: samba.optim.SGD([PLAIN], learning_rate=1),
@@ -66,12 +72,47 @@ def test_the_calls_of_apps_are_checked(function: Callable[..., object], name: st
         ),
         (lambda: samba.optim.AdamW([PLAIN], beta=1), "samba.optim.AdamW takes no beta", "did you mean betas=?"),
     ],
-    ids=["randn", "zeros", "randint", "from_torch_tensor", "SGD", "AdamW"],
+    ids=[
+        "randn",
+        "zeros",
+        "randint",
+        "of-another-maker",
+        "eye",
+        "SambaTensor",
+        "SambaTensor-far",
+        "from_torch_tensor",
+        "SGD",
+        "AdamW",
+    ],
 )
 def test_what_makes_tensors_and_optimizers_is_checked(mistake: Callable[[], object], words: str, remedy: str) -> None:
     with pytest.raises(KeywordError, match=f"AP04: {words}") as caught:
         mistake()
     assert remedy in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("maker", [*functional._MAKERS, "randn", "randint"])
+def test_every_maker_takes_the_keywords_of_torch(maker: str) -> None:
+    packet = getattr(torch.ops.aten, maker)
+    named = {one.name for overload in packet.overloads() for one in getattr(packet, overload)._schema.arguments}
+    of_torch = {"input" if name == "self" else name for name in named}
+    of_torch -= {"input"} if maker == "normal" else {"out"} if "_like" in maker else set()  # Tensor's own, and none's
+    with pytest.raises(KeywordError) as caught:
+        getattr(samba, maker)(surely_unknown=1)
+    offered = set(str(caught.value.remedy).removeprefix("it takes ").split(", "))
+    assert offered - {"name", "batch_dim", "named_dims", "requires_grad", "shape"} == of_torch
+
+
+@pytest.mark.parametrize("optimizer", [samba.optim.SGD, samba.optim.Adam, samba.optim.AdamW])
+def test_no_remedy_offers_what_a_pef_does_not_have(optimizer: Callable[..., samba.optim.SGD]) -> None:
+    for mistake in ("maximise", "amsgrd", "surely_unknown"):
+        with pytest.raises(KeywordError) as caught:
+            optimizer([PLAIN], **{mistake: True})
+        assert not {"maximize=?", "amsgrad=?"}.intersection(str(caught.value.remedy).split())
+        assert not {"maximize", "amsgrad", "capturable"}.intersection(str(caught.value.remedy).split(", "))
+    assert not optimizer([PLAIN], maximize=False).defaults["maximize"]
+    with pytest.raises(OptionError, match="the optimizer of a PEF does not have maximize"):
+        optimizer([PLAIN], maximize=True)
 
 
 def test_what_torch_takes_is_passed_on_to_it() -> None:

@@ -28,11 +28,11 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Telling:
 @pytest.fixture
 def watched() -> Iterator[Samplers]:
     samplers = Samplers()
-    original = DistributedSampler.__iter__
+    original = DistributedSampler.__iter__, DistributedSampler.__init__
     samplers.start()
     yield samplers
     samplers.stop()
-    assert DistributedSampler.__iter__ is original, "torch is as it was"
+    assert (DistributedSampler.__iter__, DistributedSampler.__init__) == original, "torch is as it was"
 
 
 def _sampler(rank: int = 0, **others: bool) -> "DistributedSampler[int]":
@@ -120,10 +120,55 @@ def test_the_division_is_that_of_the_sampler_that_feeds_optimizer_steps(watched:
     ],
 )
 def test_samplers_that_do_not_divide_the_data_are_found(change: dict[str, object], words: str) -> None:
-    finding = wrong_division([RIGHT[0], replace(RIGHT[1], **change)], "app.py:1: run()")  # type: ignore[arg-type]
+    finding = wrong_division([RIGHT[0], replace(RIGHT[1], where="app.py:1: DistributedSampler(…)", **change)])  # type: ignore[arg-type]
     assert finding is not None
     assert finding.words.startswith(words)
-    assert finding.where == "app.py:1: run()"
+    assert finding.where == "app.py:1: DistributedSampler(…)"
+
+
+def test_what_to_do_is_told_with_what_the_app_has() -> None:
+    own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank(), "
+    for change, told in (
+        ({"order": (7, 3)}, "seed=7), and set_epoch(epoch) with the same epoch on every rank"),
+        ({"order": (7, 3), "drop_last": True}, "drop_last=True, seed=7), and set_epoch(epoch) with the same epoch"),
+        ({"order": None}, "shuffle=False) on every rank"),
+    ):
+        first = replace(RIGHT[0], **change)
+        finding = wrong_division([first, replace(first, length=9)])
+        assert finding is not None
+        assert str(finding.remedy).startswith(f"{own}{told}")
+
+
+def test_the_line_is_that_where_the_sampler_was_made(watched: Samplers) -> None:
+    sampler = _sampler()
+    assert watched.line() is None
+    _train(watched, sampler)
+    division = watched.division()
+    assert division is not None
+    assert division.where is not None
+    assert division.where.endswith("return DistributedSampler(DATA, 2, rank, **others)")
+    assert watched.line() == division.where
+    _train(watched, DistributedSampler(DATA, 1, 0))
+    assert watched.division() is None
+    assert str(watched.line()).endswith("_train(watched, DistributedSampler(DATA, 1, 0))")
+
+
+def test_a_sampler_waits_until_it_feeds_a_step(watched: Samplers) -> None:
+    whole: DistributedSampler[int] = DistributedSampler(DATA, 1, 0)
+    assert not watched.is_waiting(), f"{whole} divides nothing"
+    sampler = _sampler()
+    next(iter(sampler))
+    assert watched.is_waiting()
+    _train(watched, sampler)
+    assert not watched.is_waiting()
+
+
+def test_a_sampler_that_was_made_before_has_the_line_that_goes_over_it() -> None:
+    sampler, samplers = _sampler(), Samplers()
+    samplers.start()
+    _train(samplers, sampler)
+    samplers.stop()
+    assert str(samplers.line()).endswith("for batch in loader:")
 
 
 def test_replicas_in_different_epochs_are_found() -> None:
@@ -152,5 +197,5 @@ def test_the_place_is_that_of_the_last_optimizer_step(watched: Samplers) -> None
 
 
 def test_samplers_that_divide_the_data_are_not() -> None:
-    assert wrong_division(RIGHT, None) is None
-    assert wrong_division([None, RIGHT[1]], None) is None
+    assert wrong_division(RIGHT) is None
+    assert wrong_division([None, RIGHT[1]]) is None

@@ -1,6 +1,10 @@
 """Batches of replicas against each other."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
+from torch import Tensor
 
 from sambasim.samba.checks.samples import Alike, alike, digests, sample_digests, shared_samples
 
@@ -19,10 +23,26 @@ def test_a_sample_has_one_digest_whatever_batch_it_is_in() -> None:
 
 
 def test_replicas_that_are_fed_alike_are_named() -> None:
-    batches = [digests({"x": torch.full((2, 2), value)}) for value in (1.0, 2.0, 3.0, 2.0)]
+    batches = [digests({"x": torch.tensor([value, 0.0])}) for value in (1.0, 2.0, 3.0, 2.0)]
     assert list(alike(batches)) == [(1, 3)]
     assert list(alike(batches[:3])) == []
     assert list(alike(batches[1:2] * 3)) == [(0, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("look", [digests, sample_digests])
+def test_a_batch_to_warm_up_with_is_not_looked_at(look: Callable[[dict[str, Tensor]], tuple[str, ...]]) -> None:
+    for batch in (
+        {"x": torch.zeros(4, 3), "label": torch.zeros(4, dtype=torch.long)},
+        {"x": torch.ones(4, 3), "label": torch.full((4,), 2)},
+        {"x": torch.zeros(1, 3), "label": torch.tensor([5])},
+    ):
+        assert look(batch) == ()
+    for batch in (
+        {"x": torch.arange(12.0).view(4, 3), "label": torch.zeros(4, dtype=torch.long)},
+        {"x": torch.zeros(4, 3), "label": torch.tensor([0, 0, 0, 1])},
+        {"x": torch.tensor([[0.5]]), "label": torch.tensor([1])},
+    ):
+        assert look(batch) != ()
 
 
 def test_two_replicas_that_are_fed_alike_twice_are_found() -> None:

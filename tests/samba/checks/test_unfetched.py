@@ -1,14 +1,17 @@
 """What the app reads on the host while the device is ahead, in one process."""
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sambasim import samba
+from sambasim.samba import context
 from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
@@ -22,6 +25,32 @@ def _made() -> tuple[nn.Module, samba.optim.SGD]:
     model = nn.Sequential(nn.Linear(3, 1))
     samba.from_torch_model_(model)
     return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Whole(nn.Module):
+    """A model of two modules, called by a third way: `forward` itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.head(self.encoder(x))
+        return value
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Whole:
+    """Loaded, and trained for two steps."""
+    model = Whole()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    pef = session.compile(model, BATCH, optimizer, "whole", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    session.run(BATCH)
+    session.run(BATCH)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +163,94 @@ def test_a_model_that_is_traced_again_is_not_read_by_the_app(pef: str, telling: 
     session.run(BATCH)
     trace_graph(model, BATCH, samba.optim.SGD(model.parameters(), lr=0.1), pef=pef)
     assert telling.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("read", "how"),
+    [
+        (lambda model: model.eval().forward(*BATCH), "computes with"),
+        (lambda model: model.eval().encoder(*BATCH), "computes with"),
+        (lambda model: torch.no_grad()(model.head)(torch.ones(2, 4)), "computes with"),
+        (lambda model: torch.save(model, io.BytesIO()), "saves"),
+        (lambda model: torch.save({"epoch": 1, "model": model}, io.BytesIO()), "saves"),
+        (lambda model: torch.save([nn.Sequential(model)], io.BytesIO()), "saves"),
+        (lambda model: torch.save(model.head, io.BytesIO(), _use_new_zipfile_serialization=False), "saves"),
+    ],
+    ids=["forward", "encoder", "head", "save", "save-a-dict", "save-what-holds-it", "save-as-before"],
+)
+def test_parts_of_the_model_and_saving_it_are_seen(
+    whole: Whole, telling: Telling, read: Callable[[Whole], object], how: str
+) -> None:
+    for _ in range(2):
+        read(whole)
+    (finding,) = telling.findings
+    assert finding.words == (
+        f"AP06: the app {how} the weights on the host, and the device has trained on for 2 steps since"
+    )
+    session.to_cpu(whole)
+    read(whole)
+    assert len(telling.findings) == 1
+
+
+def test_training_on_the_host_beside_a_frozen_part_is_no_finding(whole: Whole, telling: Telling) -> None:
+    whole.encoder.eval()
+    whole(*BATCH).mean().backward()
+    assert telling.findings == ()
+
+
+def test_weights_of_the_host_are_looked_at_once_a_step(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+    _, checks = session._loaded(whole)
+
+    def host_is_as_exchanged() -> bool:
+        looked.append(True)
+        return False
+
+    monkeypatch.setattr(checks._unfetched, "_host_is_as_exchanged", host_is_as_exchanged)
+    whole.eval()
+    for steps in (1, 2):
+        for _ in range(3):
+            whole(*BATCH)
+        assert len(looked) == steps
+        session.run(BATCH)
+
+
+def test_what_sambasim_reads_the_app_does_not(whole: Whole, telling: Telling, tmp_path: Path) -> None:
+    whole.eval()
+    config = {"output_folder": str(tmp_path), "inference": True}
+    session.compile(whole, BATCH, None, "predicts", config_dict=config)
+    assert telling.findings == ()
+    whole(*BATCH)
+    assert len(telling.findings) == 1
+
+
+def test_a_test_of_the_app_may_predict_on_the_host(
+    whole: Whole, telling: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context.current(), "command", "test")
+    whole.eval()(*BATCH)
+    assert telling.findings == ()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+def test_torch_can_script_and_trace_and_compile_the_model(whole: Whole, telling: Telling) -> None:
+    session.to_cpu(whole)
+    whole.eval()
+    expected = whole(*BATCH)
+    (x,) = BATCH
+    made = [
+        torch.jit.script(whole),
+        torch.jit.script(nn.Sequential(whole)),
+        torch.jit.trace(whole, x),  # type: ignore[no-untyped-call]  # torch's, untyped
+        torch.export.export(whole, (x,), strict=True).module(),
+        torch.export.export(whole, (x,), strict=False).module(),
+        torch.compile(whole, backend="eager", fullgraph=True),
+        torch.fx.symbolic_trace(whole),
+    ]
+    assert all(torch.equal(one(x), expected) for one in made)
+    session.run(BATCH)
+    whole(x)
+    assert len(telling.findings) == 1, "the model is watched as before"
 
 
 def test_the_model_can_still_be_pickled(pef: str) -> None:

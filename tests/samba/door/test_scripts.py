@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from sambasim.cli.app import DOOR
@@ -84,6 +85,54 @@ def test_outputs_that_nothing_has_traced_are_told_with_what_to_call(run: Run, wa
     *_, error, remedy = result.stderr.splitlines()
     assert error == "AttributeError: 'Linear' object has no attribute 'output_tensors'"
     assert remedy == "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
+
+
+OF_ANOTHER_MACHINE = """
+import sys, torch
+from torch.distributed import init_process_group
+from sambaflow.samba.utils.argparser import parse_app_args
+if sys.argv[1] == "twice":
+    parse_app_args(["run", "--pef", "x", "--data-parallel"])
+if sys.argv[1] in ("first", "twice"):
+    init_process_group("gloo")
+torch.nn.Linear(1, 1).to("cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "told", "line", "remedy"),
+    [
+        (
+            "first",
+            "error[launch]: the app calls init_process_group, which looks for what torchrun sets, and torchrun has not "
+            "started this",
+            '8: init_process_group("gloo")',
+            "leave init_process_group out of the app",
+        ),
+        (
+            "twice",
+            "error[launch]: the app calls init_process_group, and torch.distributed is up already",
+            '8: init_process_group("gloo")',
+            "leave init_process_group out of the app",
+        ),
+        (
+            "cuda",
+            "error[machine]: the app asks for the device cuda, and there is none that torch could use",
+            '9: torch.nn.Linear(1, 1).to("cuda")',
+            'device = "cpu"',
+        ),
+    ],
+)
+def test_what_is_written_for_another_machine_is_told_with_what_to_do(
+    run: Run, way: str, tmp_path: Path, case: str, told: str, line: str, remedy: str
+) -> None:
+    if case == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    result = run(way, OF_ANOTHER_MACHINE, [case])
+    assert result.returncode == 2
+    first, where, to_try = result.stderr.splitlines()
+    assert (first, where) == (told, f"  where: {tmp_path}/script.py:{line}")
+    assert to_try.startswith(f"  try:   {remedy}")
 
 
 def test_an_installed_sambaflow_is_given_way_to(run: Run, way: str, tmp_path: Path) -> None:

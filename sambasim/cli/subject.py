@@ -1,0 +1,74 @@
+"""What `simulate` is asked about: a PEF, or a model that is captured on tensors without memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sambasim.costs.cut import Level
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.pef import locate, read
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A program for each batch size that is asked for, and what it was compiled with. A program may be of another batch
+    size: then its work is scaled."""
+
+    programs: tuple[tuple[int, Program], ...]
+    arch: str
+    tiles: int | None
+    level: Level
+    micro_steps: int
+
+
+def is_model(name: str) -> bool:
+    """Whether `name` is a config or a model, and not a PEF."""
+    return name.endswith(".toml") or ":" in name
+
+
+def subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -> Subject:
+    """The PEF called `name`."""
+    document = read(locate(name, output_folder))
+    program, compiled = document.program, document.compile_options
+    tiles = compiled.get("num_tiles")
+    training = document.training_defaults.get("training")
+    micro_steps = training.get("accumulation_steps") if isinstance(training, dict) else None
+    return Subject(
+        programs=tuple((size, program) for size in batch_sizes or (program.batch_size,)),
+        arch=str(compiled.get("arch", "sn30")),
+        tiles=tiles if isinstance(tiles, int) else None,
+        level=level_of(compiled.get("opt_level")),
+        micro_steps=micro_steps if isinstance(micro_steps, int) and program.training else 1,
+    )
+
+
+def subject_of_model(
+    name: str, overrides: Sequence[str], batch_sizes: Sequence[int], hear: Callable[[str], None]
+) -> Subject:
+    """The model, or the config, called `name`; captured once for each batch size."""
+    from sambasim.compiler.front import shapes_from_options
+
+    config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
+
+    def options_at(batch_size: int | None) -> CompileOptions:
+        return compile_options(config, target, overrides, {"batch_size": batch_size, "data_parallel": True})
+
+    options = [options_at(size) for size in batch_sizes] or [options_at(None)]
+    first = options[0]
+    return Subject(
+        programs=tuple((each.training.batch_size, shapes_from_options(each, hear)) for each in options),
+        arch=first.arch,
+        tiles=first.num_tiles,
+        level=first.opt_level,
+        micro_steps=first.training.accumulation_steps,
+    )
+
+
+def level_of(given: object) -> Level:
+    """`given`, or else o3."""
+    match given:
+        case "o0" | "o1":
+            return given
+        case _:
+            return "o3"

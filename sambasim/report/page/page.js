@@ -1,0 +1,319 @@
+"use strict";
+// Draws the figures, fills the tables, and shows the section that is chosen. Text comes into the page as text only.
+(() => {
+  const data = JSON.parse(document.getElementById("page-data").textContent);
+  const byId = (id) => document.getElementById(id);
+
+  function element(name, properties = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(properties)) {
+      if (key === "style") made.style.cssText = value;
+      else if (key === "onclick") made.addEventListener("click", value);
+      else made[key] = value;
+    }
+    made.append(...children);
+    return made;
+  }
+
+  // As sambasim/units.py spells quantities.
+  const scaled = (units) => (value) => {
+    const [name, factor, digits] = units.find(([, least]) => value >= least) || units[units.length - 1];
+    return `${(value / factor).toFixed(digits)} ${name}`.trim();
+  };
+  const seconds = scaled([["s", 1, 2], ["ms", 1e-3, 1], ["us", 1e-6, 1]]);
+  const bytes = scaled([["TiB", 2 ** 40, 1], ["GiB", 2 ** 30, 1], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1], ["B", 1, 0]]);
+  const count = scaled([["T", 1e12, 1], ["G", 1e9, 1], ["M", 1e6, 1], ["k", 1e3, 1], ["", 1, 0]]);
+  const flops = (value) => `${count(value)}${value < 1e3 ? " " : ""}FLOP`;
+  const percent = (part) => `${(100 * part).toFixed(1)} %`;
+  const orNothing = (format) => (value) => (value ? format(value) : "-");
+
+  // Tables: columns of {head, value, text, width, number, name, cell}; `value` is what is sorted by.
+  const MOST_ROWS = 250;
+  function liveTable(id, rows, columns, options = {}) {
+    const place = byId(id);
+    if (!place) return null;
+    const box = document.querySelector(`input[data-for="${id}"]`);
+    const told = document.querySelector(`.count[data-for="${id}"]`);
+    const words = rows.map((row) => [...columns.map((column) => (column.text || column.value)(row)), options.words ? options.words(row) : ""].join("\n").toLowerCase());
+    const body = element("tbody");
+    const more = element("div", { className: "more" });
+    let sorted = { column: 0, down: false };
+    let limit = MOST_ROWS;
+
+    const heads = columns.map((column, number) => {
+      const mark = element("span");
+      const sort = () => {
+        sorted = { column: number, down: sorted.column === number ? !sorted.down : Boolean(column.number && number) };
+        fill();
+      };
+      const head = element("th", { className: column.number ? "number" : "", style: `width:${column.width || "auto"}` },
+        element("button", { type: "button", onclick: sort, title: `Sort by ${column.head}` }, column.head, mark));
+      return { head, mark };
+    });
+
+    function rowOf(row) {
+      const line = element("tr", options.row ? options.row(row) : {});
+      for (const column of columns) {
+        if (column.cell) {
+          line.append(column.cell(row));
+          continue;
+        }
+        const text = String((column.text || column.value)(row));
+        line.append(element("td", { className: column.number ? "number" : column.name ? "name" : "", title: text }, text));
+      }
+      return line;
+    }
+
+    function fill() {
+      const wanted = (box ? box.value : "").toLowerCase().split(/\s+/).filter(Boolean);
+      const found = rows.filter((_, number) => wanted.every((word) => words[number].includes(word)));
+      const { value } = columns[sorted.column];
+      const order = (a, b) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : a < b ? -1 : 1);
+      found.sort((a, b) => (sorted.down ? -1 : 1) * order(value(a), value(b)));
+      body.replaceChildren(...found.slice(0, limit).map(rowOf));
+      heads.forEach(({ head, mark }, number) => {
+        const here = number === sorted.column;
+        mark.textContent = here ? (sorted.down ? " ↓" : " ↑") : "";
+        head.ariaSort = here ? (sorted.down ? "descending" : "ascending") : "none";
+      });
+      if (told) told.textContent = wanted.length ? `${found.length} of ${rows.length}` : `${rows.length}`;
+      const hidden = found.length - limit;
+      const all = () => { limit = Infinity; fill(); };
+      more.replaceChildren(...(hidden > 0
+        ? [element("button", { type: "button", onclick: all }, `Show ${hidden} more`)]
+        : found.length ? [] : ["Nothing is called that."]));
+    }
+
+    if (box) box.addEventListener("input", () => { limit = MOST_ROWS; fill(); });
+    place.append(element("table", {}, element("thead", {}, element("tr", {}, ...heads.map(({ head }) => head))), body), more);
+    fill();
+    return { fill };
+  }
+
+  // Sections, as sections.py puts them.
+  const sections = (data.sections || []).map(([
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+  ]) => ({
+    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
+  }));
+  const longest = Math.max(...sections.map((section) => section.predicted), 0) || 1;
+  let chosen = data.first_section || 0;
+
+  function miniBar(section) {
+    const parts = {
+      compute: section.compute > section.memory ? section.compute : 0,
+      memory: section.compute > section.memory ? 0 : section.memory,
+      fill: section.fill,
+      launch: section.launch,
+    };
+    const spans = data.parts.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
+      element("span", { style: `width:${(100 * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
+    return element("td", {}, element("div", { className: "mini" }, ...spans));
+  }
+
+  function bound(section) {
+    return element("span", { className: "bound" }, element("i", { style: `background:${section.colour}` }), section.bound);
+  }
+
+  const computeShare = (section) => section.compute / section.predicted;
+  const memoryShare = (section) => section.memory / section.predicted;
+
+  const sectionTable = sections.length && liveTable("sections-rows", sections, [
+    { head: "no.", value: (s) => s.number, number: true, width: "56px" },
+    { head: "kind", value: (s) => s.kind, width: "104px" },
+    { head: "name", value: (s) => s.name, name: true },
+    { head: "operators", value: (s) => s.operators, number: true, width: "90px" },
+    { head: "predicted", value: (s) => s.predicted, text: (s) => seconds(s.predicted), number: true, width: "92px" },
+    { head: "made of", value: (s) => s.predicted, text: () => "", width: "136px", cell: miniBar },
+    { head: "compute in use", value: computeShare, text: (s) => percent(computeShare(s)), number: true, width: "82px" },
+    { head: "memory in use", value: memoryShare, text: (s) => percent(memoryShare(s)), number: true, width: "82px" },
+    { head: "traffic", value: (s) => s.read + s.written, text: (s) => bytes(s.read + s.written), number: true, width: "92px" },
+    { head: "bound by", value: (s) => s.bound, width: "142px", cell: (s) => element("td", { title: s.bound }, bound(s)) },
+  ], {
+    row: (s) => ({ className: `open${s.number === chosen ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
+  });
+
+  // Operators, as operators.py puts them: texts are numbers of `strings`.
+  const strings = data.strings || [];
+  const operators = (data.operators || []).map(([place, section, working, operator, kind, type, name, module, file, code, line]) => ({
+    place, section, working, line, operator: strings[operator], kind: strings[kind], type: strings[type],
+    name: strings[name], module: strings[module], file: strings[file], code: strings[code],
+  }));
+  const short = (operator) => operator.replace(/^aten\./, "").replace(/\.default$/, "");
+  const where = (o) => (o.file ? `${o.file}:${o.line}` : "");
+
+  if (operators.length) {
+    liveTable("operators-rows", operators, [
+      { head: "no.", value: (o) => o.place, number: true, width: "56px" },
+      { head: "section", value: (o) => o.section, text: (o) => (o.section === null ? "-" : o.section), number: true, width: "76px" },
+      { head: "operator", value: (o) => o.operator, text: (o) => short(o.operator), name: true, width: "17%" },
+      { head: "kind", value: (o) => o.kind, width: "112px" },
+      { head: "result", value: (o) => o.type, name: true, width: "16%" },
+      { head: "module", value: (o) => o.module, name: true, width: "14%" },
+      { head: "line", value: where, width: "128px" },
+      { head: "source", value: (o) => o.code, name: true },
+    ], {
+      words: (o) => `${o.operator} ${o.name}`,
+      row: (o) => ({
+        className: `${o.working ? "" : "free"}${o.section === null ? "" : " open"}`,
+        title: o.name,
+        onclick: () => o.section !== null && choose(o.section, true),
+      }),
+    });
+  }
+
+  // The section that is chosen: its stages as rows, buffers as arcs beside them.
+  const GUTTER = 100;
+
+  // `middles` are the heights of the rows beside which the arcs are drawn.
+  function arcs(stages, middles, height) {
+    const space = "http://www.w3.org/2000/svg";
+    const svg = document.createElementNS(space, "svg");
+    svg.setAttribute("width", GUTTER);
+    svg.setAttribute("height", height);
+    const middle = (number) => middles[number];
+    const most = Math.max(1, ...stages.flatMap(([, , , , , reads]) => reads.map(([, size]) => size)));
+    stages.forEach(([, , , , , reads], to) => {
+      for (const [from, size] of reads) {
+        const path = document.createElementNS(space, "path");
+        const reach = Math.min(1.25 * GUTTER, 20 * Math.sqrt(to - from));
+        const x = GUTTER - 9;
+        const [y, end] = [middle(from) + 3, middle(to) - 3];
+        path.setAttribute("d", `M ${x} ${y} C ${x - reach} ${y}, ${x - reach} ${end}, ${x} ${end}`);
+        path.setAttribute("fill", "none");
+        path.setAttribute("stroke", "#0072b2");
+        path.setAttribute("stroke-opacity", "0.55");
+        path.setAttribute("stroke-width", String(1 + 2.5 * (size / most)));
+        const told = document.createElementNS(space, "title");
+        told.textContent = `from ${from} to ${to}: rows of ${bytes(size)}`;
+        path.append(told);
+        svg.append(path);
+      }
+    });
+    stages.forEach((_, number) => {
+      const dot = document.createElementNS(space, "circle");
+      dot.setAttribute("cx", GUTTER - 9);
+      dot.setAttribute("cy", middle(number));
+      dot.setAttribute("r", 4);
+      dot.setAttribute("fill", "#1b1f24");
+      svg.append(dot);
+    });
+    return svg;
+  }
+
+  function stageTable(stages) {
+    const most = Math.max(1, ...stages.map(([, , , , work]) => work));
+    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row handed on", "94px", true], ["in from memory", "84px", true],
+      ["weights", "80px", true], ["out to memory", "84px", true], ["products", "146px"]];
+    const head = columns.map(([name, width, number]) =>
+      element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
+    const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
+      const o = operators[node];
+      const source = o.file ? `${where(o)}  ${o.code}` : "";
+      const cell = (text, className = "", title = text) => element("td", { className, title }, text);
+      const bar = element("span", { style: `display:inline-block;height:9px;width:${(32 * work) / most}px;background:#0072b2;margin-right:6px` });
+      return element("tr", {},
+        cell(String(number), "number"),
+        cell(short(o.operator), "name", `${o.operator} → ${o.type}\n${o.name}`),
+        cell(o.module, "name"),
+        cell(source, "name"),
+        cell(orNothing(bytes)(handed), "number"),
+        cell(orNothing(bytes)(streamed), "number"),
+        cell(orNothing(bytes)(resident), "number"),
+        cell(orNothing(bytes)(written), "number"),
+        element("td", { title: work ? flops(work) : "" }, ...(work ? [bar, flops(work)] : ["-"])));
+    });
+    return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+  }
+
+  function showSection() {
+    const section = sections[chosen], stages = data.pipeline[chosen];
+    byId("pipeline-choice").value = String(chosen);
+    const fact = (name, text) => element("span", { className: "bound" }, `${name} `, element("b", {}, text));
+    byId("pipeline-head").replaceChildren(element("p", {},
+      fact("predicted", seconds(section.predicted)), fact("compute", seconds(section.compute)),
+      fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
+      fact("compute in use", percent(computeShare(section))),
+      element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
+      fact("reads", bytes(section.read)), fact("of it weights", bytes(section.resident)), fact("writes", bytes(section.written)),
+      fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
+      fact("products", section.flops ? flops(section.flops) : "none")));
+    const place = byId("pipeline-stages");
+    if (stages.length) {
+      const gutter = element("div"), table = stageTable(stages);
+      place.replaceChildren(element("div", { className: "stages" }, gutter, table));
+      const middles = Array.from(table.tBodies[0].rows, (row) => row.offsetTop + row.offsetHeight / 2);
+      gutter.append(arcs(stages, middles, table.offsetHeight));
+    } else {
+      const what = section.kind === "OPT"
+        ? "An update: parameters, gradients and states of one group stream in, new parameters and states stream out."
+        : "All gradients stream in, and their norm comes out.";
+      place.replaceChildren(element("p", { className: "muted" }, what));
+    }
+  }
+
+  function choose(number, scroll) {
+    chosen = number;
+    showSection();
+    sectionTable.fill();
+    if (scroll) byId("pipeline").scrollIntoView();
+  }
+
+  if (sections.length) {
+    const choice = byId("pipeline-choice");
+    choice.append(...sections.map((s) =>
+      element("option", { value: String(s.number) }, `${s.number}  ${s.kind}  ${s.name}  (${seconds(s.predicted)})`)));
+    choice.addEventListener("change", () => choose(Number(choice.value), false));
+    for (const button of document.querySelectorAll("[data-step]")) {
+      button.addEventListener("click", () =>
+        choose((chosen + Number(button.dataset.step) + sections.length) % sections.length, false));
+    }
+    showSection();
+  }
+
+  // What is told where the pointer is. Plotly reads tags and entities in it, so names are escaped.
+  const MOST_LETTERS = 72;
+  function name(text) {
+    const head = Math.floor(MOST_LETTERS / 3);
+    const cut = text.length > MOST_LETTERS ? `${text.slice(0, head)}…${text.slice(head + 1 - MOST_LETTERS)}` : text;
+    return cut.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  }
+
+  const heading = (number) =>
+    Number.isInteger(number) ? `<b>${number}  ${name(sections[number].name)}</b><br>${sections[number].kind}` : `<b>${name(number)}</b>`;
+  const hovers = {
+    sections: (number) => {
+      const s = sections[number];
+      return `${heading(number)}, ${s.operators} operators, ${bytes(s.read + s.written)} of traffic<br>` +
+        `predicted ${seconds(s.predicted)}: compute ${seconds(s.compute)}, memory ${seconds(s.memory)}, ` +
+        `fill ${seconds(s.fill)}, launch ${seconds(s.launch)}<br>` +
+        `compute in use ${percent(computeShare(s))}, memory ${percent(memoryShare(s))}, bound by ${name(s.bound)}`;
+    },
+    spans: (number, place, trace) => {
+      const [start, lasts] = [trace.base[place], trace.x[place]];
+      return `${heading(number)}${Number.isInteger(number) ? "" : `<br>${trace.name}`}<br>predicted ${seconds(lasts)}, ` +
+        `from ${seconds(start)} to ${seconds(start + lasts)}`;
+    },
+    memory: (number, place, trace) => (number === null ? "before the first section" :
+      `${heading(number)}<br>predicted ${bytes(trace.y[place])} between sections`),
+  };
+
+  // Figures.
+  // Not plotly's own buttons: one of them shares a chart with a server.
+  const config = (layout) => ({
+    responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [layout.xaxis.fixedrange ? ["toImage"] : ["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+  });
+  for (const [id, { data: traces, layout }] of Object.entries(data.figures)) {
+    const place = byId(id);
+    for (const trace of traces.filter(({ meta }) => meta in hovers)) {
+      trace.hovertext = trace.customdata.map((number, at) => hovers[trace.meta](number, at, trace));
+      Object.assign(trace, { hoverinfo: "text" }, trace.type === "bar" ? { textposition: "none" } : {});
+    }
+    Plotly.newPlot(place, traces, layout, config(layout));
+    place.on("plotly_click", ({ points }) => {
+      const number = points[0].customdata;
+      if (Number.isInteger(number)) choose(number, true);
+    });
+  }
+})();

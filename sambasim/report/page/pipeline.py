@@ -1,0 +1,82 @@
+"""The stages of each section, and what passes between them: what the page shows of the section that is chosen."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sambasim.costs.price import chip_bytes
+from sambasim.costs.work import Work
+from sambasim.report.page.facts import Prediction
+from sambasim.report.page.html import element, joined
+from sambasim.report.page.part import Part
+from sambasim.simulation.step import TimedSection
+
+
+def pipeline(prediction: Prediction) -> Part:
+    """One section at a time; at first the slowest that has operators."""
+    timed = prediction.alone.sections
+    with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
+    first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
+    nodes = [stage.node for stage in prediction.work.stages]
+    picker = element("label", "Section ", element("select", id="pipeline-choice"))
+    steps = element(
+        "span",
+        element("button", "← previous", type="button", data_step=-1),
+        element("button", "next →", type="button", data_step=1),
+    )
+    return Part(
+        id="pipeline",
+        title="Pipeline of a section",
+        lead=(
+            "Samples stream through the operators from top to bottom, all of which work at the same time. Arcs are "
+            "buffers on the chip, from the operator that fills one to those that read it; their tensors never "
+            "leave. What comes from memory and goes there is traffic; weights stay on the chip while samples stream "
+            "past."
+        ),
+        measured=False,
+        body=joined(
+            [
+                element("div", picker, steps, class_="tools"),
+                element("div", id="pipeline-head"),
+                element("div", id="pipeline-stages"),
+            ]
+        ),
+        data={
+            "pipeline": [_stages(prediction.work, nodes, section) for section in timed],
+            "first_section": first,
+            "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
+            "chip": prediction.alone.budget.chip_bytes,
+        },
+    )
+
+
+def _stages(work: Work, nodes: Sequence[int], section: TimedSection) -> list[object]:
+    """Of each stage: its node, bytes that stream in from memory, bytes of weights and the like, bytes to memory, FLOPs,
+    what it reads of earlier stages, as pairs of the number of the stage and bytes of one row, and bytes of one row of
+    all that it hands on. `nodes` are those of all stages."""
+    numbers = range(*(bisect_left(nodes, node) for node in section.nodes))
+    read_here = {value for number in numbers for value in work.stages[number].reads}
+    made: dict[str, int] = {}
+    seen: set[str] = set()
+    found: list[object] = []
+    for place, number in enumerate(numbers):
+        stage = work.stages[number]
+        streamed = resident = written = handed = 0
+        buffers: list[tuple[int, int]] = []
+        for value in stage.reads:
+            tensor = work.tensors[value]
+            if value in made:
+                buffers.append((made[value], tensor.row_bytes))
+            elif value in seen:
+                continue
+            elif tensor.resident:
+                resident += tensor.size_bytes
+            else:
+                streamed += tensor.size_bytes
+            seen.add(value)
+        for value in stage.writes:
+            made[value] = place
+            handed += work.tensors[value].row_bytes if value in read_here else 0
+            if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
+                written += work.tensors[value].size_bytes
+        found.append([stage.node, streamed, resident, written, stage.product_flops, buffers, handed])
+    return found

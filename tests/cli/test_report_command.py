@@ -1,0 +1,89 @@
+"""`sambasim report`, as typed."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim import pef
+from sambasim.cli.report import report_command
+from sambasim.errors import OptionError
+from tests.pef.samples import write_sample
+from tests.report.test_page import MEASURED, PREDICTED, Page, a_run
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PEF that is found by its name, and a run of it, seen from the folder they lie in."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("out/logreg")
+    folder.mkdir(parents=True)
+    made = write_sample(folder)
+    _write_run("run.jsonl", pef.read(made).digest)
+    _write_run("other.jsonl", "f" * 64)
+    return made
+
+
+def _write_run(name: str, digest: str) -> None:
+    run = a_run()
+    assert run.summary is not None
+    summary = run.summary.model_copy(update={"pef_digest": digest})
+    records = (*run.steps, *run.evaluations, summary)
+    Path(name).write_text("".join(record.model_dump_json() + "\n" for record in records), encoding="utf-8")
+
+
+def page(*arguments: str) -> Page:
+    target = Path("pages/page.html")
+    result = CliRunner().invoke(report_command, [*arguments, "--html", str(target)], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert result.output == f"page {target} written: open it in a browser, it needs no network\n"
+    return Page(target.read_text(encoding="utf-8"))
+
+
+def refused(*arguments: str) -> OptionError:
+    result = CliRunner().invoke(report_command, arguments)
+    assert isinstance(result.exception, OptionError)
+    return result.exception
+
+
+def test_of_a_pef(path: Path) -> None:
+    assert page("logreg").ids("section") == PREDICTED
+    assert page(str(path), "--arch", "sn40", "--replicas", "8,1,64").ids("section") == PREDICTED
+
+
+def test_of_a_run() -> None:
+    assert page("run.jsonl").ids("section") == MEASURED
+
+
+def test_of_both() -> None:
+    assert set(page("logreg", "--run", "run.jsonl").ids("section")) == {*PREDICTED, *MEASURED}
+
+
+def test_a_run_of_another_pef() -> None:
+    error = refused("logreg", "--run", "other.jsonl", "--html", "page.html")
+    assert "other.jsonl is a run of another PEF, ffffffffffff; this one is " in error.what
+
+
+def test_a_run_has_no_device() -> None:
+    error = refused("run.jsonl", "--html", "page.html", "--arch", "sn30", "--replicas", "2")
+    assert error.what == "run.jsonl is a run, in which nothing is predicted: --arch, --replicas is for a PEF"
+    assert error.remedy == "sambasim report NAME.pef --run run.jsonl --html page.html"
+
+
+@pytest.mark.parametrize("counts", ["", "0", "1,,2", "1;2", "-1", "two", "²"])
+def test_replicas_that_are_no_counts(counts: str) -> None:
+    error = refused("logreg", "--html", "page.html", "--replicas", counts)
+    assert error.what == f"--replicas {counts} is no list of counts"
+
+
+def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:
+    before = path.read_bytes()
+    assert "is what the page is made of" in refused("logreg", "--html", str(path)).what
+    assert "is what the page is made of" in refused("run.jsonl", "--html", "run.jsonl").what
+    assert "is what the page is made of" in refused("logreg", "--run", "run.jsonl", "--html", "run.jsonl").what
+    assert path.read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written(path: Path) -> None:
+    assert refused("logreg", "--html", "out").what == "the page cannot be written to out"
+    assert not list(Path().glob("*.html"))

@@ -1,0 +1,186 @@
+"""`sambasim simulate`: what it answers, and what it refuses."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.errors import MachineError, OptionError
+
+Simulate = Callable[..., str]
+
+DEVICE = """
+name = "Mine"
+tiles = 2
+pcus = 64
+pmus = 64
+sram_bytes = 33554432
+peak_bf16_flops_per_s = 30e12
+ddr_capacity_bytes = 68719476736
+ddr_bandwidth_bytes_per_s = 100e9
+cluster = "sn10-8"
+[sources]
+tiles = "estimate"
+pcus = "estimate"
+pmus = "estimate"
+sram_bytes = "estimate"
+peak_bf16_flops_per_s = "estimate"
+ddr_capacity_bytes = "estimate"
+ddr_bandwidth_bytes_per_s = "estimate"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    arguments = ["compile", "--data-parallel", "-b", "32", "--num-tiles", "4", "--o1", "--output-folder", str(folder)]
+    CliRunner().invoke(sambasim, arguments, catch_exceptions=False)
+    return folder
+
+
+@pytest.fixture
+def simulate(folder: Path) -> Simulate:
+    def called(*arguments: str) -> str:
+        command = ["simulate", *arguments, "--output-folder", str(folder)]
+        return CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout
+
+    return called
+
+
+def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
+    printed = simulate("digits")
+    assert "on 4 of 8 tiles of SN30, o1: predicted, not measured" in printed
+    assert "slowest sections" in printed
+    assert "range" in printed
+    assert "calibrated on eight published steps" in printed
+    assert "this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them" in printed
+
+
+def test_another_device_is_taken_whole_and_says_that_nothing_backs_it(simulate: Simulate) -> None:
+    printed = simulate("digits", "--arch", "sn40")
+    assert "on SN40L, o1" in printed
+    assert "no published step of an SN40L backs this" in printed
+    assert "range" not in printed
+    assert "on 4 of 8 tiles of SN30" in simulate("digits", "--arch", "sn30"), "its own device has the tiles of the PEF"
+    assert "on 2 of 8 tiles of SN30, o0" in simulate("digits", "--num-tiles", "2", "--o0")
+
+
+def test_json_has_every_section_and_every_row(simulate: Simulate) -> None:
+    record = json.loads(simulate("digits", "--json", "--replicas", "1,2,32"))
+    assert (record["device"], record["tiles"], record["level"], record["batch_size"]) == ("SN30", 4, "o1", 32)
+    assert record["device_s"] == pytest.approx(sum(section["predicted_s"] for section in record["sections"]))
+    assert record["predicted_s"] == pytest.approx(record["device_s"] + record["host_s"])
+    assert record["predicted_least_s"] < record["predicted_s"] < record["predicted_most_s"]
+    rows = [(row["replicas"], row["nodes"], row["sync"]) for row in record["scaling"]]
+    assert rows == [(1, 1, None), (2, 1, "host"), (2, 1, "rdu"), (32, 2, "host"), (32, 2, "rdu")]
+    assert record["scaling"][0]["predicted_s"] == pytest.approx(record["predicted_s"])
+    assert record["scaling"][1]["bytes_per_rdu"] == 2 * record["needed_bytes"], "two replicas of 4 tiles on one RDU"
+
+
+def test_batch_sizes_and_replicas_make_a_table_and_a_csv_file(simulate: Simulate, tmp_path: Path) -> None:
+    file, plot = tmp_path / "new" / "rows.csv", tmp_path / "rows.svg"
+    written = ["--csv", str(file), "--plot", str(plot)]
+    printed = simulate("digits", "-b", "32,64", "--replicas", "2,8", "--sync", "rdu", *written)
+    drawn = "".join(ElementTree.fromstring(plot.read_text(encoding="utf-8")).itertext())
+    assert "digits on 4 of 8 tiles of SN30: predicted, not measured" in drawn
+    assert all(name in drawn for name in ("rdu, batch 32", "rdu, batch 64", "no sync, batch 32"))
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["batch_size"], row["replicas"], row["sync"]) for row in rows] == [
+        *(("32", "2", "rdu"), ("32", "8", "rdu")),
+        *(("64", "2", "rdu"), ("64", "8", "rdu")),
+    ]
+    assert "replicas, predicted" in printed
+    assert all(float(row["predicted_samples_per_s"]) > 0 for row in rows)
+
+
+def test_a_config_is_captured_without_memory(simulate: Simulate) -> None:
+    record = json.loads(simulate("configs/logistic_regression.toml", "--json", "--set", "training.batch_size=8"))
+    assert record["batch_size"] == 8
+    assert record["device"] == "SN30"
+
+
+def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(DEVICE, encoding="utf-8")
+    printed = simulate("digits", "--arch", str(file), "--replicas", "2")
+    assert "digits on Mine" in printed
+    assert "no published step of a Mine" in printed
+    assert "joined as in sn10-8" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("pcus = 64", "pcus = 0"), "pcus: Input should be greater than 0"),
+        (("pcus = 64\n", ""), "pcus is missing"),
+        (("tiles = 2", "tiels = 2"), "tiels is unknown"),
+        (('pcus = "estimate"\n', ""), "no source is given for pcus"),
+        (("pcus = 64", "pcus ="), "is no TOML"),
+        (("[sources]", 'hbm_capacity_bytes = 1\n[sources]\nhbm_capacity_bytes = "estimate"'), "HBM needs both"),
+    ],
+)
+def test_a_wrong_device_file_is_refused(simulate: Simulate, tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(DEVICE.replace(*change, 1), encoding="utf-8")
+    with pytest.raises(OptionError) as refused:
+        simulate("digits", "--arch", str(file))
+    assert told in refused.value.what
+    assert str(file) in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--replicas", "2,x"), "--replicas 2,x: whole numbers of 1 or more are wanted"),
+        (("--replicas", "0"), "--replicas 0: whole numbers"),
+        (("--batch-size", ""), "--batch-size : whole numbers"),
+        (("--sync", "rdu,device"), "there is no way 'device'"),
+        (("--arch", "sn50"), "there is no device called 'sn50'"),
+        (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
+        (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
+        (("--num-tiles", "9"), "--num-tiles 9 of an SN30, which has 8"),
+        (("--set", "optimizer.lr=1"), "--set changes a config, and digits is a PEF"),
+        (("--csv", "/proc/rows.csv"), "the CSV file cannot be written"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(simulate: Simulate, arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        simulate("digits", *arguments)
+    assert told in refused.value.what
+    assert refused.value.remedy
+
+
+def test_more_replicas_than_a_cluster_holds_are_refused(simulate: Simulate, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        (Path("sambasim/hardware/clusters/sn30-8.toml").read_text(encoding="utf-8")).replace(
+            "rdus_per_node = 8\n", "nodes = 2\nrdus_per_node = 8\n", 1
+        ),
+        encoding="utf-8",
+    )
+    with pytest.raises(
+        OptionError, match="33 replicas, and sn30-8 has room for 32: 2 for each RDU, 8 RDUs a node, 2 nod"
+    ):
+        simulate("digits", "--replicas", "32,33", "--cluster", str(file))
+
+
+def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(DEVICE.replace("68719476736", "65536"), encoding="utf-8")
+    with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB"):
+        simulate("digits", "--arch", str(file))
+
+
+def test_a_forward_that_computes_nothing_has_a_time(simulate: Simulate, folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "same.py"
+    model.write_text("from torch import nn\nclass Same(nn.Module):\n    def forward(self, x):\n        return x\n")
+    data = ["--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[4]"}']
+    compile_it = ["compile", f"{model}:Same", "--inference", "-b", "2", "--output-folder", str(folder), *data]
+    CliRunner().invoke(sambasim, compile_it, catch_exceptions=False)
+    assert "forward" in simulate("same")

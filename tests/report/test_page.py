@@ -1,0 +1,286 @@
+"""The page of `sambasim report`: whole, on its own, and nothing from a file becomes markup."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from sambasim.costs.cut import Level
+from sambasim.errors import OptionError
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import Graph, SourceLine
+from sambasim.ir.program import Program
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.records.read import RunRecords
+from sambasim.report.page.assemble import measured_page, predicted_page
+from sambasim.report.page.facts import Prediction, predict
+from sambasim.report.page.figure import Hover, bars
+from sambasim.report.page.html import element, for_script
+from sambasim.report.page.memory import memory
+from sambasim.report.page.pipeline import pipeline
+from sambasim.simulation.sync import SyncPath
+from tests.pef.samples import inference_program, sample_program
+
+DIGEST = "0123456789abcdef" * 4
+MOST_BYTES = 6_000_000
+PREDICTED = ["summary", "timeline", "sections", "pipeline", "memory", "scaling", "operators", "grounds"]
+MEASURED = ["measured", "learning", "run-time", "run-summary"]
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
+
+
+def predicted(
+    program: Program | None = None,
+    arch: str = "sn30",
+    level: Level = "o3",
+    tiles: int | None = 4,
+    replicas: tuple[int, ...] | None = None,
+) -> Prediction:
+    device = load_device(arch)
+    return predict(program or sample_program(), device, tiles, level, load_cluster(device.cluster), replicas)
+
+
+def hostile_program() -> Program:
+    program = sample_program()
+
+    def spoiled(graph: Graph) -> Graph:
+        line = SourceLine(HOSTILE, 7, HOSTILE)
+        return replace(
+            graph, nodes=tuple(replace(node, name=HOSTILE, module=HOSTILE, source=line) for node in graph.nodes)
+        )
+
+    assert program.training is not None
+    return replace(program, name=HOSTILE, training=spoiled(program.training), evaluation=spoiled(program.evaluation))
+
+
+def a_run(*, whole: bool = True) -> RunRecords:
+    steps = tuple(
+        StepRecord(
+            step=number, epoch=1, loss=2.0 / number, lr=0.1, step_s=0.2, sync_s=0.05, hidden_sync_s=0.01,
+            samples_per_s=80, grad_norm=1.5,
+        )
+        for number in range(1, 9)
+    )  # fmt: skip
+    evaluation = EvaluationRecord(step=8, epoch=1, samples=36, loss=0.5, accuracy=0.875, evaluation_s=0.1)
+    summary = SummaryRecord(
+        pef_digest=DIGEST, world_size=2, emulated=False, sync="device", engine="plain", threads=1, torch="2", mpi="m",
+        seed=0, batch_size=8, global_batch_size=16, accumulation_steps=1, epochs=1, steps=8, samples=128,
+        samples_left_out_each_epoch=3, training_s=1.6, samples_per_s=80, sync_share=0.25, loss_first=2.0,
+        loss_last=0.25, first_nonfinite_step=None, evaluation=evaluation,
+        bytes=BytesRecord(device_to_host=0, host_to_device=0, peer=4096, network=0), weights_sha256="a" * 64,
+        state_sha256="b" * 64, exempt_from_exactness=[],
+    )  # fmt: skip
+    return RunRecords(steps, (evaluation,), summary if whole else None)
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements with their attributes, and the text of scripts, styles and all else."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self.styles = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside == "style":
+            self.styles += data
+        else:
+            self.words.append(data)
+
+    def ids(self, tag: str) -> list[str | None]:
+        return [attributes.get("id") for name, attributes in self.elements if name == tag]
+
+    @property
+    def data(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads(self.scripts[0])
+        return found
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return predicted_page(predicted(), DIGEST, (a_run(), "run.jsonl"))
+
+
+def test_it_has_every_part(text: str) -> None:
+    page = Page(text)
+    assert page.ids("section") == [*PREDICTED[:-1], *MEASURED, PREDICTED[-1]]
+    figures = page.data["figures"]
+    assert isinstance(figures, dict)
+    assert set(figures) <= set(page.ids("div"))
+    assert len(figures) == 9
+    assert "logreg.py" in page.scripts[0]
+    assert "return self.lin_layer(x)" in page.scripts[0]
+
+
+def test_it_asks_nobody(text: str) -> None:
+    page = Page(text)
+    asked = [value for _, attributes in page.elements for key, value in attributes.items() if key in ("src", "href")]
+    assert asked
+    assert all(value is not None and value.startswith("#") for value in asked)
+    assert "url(" not in page.styles
+    assert "@import" not in page.styles
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & {name for name, _ in page.elements}
+
+
+def test_the_browser_is_told_to_ask_nobody_and_to_run_nothing_else(text: str) -> None:
+    page = Page(text)
+    policy = next(a["content"] for name, a in page.elements if name == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
+    assert "'unsafe-eval'" not in policy
+    assert len(page.scripts) == 3
+    for script in page.scripts[1:]:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+def test_plotly_is_not_left_its_way_to_a_server(text: str) -> None:
+    """Its default is a button that shares the chart on a cloud."""
+    script = Page(text).scripts[2]
+    assert 'showSendToCloud: false, plotlyServerURL: ""' in script
+    assert "modeBarButtons: [" in script
+
+
+def test_it_is_small_and_the_same_each_time(text: str) -> None:
+    assert len(text.encode()) < MOST_BYTES
+    assert predicted_page(predicted(), DIGEST, (a_run(), "run.jsonl")) == text
+
+
+def test_predicted_and_measured_are_told_apart(text: str) -> None:
+    kinds = {a["id"]: a["class"] for name, a in Page(text).elements if name == "section"}
+    assert kinds == dict.fromkeys(PREDICTED, "predicted") | dict.fromkeys(MEASURED, "measured")
+    assert "Predicted, not measured." in text
+    alone = Page(measured_page(a_run(), "run.jsonl"))
+    assert alone.ids("section") == MEASURED
+    assert not [a for _, a in alone.elements if "predicted" in (a.get("class") or "").split()]
+    assert "SN30" not in "".join(alone.words)
+
+
+def test_what_a_file_says_is_text() -> None:
+    page = predicted_page(predicted(hostile_program()), HOSTILE, (a_run(), HOSTILE))
+    found = Page(page)
+    assert {name for name, _ in found.elements} == {name for name, _ in Page(page.replace(HOSTILE, "x")).elements}
+    assert "img" not in {name for name, _ in found.elements}
+    assert not [key for _, attributes in found.elements for key in attributes if key.startswith("on")]
+    assert len(found.scripts) == 3
+    assert "\u202e" not in page
+    assert HOSTILE.replace("\u202e", "\ufffd") in found.words
+    for value in _texts(found.data["figures"]):
+        assert "<a" not in value
+        assert "<img" not in value
+        assert "%{" not in value
+
+
+def _texts(data: object) -> list[str]:
+    if isinstance(data, str):
+        return [data]
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return [text for value in values for text in _texts(value)]
+
+
+def test_html_is_escaped_where_it_enters() -> None:
+    assert element("b", "<i>", title='"') == '<b title="&quot;">&lt;i&gt;</b>'
+    assert element("b", element("i", "&")) == "<b><i>&amp;</i></b>"
+    assert element("input", hidden=True, title=None, data_for="x") == '<input hidden data-for="x">'
+    assert for_script({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
+    assert for_script([(1 / 3, 7), None]) == "[[0.3333333,7],null]"
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        for_script(float("nan"))
+
+
+@pytest.mark.parametrize("level", ["o0", "o1", "o3"])
+def test_stages_add_up_to_their_section(level: Level) -> None:
+    prediction = predicted(level=level)
+    sections = pipeline(prediction).data["pipeline"]
+    assert isinstance(sections, list)
+    assert len(sections) == len(prediction.alone.sections)
+    for section, stages in zip(prediction.alone.sections, sections, strict=True):
+        if not stages:
+            assert section.nodes == (0, 0)
+            continue
+        assert sum(streamed + resident for _, streamed, resident, *_ in stages) == section.load.read_bytes
+        assert sum(stage[2] for stage in stages) == section.load.resident_bytes
+        assert sum(stage[3] for stage in stages) == section.load.written_bytes
+        assert sum(stage[4] for stage in stages) == section.load.product_flops
+        assert len(stages) == section.operators
+        assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
+
+
+def test_the_script_knows_every_hover(text: str) -> None:
+    hovers = Page(text).scripts[2].partition("const hovers = {")[2].partition("\n  };")[0]
+    assert re.findall(r"^    (\w+): \(", hovers, re.MULTILINE) == list(Hover)
+
+
+def test_many_bars_have_no_edges() -> None:
+    assert bars(10, gap=0.1) == ({"color": "white", "width": 0.5}, 0.1)
+    assert bars(1000, gap=0.1) == ({"width": 0}, 0.0)
+
+
+def test_a_forward_has_no_sync() -> None:
+    page = Page(predicted_page(predicted(inference_program()), DIGEST))
+    assert page.ids("section") == PREDICTED
+    assert "replicas exchange nothing" in "".join(page.words)
+    assert "scaling-speed" not in page.ids("div")
+
+
+@pytest.mark.parametrize("arch", ["sn10", "sn30", "sn40l"])
+def test_every_device_has_a_page(arch: str) -> None:
+    words = "".join(Page(predicted_page(predicted(arch=arch, tiles=None), DIGEST)).words)
+    assert load_device(arch).name in words
+    assert ("No published measurement" in words) == (arch != "sn30")
+
+
+def test_a_near_limit_is_drawn_and_a_far_one_is_told() -> None:
+    prediction = predicted()
+    assert "far above the figure" in memory(prediction).lead
+    size = prediction.alone.need.size_bytes
+    near = replace(prediction.alone, budget=replace(prediction.alone.budget, capacity_bytes=2 * size))
+    part = memory(replace(prediction, alone=near))
+    assert "far above" not in part.lead
+    layout = part.figures["memory-figure"]["layout"]
+    assert isinstance(layout, dict)
+    assert [shape["y0"] for shape in layout["shapes"]] == [2 * size]
+
+
+def test_replicas_that_a_cluster_has_no_room_for() -> None:
+    device = load_device("sn30")
+    small = load_cluster("sn30-8").model_copy(update={"nodes": 1})
+    prediction = predict(sample_program(), device, None, "o3", small)
+    assert [step.placement.replicas for step in prediction.scaled[SyncPath.HOST]] == [1, 2, 4, 8]
+    with pytest.raises(OptionError, match="16 replicas"):
+        predict(sample_program(), device, None, "o3", small, (16,))
+
+
+def test_the_timeline_is_that_of_a_full_node() -> None:
+    prediction = predicted(tiles=None)
+    assert prediction.scaled[SyncPath.RDU][prediction.shown].placement.replicas == 8
+    lone = predicted(replicas=(1,))
+    assert lone.shown == 0
+    assert "The step, one replica" in predicted_page(lone, DIGEST)
+
+
+def test_a_run_that_failed_has_no_summary() -> None:
+    page = Page(measured_page(a_run(whole=False), "run.jsonl"))
+    assert page.ids("section") == MEASURED[:-1]
+    assert "It has no summary" in "".join(page.words)

@@ -1,0 +1,147 @@
+"""Laws that a predicted step obeys, on models that are captured on tensors without memory."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sambasim.compiler.shapes import compile_shapes
+from sambasim.costs.cut import Level
+from sambasim.costs.work import work_of
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.spec import load_device
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.simulation.step import PredictedStep, predict_step
+
+LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
+
+
+class Perceptron(nn.Module):
+    """Equal layers."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+class Convolutions(nn.Module):
+    """Two of them with BatchNorm."""
+
+    def __init__(self, features: int, depth: int) -> None:
+        super().__init__()
+        sizes = [3, *[features] * depth]
+        self.layers = nn.ModuleList(nn.Conv2d(*pair, 3, padding=1) for pair in pairwise(sizes))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(features) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))
+        return x.square().mean()
+
+
+@cache
+def _perceptron(batch_size: int = 4096, width: int = 1024, depth: int = 6) -> Program:
+    return _compiled(lambda: Perceptron(width, depth), (batch_size, width))
+
+
+@cache
+def _convolutions(batch_size: int = 64, width: int = 32, depth: int = 3, *, inference: bool = False) -> Program:
+    return _compiled(lambda: Convolutions(width, depth), (batch_size, 3, 64, 64), inference=inference)
+
+
+def _compiled(make: Callable[[], nn.Module], shape: tuple[int, ...], *, inference: bool = False) -> Program:
+    options = CompileOptions(
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=shape[0]),
+        pef_name="law",
+        inference=inference,
+    )
+    return compile_shapes(make, lambda _: ({"x": torch.zeros(shape)}, False), options)
+
+
+def _step(program: Program, level: Level = "o3", tiles: int | None = None, device: str = "sn30") -> PredictedStep:
+    return predict_step(program, budget_of(load_device(device), load_calibration(), tiles), level, load_calibration())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("model", [_perceptron, _convolutions])
+def test_more_tiles_are_never_slower(model: object, level: Level) -> None:
+    assert callable(model)
+    seconds = [_step(model(), level, tiles).device_s for tiles in range(1, 9)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[-1] < 0.8 * seconds[0]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("widths", [(31, 32, 33, 63, 64, 65), (1000, 1024, 1056, 2048)])
+def test_a_wider_model_is_never_quicker(widths: tuple[int, ...], level: Level) -> None:
+    seconds = [_step(_perceptron(width=width), level).device_s for width in widths]
+    assert seconds == sorted(seconds)
+
+
+def test_more_features_are_never_quicker() -> None:
+    seconds = [_step(_convolutions(width=features)).device_s for features in (31, 32, 33, 64)]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_larger_batch_and_a_deeper_model_are_never_quicker(level: Level) -> None:
+    by_batch = [_step(_perceptron(batch), level, 4).device_s for batch in (16, 64, 256, 1024, 4096)]
+    assert by_batch == sorted(by_batch)
+    by_depth = [_step(_perceptron(depth=depth), level).device_s for depth in (2, 3, 6)]
+    assert by_depth == sorted(by_depth)
+
+
+@pytest.mark.parametrize("model", [_perceptron, _convolutions])
+@pytest.mark.parametrize("tiles", [1, 3, 8])
+def test_each_level_is_no_slower_than_the_one_before(model: object, tiles: int) -> None:
+    assert callable(model)
+    o0, o1, o3 = (_step(model(), level, tiles).device_s for level in LEVELS)
+    assert o3 <= o1 <= o0
+
+
+def test_a_newer_device_is_quicker() -> None:
+    seconds = [_step(_perceptron(), device=device).device_s for device in ("sn10", "sn30", "sn40")]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_batch_norm_waits_for_the_whole_batch_in_training_alone() -> None:
+    for program, waits in ((_convolutions(), True), (_convolutions(inference=True), False)):
+        work = work_of(program.training or program.evaluation, program.symbols)
+        assert any(stage.needs_all for stage in work.stages) is waits
+
+
+def test_micro_steps_repeat_the_model_and_not_the_update() -> None:
+    program = _perceptron()
+    budget, calibration = budget_of(load_device("sn30"), load_calibration()), load_calibration()
+    once, thrice = (predict_step(program, budget, "o3", calibration, micro_steps=count) for count in (1, 3))
+    update = once.device_s_by_kind[SectionKind.OPT]
+    assert thrice.device_s - update == pytest.approx(3 * (once.device_s - update))
+    assert once.host_s < thrice.host_s < 3 * once.host_s
+    assert thrice.samples_per_s > once.samples_per_s
+
+
+def test_hbm_that_is_too_small_leaves_states_to_ddr() -> None:
+    program, device = _perceptron(), load_device("sn40")
+    whole = predict_step(program, budget_of(device, load_calibration()), "o3", load_calibration())
+    assert whole.tiers.slow_bytes == 0
+    for kept in (0.5, 0.01):
+        small = device.model_copy(update={"hbm_capacity_bytes": int(whole.need.size_bytes * kept)})
+        step = predict_step(program, budget_of(small, load_calibration()), "o3", load_calibration())
+        assert step.tiers.slow_bytes == whole.need.size_bytes - int(whole.need.size_bytes * kept)
+        assert step.device_s > whole.device_s
+    assert step.tiers.states == 1.0
+    assert step.tiers.rest > 0
