@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from sambasim.cli.prediction import Question
     from sambasim.records.read import RunRecords
 
 _RUN_SUFFIX = ".jsonl"
@@ -51,6 +52,7 @@ def report_command(
       sambasim report run.jsonl --html run.html
       sambasim report digits --run run.jsonl --html digits.html
     """
+    from sambasim.cli.prediction import Question, counts
     from sambasim.errors import MachineError, OptionError
     from sambasim.options.outputs import check_output_file
     from sambasim.pef import locate
@@ -76,7 +78,18 @@ def report_command(
         pef = locate(subject, output_folder)
         for given_file in (pef, run):
             _keep(given_file, page)
-        text = _of_a_pef(pef, run, (arch, num_tiles, cluster), _counts(replicas))
+        question = Question(
+            subject=str(pef),
+            overrides=(),
+            output_folder=output_folder,
+            arch=arch,
+            num_tiles=num_tiles,
+            level=None,
+            batch_sizes=(),
+            replicas=sorted(counts(replicas, "--replicas")),
+            cluster=cluster,
+        )
+        text = _of_a_pef(question, pef, run)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
@@ -103,35 +116,15 @@ def _of_a_run(path: Path) -> str:
     return measured_page(read_run(path), path.name)
 
 
-def _of_a_pef(
-    pef: Path,
-    run: Path | None,
-    machine: tuple[str | None, int | None, str | None],
-    replicas: tuple[int, ...] | None,
-) -> str:
-    from sambasim.hardware.cluster import load_cluster
-    from sambasim.hardware.spec import load_device
-    from sambasim.pef import read
+def _of_a_pef(question: "Question", pef: Path, run: Path | None) -> str:
+    from sambasim.cli.prediction import predictions
+    from sambasim.pef import peek
     from sambasim.report.page.assemble import predicted_page
-    from sambasim.report.page.facts import predict
 
-    arch, num_tiles, cluster = machine
-    document = read(pef)
-    records = None if run is None else (_same(run, document.digest), run.name)
-    compiled = document.compile_options
-    device = load_device(arch or str(compiled.get("arch", "sn30")))
-    if num_tiles is None and arch is None and isinstance(compiled.get("num_tiles"), int):
-        num_tiles = int(str(compiled["num_tiles"]))
-    level = str(compiled.get("opt_level", "o3"))
-    prediction = predict(
-        document.program,
-        device,
-        num_tiles,
-        "o0" if level == "o0" else "o1" if level == "o1" else "o3",
-        load_cluster(cluster or device.cluster),
-        replicas,
-    )
-    return predicted_page(prediction, document.digest, records)
+    digest = peek(pef).digest
+    records = None if run is None else (_same(run, digest), run.name)
+    (prediction,) = predictions(question, quiet=True)
+    return predicted_page(prediction, digest, records)
 
 
 def _same(path: Path, digest: str) -> "RunRecords":
@@ -146,15 +139,3 @@ def _same(path: Path, digest: str) -> "RunRecords":
             remedy=f"give the PEF that was run, or a page of the run alone: sambasim report {path} --html FILE",
         )
     return records
-
-
-def _counts(text: str | None) -> tuple[int, ...] | None:
-    """`"8,1,64"` -> (1, 8, 64)."""
-    from sambasim.errors import OptionError
-
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        raise OptionError(f"--replicas {text} is no list of counts", remedy="write it as 1,2,4,8")
-    return tuple(sorted({int(word) for word in words}))

@@ -67,7 +67,7 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.outputs import check_output_file
-    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_table
+    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
     from sambasim.report.simulation import simulation_json, simulation_report
 
     for file, what in ((csv_file, "CSV file"), (plot, "plot")):
@@ -83,14 +83,14 @@ def simulate_command(
         level=level,
         batch_sizes=counts(batch_sizes, "--batch-size"),
         replicas=numbers or (1,),
-        paths=paths(sync),
         cluster=cluster,
     )
+    ways = paths(sync)
     found = predictions(question, quiet=as_json)
-    rows = [row for facts in found for row in facts.scaling]
+    rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
         for facts in found:
-            click.echo(simulation_json(facts))
+            click.echo(simulation_json(facts, ways))
     else:
         for facts in found[: 1 if numbers else None]:
             show(*simulation_report(facts, sections))
@@ -99,7 +99,7 @@ def simulate_command(
     if csv_file is not None:
         _write(csv_file, scaling_csv(rows))
     if plot is not None:
-        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].step.budget.where}", rows))
+        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 
 
 def _write(file: Path, text: str) -> None:

@@ -73,7 +73,7 @@ def test_a_run_has_no_device() -> None:
 @pytest.mark.parametrize("counts", ["", "0", "1,,2", "1;2", "-1", "two", "²"])
 def test_replicas_that_are_no_counts(counts: str) -> None:
     error = refused("logreg", "--html", "page.html", "--replicas", counts)
-    assert error.what == f"--replicas {counts} is no list of counts"
+    assert error.what == f"--replicas {counts}: whole numbers of 1 or more are wanted"
 
 
 def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:

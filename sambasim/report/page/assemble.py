@@ -8,7 +8,6 @@ from pathlib import Path
 from string import Template
 
 from sambasim.records.read import RunRecords
-from sambasim.report.page.facts import Prediction
 from sambasim.report.page.figure import plotly_script
 from sambasim.report.page.grounds import grounds
 from sambasim.report.page.header import caveat, facts_line, summary
@@ -21,6 +20,7 @@ from sambasim.report.page.pipeline import pipeline
 from sambasim.report.page.scaling import scaling
 from sambasim.report.page.sections import sections
 from sambasim.report.page.timeline import timeline
+from sambasim.simulation.prediction import Prediction
 
 _PREDICTED = (summary, timeline, sections, pipeline, memory, scaling, operators, grounds)
 
