@@ -58,6 +58,7 @@ def _stages(work: Work, nodes: Sequence[int], section: TimedSection) -> list[obj
     read_here = {read.value for number in numbers for read in work.stages[number].reads}
     made: dict[str, int] = {}
     seen: set[str] = set()
+    parts: dict[str, float] = {}
     found: list[object] = []
     for place, number in enumerate(numbers):
         stage = work.stages[number]
@@ -67,13 +68,13 @@ def _stages(work: Work, nodes: Sequence[int], section: TimedSection) -> list[obj
             tensor = work.tensors[read.value]
             if read.value in made:
                 buffers.append((made[read.value], tensor.row_bytes))
-            elif read.view in seen:
-                continue
-            elif tensor.resident:
-                resident += int(read.part * tensor.size_bytes)
-            else:
-                streamed += int(read.part * tensor.size_bytes)
-            seen.add(read.view)
+            elif read.view not in seen:
+                seen.add(read.view)
+                before = parts.get(read.value, 0.0)
+                parts[read.value] = min(1.0, before + read.part)
+                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
+                resident += read_bytes if tensor.resident else 0
+                streamed += 0 if tensor.resident else read_bytes
         for value in stage.writes:
             made[value] = place
             handed += work.tensors[value].row_bytes if value in read_here else 0
