@@ -148,7 +148,8 @@ class DeviceSync(GradientSync):
 
     def _read(self, result: None, group: ParameterGroup) -> Args:
         """What is to say of a group that is finished."""
-        return {"group": group.name, "peer_bytes": self._peer_bytes[group.name]}
+        network_bytes = sum(operand.nbytes for operand in self._network.operands(group).values())
+        return {"group": group.name, "peer_bytes": self._peer_bytes[group.name], "network_bytes": network_bytes}
 
     def _work_of(self, group: ParameterGroup) -> GroupWork:
         # With clipping, the norm is that of the means, so they are divided before.

@@ -145,7 +145,7 @@ class RunTrace:
             "by": f"sambasim {__version__}",
             "pef": traced.pef,
             "pef_digest": traced.digest,
-            "device": f"measured on this machine's CPU, which plays the {traced.device} that the PEF was compiled for",
+            "device": f"measured on CPUs, which play the {traced.device} that the PEF was compiled for",
             "replicas": traced.replicas,
             "emulated": traced.emulated,
             "sync": traced.sync,
