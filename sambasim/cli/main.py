@@ -17,6 +17,7 @@ _COMMANDS: Mapping[str, str] = {
     "inspect": "sambasim.cli.inspect:inspect_command",
     "simulate": "sambasim.cli.simulate:simulate_command",
     "report": "sambasim.cli.report:report_command",
+    "tilestat": "sambasim.cli.tilestat:tilestat_command",
     "validate": "sambasim.cli.validate:validate_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",
