@@ -16,6 +16,7 @@ _COMMANDS: Mapping[str, str] = {
     "env": "sambasim.cli.env:env_command",
     "inspect": "sambasim.cli.inspect:inspect_command",
     "simulate": "sambasim.cli.simulate:simulate_command",
+    "devices": "sambasim.cli.devices:devices_command",
     "report": "sambasim.cli.report:report_command",
     "tilestat": "sambasim.cli.tilestat:tilestat_command",
     "validate": "sambasim.cli.validate:validate_command",

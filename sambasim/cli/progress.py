@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from sambasim.cli.terminal import is_terminal
+from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import OptionError
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime.listener import Start, Step
@@ -59,6 +59,8 @@ class RunProgress:
             f"{plan.global_batch_size}{accumulation}; {plan.steps_per_epoch} steps per epoch; sync: {start.sync}; "
             f"{start.threads} thread{'s' * (start.threads > 1)} per rank"
         )
+        if start.placement:
+            print(f"simulated: {start.placement}")
         if plan.left_out:
             print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which make no whole step")
         for notice in start.notices:
@@ -92,6 +94,8 @@ class RunProgress:
             print(what, flush=True)
 
     def ended(self, summary: SummaryRecord) -> None:
+        from sambasim.report.step_times import step_times
+
         if self._live:
             self._live.end()
         moved = ", ".join(
@@ -107,6 +111,7 @@ class RunProgress:
         )
         if moved:
             print(f"sync moved {moved}")
+        show(*step_times(summary))
         if summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         for exempt in summary.exempt_from_exactness:

@@ -53,6 +53,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
 @click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
 @click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
+@click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
 @click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
 @click.option("--trace", type=_FILE, help="Write a trace of a few steps, for ui.perfetto.dev: one file of all ranks.")
 @click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
@@ -104,6 +105,7 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
     _check_same_pef(header, communicator)
     if not options.inference:
         _check_replicas(options, header, communicator.topology.world_size)
+    _check_seats(options, header, communicator.topology.node_of)
     _check_outputs(options, communicator.topology.rank)
 
     from sambasim.runtime.job import TrainingJob
@@ -176,6 +178,21 @@ def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str
             f"of which this PEF needs at least {minimum} (-ws {minimum})",
             remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
         )
+
+
+def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
+    """Raises LaunchError or OptionError if the simulated machine has no room for the replicas. All ranks do so at the
+    same time, before what takes them different times."""
+    from sambasim.hardware.inventory import inventory_of
+    from sambasim.runtime.seating import seat
+
+    seat(
+        inventory_of(header.compile_options, cluster=options.cluster),
+        node_of[: len(node_of) - (options.parameter_servers or 0)],
+        options.emulate_replicas or 1,
+        command=shlex.join(["sambasim", *sys.argv[1:]]),
+        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
+    )
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:

@@ -26,6 +26,9 @@ from sambasim.cli.terminal import show
 )
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write a step of the most replicas as a trace for Perfetto."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
 @click.option(
     "--output-folder",
@@ -48,6 +51,7 @@ def simulate_command(
     sections: int,
     csv_file: Path | None,
     plot: Path | None,
+    trace: Path | None,
     as_json: bool,
     output_folder: Path,
 ) -> None:
@@ -69,8 +73,9 @@ def simulate_command(
     from sambasim.options.outputs import check_output_file
     from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
     from sambasim.report.simulation import simulation_json, simulation_report
+    from sambasim.report.trace import predicted_trace
 
-    for file, what in ((csv_file, "CSV file"), (plot, "plot")):
+    for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:
             check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
     numbers = counts(replicas, "--replicas")
@@ -98,6 +103,8 @@ def simulate_command(
             show(scaling_table(rows))
     if csv_file is not None:
         _write(csv_file, scaling_csv(rows))
+    if trace is not None:
+        _write(trace, predicted_trace(found[0].scaled[ways[-1]][-1], found[0].program.name))
     if plot is not None:
         _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 

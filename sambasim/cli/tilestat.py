@@ -37,7 +37,6 @@ def tilestat_command(
     """
     from sambasim.cli.prediction import Question, predictions
     from sambasim.report.tilestat import tilestat, tilestat_view
-    from sambasim.simulation.sync import SyncPath
 
     question = Question(
         subject=one_pef(subject, named),
@@ -48,7 +47,6 @@ def tilestat_command(
         level=None,
         batch_sizes=(),
         replicas=(1,),
-        paths=(SyncPath.RDU,),
         cluster=None,
     )
     (facts,) = predictions(question, quiet=as_json)

@@ -48,7 +48,8 @@ class RunOptions(Options):
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
     `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
-    replicas in one process.
+    replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
+    that of the device.
     """
 
     pef: str = Field(min_length=1)
@@ -62,6 +63,7 @@ class RunOptions(Options):
     threads: int | None = Field(default=None, ge=1)
     engine: Literal["plain", "inductor"] = "plain"
     emulate_replicas: int | None = Field(default=None, ge=1)
+    cluster: str | None = Field(default=None, min_length=1)
     metrics: FilePath | None = None
     trace: FilePath | None = None
     trace_steps: int | None = Field(default=None, ge=1, le=MOST_TRACED_STEPS)
@@ -151,6 +153,7 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "threads": ("--threads", "threads"),
     "engine": ("--engine", "engine"),
     "emulate_replicas": ("--emulate-replicas", "emulate_replicas"),
+    "cluster": ("--cluster", "cluster"),
     "metrics": ("--metrics", "metrics"),
     "trace": ("--trace", "trace"),
     "trace_steps": ("--trace-steps", "trace_steps"),

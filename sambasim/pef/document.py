@@ -31,7 +31,7 @@ class PefHeader:
     """The few facts that decide whether a job can start at all.
 
     `batch_size` is that of one replica, `world_size` the smallest number of replicas that may run it, `training`
-    whether it holds a training step. `writer` is the sambasim that wrote it.
+    whether it holds a training step. `writer` is the sambasim that wrote it. `compile_options` as in a document.
     """
 
     name: str
@@ -42,3 +42,4 @@ class PefHeader:
     digest: str
     version: str
     writer: str
+    compile_options: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -64,6 +64,7 @@ def peek(path: Path) -> PefHeader:
             digest=_field(fields, "digest", str),
             version=_field(fields, "version", str),
             writer=_field(fields, "writer", str),
+            compile_options=_field(fields, "compile_options", dict),
         )
     except ValueError as error:
         raise refusal(path, SCHEMA, str(error)) from error

@@ -1,6 +1,6 @@
 """One JSON line each: a step, an evaluation, and at the end the summary.
 
-Every time here was measured on this machine; nothing in these records is predicted.
+Every time here was measured on this machine, but for those of a PredictedRecord, whose names all say so.
 """
 
 from typing import Literal
@@ -56,12 +56,46 @@ class BytesRecord(_Record):
     network: int
 
 
+class PlacementRecord(_Record):
+    """Where replicas sit on the simulated machine: by replica, the node, the RDU of that node, and the first of its
+    `tiles` tiles there; None for whole RDUs."""
+
+    device: str
+    cluster: str
+    tiles: int | None
+    node_of: tuple[int, ...]
+    rdu_of: tuple[int, ...]
+    first_tile_of: tuple[int, ...] | None
+
+
+class PredictedRecord(_Record):
+    """What one step of this run would take on devices, by the model of `sambasim simulate`; nothing of it is measured.
+
+    `predicted_by_kind_s` is of sections on one device, all micro-steps together, REDUCE and GATHER included, which are
+    hidden in part: `predicted_step_s` is host, FWD, BCKWD, GRADNORM, OPT and `predicted_sync_s`, the part of the sync
+    that is waited for.
+    """
+
+    predicted_for: str
+    predicted_step_s: float
+    predicted_samples_per_s: float
+    predicted_host_s: float
+    predicted_model_s: float
+    predicted_update_s: float
+    predicted_sync_s: float
+    predicted_hidden_sync_s: float
+    predicted_by_kind_s: dict[str, float]
+    predicted_sync: Literal["none", "host", "device"]
+    predicted_backed_by: str
+
+
 class SummaryRecord(_Record):
     """The whole run. Digests are over tensors in name order, little-endian: parameters alone, or with buffers (those of
     replica 0) and the state of the optimizer. Equal digests are promised at equal threads, torch build and engine.
 
     `world_size` counts replicas. `host_sync` is None unless `sync` is "host". `parameter_servers` are ranks that only
-    served, beside the replicas.
+    served, beside the replicas. Of `training_s`, rank 0 spent `model_s` in forward and backward, with the data for them
+    and what is hidden of the sync behind them. `predicted` is None where `not_predicted` says why.
     """
 
     kind: Literal["summary"] = "summary"
@@ -84,6 +118,7 @@ class SummaryRecord(_Record):
     samples: int
     samples_left_out_each_epoch: int
     training_s: float
+    model_s: float = 0.0
     samples_per_s: float
     sync_share: float
     hidden_sync_s: float = 0.0
@@ -95,6 +130,9 @@ class SummaryRecord(_Record):
     weights_sha256: str
     state_sha256: str
     exempt_from_exactness: list[str]
+    placement: PlacementRecord | None = None
+    predicted: PredictedRecord | None = None
+    not_predicted: str | None = None
 
 
 Record = StepRecord | EvaluationRecord | SummaryRecord

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.report.simulation import Simulated
 from sambasim.report.tables import add_row, plain_table
+from sambasim.simulation.prediction import Prediction
 from sambasim.units import format_seconds
 
 UNKNOWN = (
@@ -54,9 +54,9 @@ class TilestatRecord(BaseModel):
     unknown: tuple[str, ...] = UNKNOWN
 
 
-def tilestat(facts: Simulated) -> TilestatRecord:
+def tilestat(facts: Prediction) -> TilestatRecord:
     """The tiles of one replica; one row for all of a device of which nobody has published how many it has."""
-    step = facts.step
+    step = facts.alone
     launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
     tiles = facts.tiles or facts.device.tiles
     names = [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]

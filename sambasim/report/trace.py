@@ -30,7 +30,7 @@ def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) ->
     shown = min(placement.replicas, MOST_REPLICAS)
     spans = list(_spans(scaled))
     processes = [
-        TraceProcess(replica, _title(placement.seat(replica), placement.replicas), spans) for replica in range(shown)
+        TraceProcess(seat.replica, _title(seat, placement.replicas), spans) for seat in placement.seats()[:shown]
     ]
     fit = load_calibration().fit
     facts: Mapping[str, object] = {

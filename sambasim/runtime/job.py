@@ -12,18 +12,20 @@ from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
 from sambasim.errors import InternalError, OptionError
+from sambasim.hardware.inventory import inventory_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, map_weights, read
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources, check_weights
 from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.capacity import check_device, check_node_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.device_times import predict_run
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
@@ -35,6 +37,7 @@ from sambasim.runtime.plan import Plan, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
+from sambasim.runtime.seating import placement_record, seat
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.device_memories import Devices, allocate_devices
@@ -50,6 +53,7 @@ from sambasim.runtime.threads import default_threads
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.weights import load_weights, save_weights
+from sambasim.simulation.sync import SyncPath
 
 SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
@@ -98,6 +102,9 @@ class TrainingJob:
         _check_is_for_run(self._program)
         self._emulated = options.emulate_replicas or 1
         self._roles = roles(communicator.topology.world_size, options.parameter_servers or 0)
+        self._inventory = inventory_of(self._document.compile_options, cluster=options.cluster)
+        nodes = [communicator.topology.node_of[rank] for rank in self._roles.workers]
+        self._placement = seat(self._inventory, nodes, self._emulated)
         self._arguments = bind_arguments(
             self._program,
             self._resolved.optimizer,
@@ -287,6 +294,7 @@ class TrainingJob:
             data=source.description,
             notices=tuple(self._notices(team)),
             seconds_to_start_s=time.perf_counter() - self._began_s,
+            placement=str(self._placement),
         )
 
     def _notices(self, team: Team) -> list[str]:
@@ -313,6 +321,7 @@ class TrainingJob:
         if self._options.save is not None and self._communicator.topology.rank == 0:
             save_weights(self._options.save, self._program, memory)
         totals = trainer.totals
+        predicted, not_predicted = self._predicted(steps)
         summary = SummaryRecord(
             pef_digest=self._document.digest,
             world_size=self._world_size,
@@ -333,6 +342,7 @@ class TrainingJob:
             samples=totals.steps * steps.samples_per_step,
             samples_left_out_each_epoch=steps.left_out,
             training_s=totals.training_s,
+            model_s=totals.model_s,
             samples_per_s=totals.steps * steps.samples_per_step / totals.training_s,
             sync_share=totals.sync_s / totals.training_s,
             hidden_sync_s=totals.hidden_sync_s,
@@ -344,9 +354,19 @@ class TrainingJob:
             weights_sha256=weights,
             state_sha256=self._state_sha256(team, totals.steps),
             exempt_from_exactness=self._exempt(team),
+            placement=placement_record(self._inventory, self._placement),
+            predicted=predicted,
+            not_predicted=not_predicted,
         )
         self._listener.ended(summary)
         return summary
+
+    def _predicted(self, steps: Plan) -> tuple[PredictedRecord | None, str | None]:
+        """What a step is predicted to take, or why nothing is. On rank 0, which alone tells it."""
+        if self._communicator.topology.rank > 0:
+            return None, None
+        path = SyncPath.RDU if self._options.reduce_on_rdu else SyncPath.HOST
+        return predict_run(self._program, self._inventory, self._placement, path, steps.accumulation_steps)
 
     def _exempt(self, team: Team) -> list[str]:
         """What of this run has bits of its own."""

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known before the first step."""
+    """What is known before the first step. `placement` says where replicas sit on the simulated machine."""
 
     name: str
     plan: Plan
@@ -36,6 +36,7 @@ class Start:
     data: str
     notices: tuple[str, ...]
     seconds_to_start_s: float
+    placement: str = ""
 
 
 class Listener(Protocol):

@@ -18,9 +18,10 @@ from sambasim.runtime.sync.interface import GradientSync, StepSync
 
 @dataclass(slots=True)
 class Totals:
-    """What a training loop adds up."""
+    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for."""
 
     training_s: float = 0.0
+    model_s: float = 0.0
     sync_s: float = 0.0
     hidden_sync_s: float = 0.0
     steps: int = 0
@@ -68,6 +69,7 @@ class Trainer:
         self._sync.begin_step()
         micro_steps = self._plan.accumulation_steps
         losses = [replica.differentiate(number, micro_steps, self._sync.section_done) for replica in self._replicas]
+        self.totals.model_s += time.perf_counter() - began_s
         sync = self._sync.finish_step(losses)
         loss = sum(sync.losses) / len(sync.losses)
         step_s = time.perf_counter() - began_s

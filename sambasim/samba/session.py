@@ -18,6 +18,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.pef import PefDocument
 from sambasim.runtime.section_clock import SectionClock
 from sambasim.samba import context
 from sambasim.samba.absent import no_such_name
@@ -219,6 +220,10 @@ class Session:
     def program(self, model: nn.Module) -> Program:
         """What the loaded PEF holds. Raises OptionError if none is loaded for `model`."""
         return self._loaded(model)[0].program
+
+    def document(self, model: nn.Module) -> PefDocument:
+        """All that the loaded PEF says. Raises OptionError if none is loaded for `model`."""
+        return self._loaded(model)[0].document
 
     def to_cpu(self, model: nn.Module | None = None) -> None:
         """The weights, buffers and optimizer state of the device to the host."""

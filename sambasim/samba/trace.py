@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.fit import check_tensors
 from sambasim.errors import OptionError, PefError
+from sambasim.hardware.inventory import inventory_of
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
@@ -17,6 +18,7 @@ from sambasim.pef.weights import bytes_of
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
+from sambasim.runtime.seating import seat
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.runtime.threads import default_threads
 from sambasim.samba import context
@@ -65,7 +67,7 @@ def trace_graph(
     The backward starts from the gradient of the mean of the first output, unless the app sets its `sn_grad`. The rest
     of the arguments is taken as apps give it, and changes nothing.
     Raises PefError if the PEF was compiled from another graph, with the first difference; OptionError if it was
-    compiled with another --dtype than the command line has.
+    compiled with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
     if loss_indices not in (None, [0], (0,)):
         raise OptionError(
@@ -83,6 +85,8 @@ def trace_graph(
     check_device(document)
     _check_dtype(document)
     communicator = context.communicator()
+    communicator.barrier()  # so that all ranks refuse at the same time
+    seat(inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command()))
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}

@@ -151,8 +151,8 @@ _UTILS = (
     Row(
         "samba.utils.measure_performance",
         SIMPLIFIED,
-        "measured on this machine; the device's prediction is null here, and `sambasim simulate` gives it. `n_chips` "
-        "changes nothing",
+        "measured on this machine; beside it, apart, what the PEF's device is predicted to take. `n_chips` changes "
+        "nothing",
         (
             "batch_size", "n_chips", "inference", "run_graph_only", "n_iterations", "min_duration", "json",
             "data_parallel", "reduce_on_rdu",
@@ -161,8 +161,8 @@ _UTILS = (
     Row(
         "samba.utils.measure_sections",
         SIMPLIFIED,
-        "each section, measured on this machine, medians; the device's prediction is null here, and `sambasim "
-        "simulate` gives it. REDUCE, OPT and GATHER are one row where they are one pass over memory",
+        "each section, measured on this machine, medians; beside them what the PEF's device is predicted to take, "
+        "without the host. REDUCE, OPT and GATHER are one row where they are one pass over memory",
         ("batch_size", "n_iterations", "json", "data_parallel", "reduce_on_rdu"),
     ),
     Row("samba.utils.weight_norm_", SAME, "of each weight in the module, by torch's parametrization"),

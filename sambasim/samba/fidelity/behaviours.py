@@ -222,9 +222,16 @@ BEHAVIOURS: tuple[Row, ...] = (
     ),
     Row(
         "time on the device",
-        ABSENT,
-        "`sambasim simulate` predicts it; beside what an app measures it is a dash, in JSON null",
+        SIMPLIFIED,
+        "predicted by a model, as `sambasim simulate` does, in a column of its own beside what an app measures",
         test="tests/samba/api/test_measuring.py::test_every_section_is_measured",
     ),
-    Row("model parallelism", ABSENT, "one replica is one device"),
+    Row(
+        "RDUs of a node",
+        SIMPLIFIED,
+        "a node of MPI is one simulated node, of 8 RDUs or 16 (`sambasim devices`); more replicas than it seats are "
+        "refused, and several share an RDU where the PEF was compiled with `--num-tiles`",
+        test="tests/mpi/test_placement.py::test_nine_replicas_of_an_app_are_refused_in_its_own_words",
+    ),
+    Row("model parallelism", ABSENT, "one replica is one device, or some tiles of one"),
 )

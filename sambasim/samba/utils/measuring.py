@@ -1,7 +1,7 @@
 """How long a PEF's step takes here: `measure_performance`. And what it has in common with `measure_sections`.
 
-Everything is measured on this machine, and is called so. The column for a device is there, and empty: no model of a
-device's time is built yet, and a figure that nobody computed is not made up.
+What is measured is of this machine, and is called so. What is predicted for the device of the PEF stands in a place of
+its own beside it, with what backs it.
 """
 
 import json as json_format
@@ -24,6 +24,8 @@ from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.json_file import write_json
 from sambasim.samba.utils.pef_utils import get_pef_info
+from sambasim.samba.utils.predicting import DeviceColumn
+from sambasim.simulation.compiled import CompiledStep
 from sambasim.units import format_seconds
 
 WARM_UP_STEPS = 3
@@ -31,8 +33,6 @@ MEASURED = "on this machine, not on a device"
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """From here on, times the median, a slow step is worth a note, unless steps are so few that one of them makes it."""
-NOT_PREDICTED = "-"
-"""What stands in a table where a prediction for the device would; in JSON it is null."""
 
 
 @checks_keywords
@@ -62,7 +62,8 @@ def measure_performance(
     data_parallel, reduce_on_rdu: as for session.run
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
-    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is None: `sambasim simulate` has it.
+    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is what the device of the PEF would
+    take, by the model of `sambasim simulate`: host time included, unless it is `run_graph_only`.
     Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; KeywordError for a
     keyword that is nearly one of these.
     """
@@ -75,6 +76,8 @@ def measure_performance(
         return sum(one.elapsed_s for one in clock.passes[-1])
 
     world = context.communicator()
+    column = DeviceColumn(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    predicted_s = _predicted_s(column.step, forward_only=kinds is not None, graph_only=run_graph_only)
     times_s = time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
     figures: dict[str, JsonValue] = {
@@ -86,15 +89,27 @@ def measure_performance(
         "step_s": median_s,
         "step_p90_s": slow_s,
         "samples_per_s": world.world_size * batch_size / median_s,
-        "predicted_step_s": None,
+        "predicted_step_s": predicted_s,
+        **column.figures(),
     }
+    predicted_told = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
         f"{title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
+        f"{predicted_told}{column.told()}"
     )
     report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
+
+
+def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: bool) -> float | None:
+    """What the device takes for what is measured; None without a prediction."""
+    if step is None:
+        return None
+    if forward_only:
+        return step.of_kind_s(SectionKind.FWD) if graph_only else step.forward_s
+    return step.graph_s if graph_only else step.scaled.predicted_s
 
 
 def checked_kinds(

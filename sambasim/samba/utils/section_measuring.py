@@ -1,7 +1,7 @@
 """How long each section of a PEF takes here: `measure_sections`."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -14,7 +14,6 @@ from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.measuring import (
     MEASURED,
-    NOT_PREDICTED,
     WARM_UP_STEPS,
     checked_kinds,
     median_and_slow,
@@ -24,6 +23,7 @@ from sambasim.samba.utils.measuring import (
     timed_step,
     title,
 )
+from sambasim.samba.utils.predicting import NOT_PREDICTED, DeviceColumn
 from sambasim.units import format_seconds
 
 
@@ -32,7 +32,7 @@ class SectionFigure(BaseModel):
 
     sections: their indices in the graph
     measured_s: on this machine, the median over steps; with several replicas, of the one that it took longest
-    predicted_s: on the device; None: `sambasim simulate` predicts it
+    predicted_s: on the device, by the model of `sambasim simulate`; None where there is nothing to predict
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +65,8 @@ def measure_sections(
 
     The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph. They
     run one after another: gradient sync, which otherwise goes on beside the backward, waits for its end. So their sum
-    can be more than a step. With one replica, REDUCE and GATHER have nothing to do. With several and `reduce_on_rdu`,
+    can be more than a step. With one replica, REDUCE and GATHER have nothing to do, and are not predicted; through the
+    host, what is predicted of GATHER is in REDUCE. With several and `reduce_on_rdu`,
     from 64 KiB of gradients on, they are one pass over memory with OPT, and have one row.
 
     Raises OptionError and KeywordError as `measure_performance` does.
@@ -81,7 +82,11 @@ def measure_sections(
     sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
-    rows = [_figure(one.sections, measured_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    column = DeviceColumn(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    graph = program.training or program.evaluation
+    by_section_s = {} if column.step is None else column.step.by_section_s(graph.sections)
+    rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    predicted_s = _sum_of_known(row.predicted_s for row in rows)
     figures: dict[str, JsonValue] = {
         "measured": MEASURED,
         "replicas": world.world_size,
@@ -89,30 +94,43 @@ def measure_sections(
         "steps": steps,
         "threads": torch.get_num_threads(),
         "sections_s": sum(slowest),
+        "predicted_sections_s": predicted_s,
+        **column.figures(),
         "step_p90_s": slow_s,
         "sections": [row.model_dump(mode="json") for row in rows],
     }
-    table = _table(rows, title(world.world_size, steps), spread(median_s, slow_s, steps))
+    table = _table(rows, predicted_s, title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
+    table += column.told()
     report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
 
 
-def _figure(sections: Sequence[Section], measured_s: float) -> SectionFigure:
+def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
     first, last = sections[0], sections[-1]
     return SectionFigure(
         sections=tuple(section.index for section in sections),
         kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
         name=first.name if first is last else f"{first.name} … {last.name}",
         measured_s=measured_s,
+        predicted_s=_sum_of_known(by_section_s.get(section.index) for section in sections),
     )
 
 
-def _table(rows: Sequence[SectionFigure], heading: str, spread_told: str) -> str:
+def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
+    known = [time_s for time_s in times_s if time_s is not None]
+    return sum(known) if known else None
+
+
+def _told(predicted_s: float | None) -> str:
+    return NOT_PREDICTED if predicted_s is None else format_seconds(predicted_s)
+
+
+def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), NOT_PREDICTED))
-    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), NOT_PREDICTED))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), _told(row.predicted_s)))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), _told(predicted_s)))
     widths = [max(len(row[column]) for row in cells) for column in range(5)]
     lines = [
         "  ".join(
@@ -121,5 +139,4 @@ def _table(rows: Sequence[SectionFigure], heading: str, spread_told: str) -> str
         )
         for row in cells
     ]
-    body = "\n".join(lines)
-    return f"{heading}\n{body}\n{spread_told}\npredicted: of a device, by sambasim simulate\n"
+    return "\n".join([heading, *lines, ""])

@@ -1,4 +1,4 @@
-"""measure-performance and measure-sections: what is measured here, and the empty column of what is predicted."""
+"""measure-performance and measure-sections: what is measured here, and beside it what is predicted for a device."""
 
 import json
 import sys
@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from sambasim.errors import OptionError
+from sambasim.hardware.spec import load_device
 from sambasim.samba.utils.measuring import median_and_slow, spread
+from sambasim.simulation.backing import backing_of
+from sambasim.units import format_seconds
 from tests.samba.api.conftest import BATCH, Net, exercises, imported
 from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole, whole_case
@@ -49,9 +52,13 @@ def test_a_step_is_measured(
     assert figures["step_p90_s"] >= figures["step_s"]
     assert figures["threads"] == torch.get_num_threads()
     assert figures["samples_per_s"] == pytest.approx(BATCH / figures["step_s"])
-    assert figures["predicted_step_s"] is None
+    assert figures["predicted_step_s"] > 0
+    assert (figures["predicted_for"], figures["predicted_backed_by"]) == ("SN30", backing_of(load_device("sn30")))
     graph_alone = measure(model, inputs, BATCH, run_graph_only=True, **SHORT)
     assert graph_alone["step_s"] > 0
+    forward = measure(model, inputs, BATCH, inference=True, **SHORT)
+    assert 0 < forward["predicted_step_s"] < figures["predicted_step_s"]
+    assert 0 < graph_alone["predicted_step_s"] < figures["predicted_step_s"], "without the host"
     assert measure(model, inputs, BATCH, inference=True, n_iterations=2, min_duration=0.5)["steps"] > 2
     with pytest.raises(OptionError, match="the batch size is 8, and the PEF was compiled for 4"):
         measure(model, inputs, 8)
@@ -72,15 +79,18 @@ def test_every_section_is_measured(
         ([section["index"]], section["kind"], section["name"]) for section in sections
     ]
     assert all(row["measured_s"] > 0 for row in rows)
-    assert {row["predicted_s"] for row in rows} == {None}
+    assert figures["predicted_sections_s"] == pytest.approx(sum(row["predicted_s"] for row in rows))
     assert figures["sections_s"] == pytest.approx(sum(row["measured_s"] for row in rows))
     forward = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)
     assert {row["kind"] for row in forward["sections"]} == {"FWD"}
     table = capsys.readouterr().out.splitlines()
     assert table[0] == "measured on this machine, 1 replica, 4 steps"
     assert table[1].split() == ["section", "kind", "name", "measured", "predicted"]
-    assert table[2].split()[-1] == "-"
-    assert table[-1] == "predicted: of a device, by sambasim simulate"
+    (row,) = forward["sections"]
+    assert (
+        " ".join(table[2].split()[-4:]) == f"{format_seconds(row['measured_s'])} {format_seconds(row['predicted_s'])}"
+    )
+    assert table[-1] == f"predicted: for SN30; {backing_of(load_device('sn30'))}"
     samba.session.run(inputs)
 
 
@@ -128,6 +138,7 @@ def test_the_driver_compiles_and_measures(folder: Path) -> None:
     assert json.loads((folder / "stats.json").read_text())["name"] == "net"
     rows = _measured(folder, "measure-sections")["sections"]
     assert [row["kind"] for row in rows][-4:] == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
+    assert [row["kind"] for row in rows if row["predicted_s"] is None] == ["REDUCE", "GATHER"], "one replica"
 
 
 def test_the_driver_measures_the_forward_of_a_training_pef(folder: Path) -> None:
@@ -151,6 +162,8 @@ def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     assert (figures["replicas"], figures["steps"]) == (2, 3)
     kinds = [row["kind"] for row in figures["sections"] if row["kind"] not in ("FWD", "BCKWD")]
     assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
+    not_predicted = [row["kind"] for row in figures["sections"] if row["predicted_s"] is None]
+    assert not_predicted == ([] if flags else ["GATHER"]), "through the host, REDUCE is the way there and back"
 
 
 def test_steps_that_differ_much_are_told_with_what_it_may_come_from(monkeypatch: pytest.MonkeyPatch) -> None:

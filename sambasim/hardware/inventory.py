@@ -1,0 +1,41 @@
+"""What the replicas of a PEF run on: a device, some of its tiles, and a cluster of such devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sambasim.hardware.cluster import ClusterSpec, load_cluster
+from sambasim.hardware.spec import DeviceSpec, load_device
+
+DEFAULT_ARCH = "sn30"
+"""The device of a PEF that does not say for which it was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A replica has `tiles` tiles of `device`, None for all; `cluster` has as many of them as it says."""
+
+    device: DeviceSpec
+    tiles: int | None
+    cluster: ClusterSpec
+
+    @property
+    def share(self) -> str:
+        """What a replica has, in words."""
+        if self.tiles is None:
+            return self.device.name
+        return f"{self.tiles} of {self.device.tiles} tiles of {self.device.name}"
+
+
+def inventory_of(
+    compiled: Mapping[str, object], *, arch: str | None = None, tiles: int | None = None, cluster: str | None = None
+) -> Inventory:
+    """What a PEF with the options `compiled` asks for, unless it is said: the cluster is that of the device.
+
+    The tiles of the PEF are those of its own device: another `arch` has all of its tiles, unless `tiles` are given.
+    Raises OptionError for a device or a cluster that there is not.
+    """
+    device = load_device(arch or str(compiled.get("arch", DEFAULT_ARCH)))
+    of_pef = compiled.get("num_tiles") if arch is None else None
+    if tiles is None and isinstance(of_pef, int):
+        tiles = of_pef
+    return Inventory(device, tiles, load_cluster(cluster or device.cluster))

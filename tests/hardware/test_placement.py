@@ -1,0 +1,110 @@
+"""Which replica sits where: by law, and in the words of what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sambasim.errors import LaunchError, OptionError
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.inventory import inventory_of
+from sambasim.hardware.placement import Placement, place, place_on_nodes
+from sambasim.hardware.spec import load_device
+
+SN30, SN40L = load_device("sn30"), load_device("sn40")
+CLUSTER = load_cluster("sn30-8")
+TILES = st.none() | st.integers(1, 8)
+
+
+def _check(placement: Placement) -> None:
+    taken: set[tuple[int, int, int]] = set()
+    for seat in placement.seats():
+        assert 0 <= seat.rdu < placement.cluster.rdus_per_node
+        first, tiles = seat.first_tile or 0, 8 if seat.tiles is None else seat.tiles
+        assert first + tiles <= 8
+        of_replica = {(seat.node, seat.rdu, tile) for tile in range(first, first + tiles)}
+        assert not taken & of_replica, "two replicas on one tile"
+        taken |= of_replica
+    nodes = [seat.node for seat in placement.seats()]
+    rdus = [(seat.node, seat.rdu) for seat in placement.seats()]
+    assert placement.nodes == len(set(nodes))
+    assert placement.on_a_node == max(map(nodes.count, nodes))
+    assert placement.on_an_rdu == max(map(rdus.count, rdus))
+
+
+@given(st.integers(1, 70), TILES)
+def test_replicas_that_nobody_has_placed_fill_node_after_node(replicas: int, tiles: int | None) -> None:
+    placement = place(replicas, SN30, tiles, CLUSTER)
+    _check(placement)
+    seats = placement.seats()
+    assert [seat.replica for seat in seats] == list(range(replicas))
+    assert sorted(seats, key=lambda seat: (seat.node, seat.rdu, seat.first_tile or 0)) == seats
+    assert placement.nodes == -(-replicas // placement.per_full_node)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), TILES)
+def test_replicas_sit_on_the_node_that_is_theirs(node_of: list[int], tiles: int | None) -> None:
+    placement = place_on_nodes(node_of, SN30, tiles, CLUSTER)
+    _check(placement)
+    assert [seat.node for seat in placement.seats()] == node_of
+
+
+@given(st.integers(1, 40), TILES)
+def test_both_ways_agree_on_the_same_nodes(replicas: int, tiles: int | None) -> None:
+    filled = place(replicas, SN30, tiles, CLUSTER)
+    given_ = place_on_nodes([seat.node for seat in filled.seats()], SN30, tiles, CLUSTER)
+    assert given_.seats() == filled.seats()
+    assert (given_.nodes, given_.on_a_node, given_.on_an_rdu) == (filled.nodes, filled.on_a_node, filled.on_an_rdu)
+
+
+@pytest.mark.parametrize(
+    ("node_of", "tiles", "told"),
+    [
+        ([0], None, "1 replica on node 0, RDU 0 of cluster sn30-8"),
+        ([0] * 8, None, "8 replicas on node 0, RDUs 0-7 of cluster sn30-8"),
+        ([0, 0, 1, 1], None, "4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each"),
+        ([0, 0, 2], None, "3 replicas on nodes 0, 2 of cluster sn30-8, RDUs 0-1 of the fullest"),
+        ([0] * 3, 4, "3 replicas on node 0, RDUs 0-1 of cluster sn30-8, 4 tiles a replica"),
+    ],
+)
+def test_words(node_of: list[int], tiles: int | None, told: str) -> None:
+    assert str(place_on_nodes(node_of, SN30, tiles, CLUSTER)) == told
+
+
+def test_a_node_seats_as_many_as_it_has_rdus_and_parts_of_them() -> None:
+    for tiles, room in ((None, 8), (8, 8), (5, 8), (4, 16), (1, 64)):
+        assert place_on_nodes([0] * room, SN30, tiles, CLUSTER).per_full_node == room
+        with pytest.raises(LaunchError, match=rf"^{room + 1} replicas on node 0, and a node of sn30-8 has room for "):
+            place_on_nodes([0] * (room + 1), SN30, tiles, CLUSTER)
+
+
+def test_what_is_refused_names_the_count_and_every_remedy() -> None:
+    with pytest.raises(LaunchError) as refused:
+        place_on_nodes([0] * 9, SN30, None, CLUSTER, command="sambasim run --pef x", or_else="name a larger one")
+    assert str(refused.value) == (
+        "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node\n"
+        "  try:   start 8 replicas a node, or fewer: mpirun -np 8 sambasim run --pef x; or compile with --num-tiles 4,"
+        " so that 2 share an RDU; or name a larger one"
+    )
+    with pytest.raises(LaunchError) as refused:
+        place_on_nodes([0] + [1] * 20, SN40L, None, load_cluster("sn40l-16"))
+    assert refused.value.what.startswith("20 replicas on node 1, and a node of sn40l-16 has room for 16")
+    assert refused.value.remedy == "start 16 replicas a node, or fewer", "nobody knows how many tiles it has"
+
+
+def test_more_nodes_than_there_are_is_refused() -> None:
+    small = CLUSTER.model_copy(update={"nodes": 1})
+    with pytest.raises(LaunchError, match="the replicas of this job are on 2 nodes, and sn30-8 has 1 node"):
+        place_on_nodes([0, 1], SN30, None, small)
+    with pytest.raises(OptionError, match="9 replicas, and sn30-8 has room for 8: one for each RDU, 8 RDUs a node, 1"):
+        place(9, SN30, None, small)
+
+
+def test_a_pef_says_its_device_and_tiles_unless_somebody_else_does() -> None:
+    compiled = {"arch": "sn10", "num_tiles": 2}
+    of_pef = inventory_of(compiled)
+    assert (of_pef.device.name, of_pef.tiles, of_pef.cluster.name) == ("SN10", 2, "sn10-8")
+    assert of_pef.share == "2 of 4 tiles of SN10"
+    other = inventory_of(compiled, arch="sn40")
+    assert (other.device.name, other.tiles, other.cluster.name) == ("SN40L", None, "sn40l-16")
+    assert inventory_of(compiled, tiles=1, cluster="nvlink3-8").tiles == 1
+    assert inventory_of({"num_tiles": None}).share == "SN30"

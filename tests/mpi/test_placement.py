@@ -1,0 +1,174 @@
+"""Replicas on the simulated machine: where MPI has put them, as many as it seats, and no more."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
+from tests.samba.api.test_measuring import APP
+from tests.support.cluster import write_cluster
+from tests.support.mpi import RANKS, Result, is_open_mpi, run_job, run_mpi
+
+SAMBASIM = [sys.executable, "-m", "sambasim"]
+RUN = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the quick start for whole RDUs and for halves of them, and an app."""
+    where = tmp_path_factory.mktemp("placement")
+    run_job([*SAMBASIM, "compile", "--data-parallel"], cwd=where).check()
+    halves = ["--num-tiles", "4", "--pef-name", "halves"]
+    run_job([*SAMBASIM, "compile", "--data-parallel", *halves], cwd=where).check()
+    (where / "app.py").write_text(APP)
+    argv = [*SAMBASIM, "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
+    run_job(argv, cwd=where, timeout=120).check()
+    return where
+
+
+@pytest.fixture
+def mpich() -> None:
+    """For tests of two nodes, which only MPICH makes of one machine."""
+    if is_open_mpi():
+        pytest.skip("only MPICH makes two nodes of one machine")
+
+
+def summary(result: Result) -> SummaryRecord:
+    (line,) = result.check().stdout.splitlines()
+    return SummaryRecord.model_validate_json(line)
+
+
+def placed(run: SummaryRecord) -> PlacementRecord:
+    assert run.placement is not None
+    return run.placement
+
+
+def predicted(run: SummaryRecord) -> PredictedRecord:
+    assert run.not_predicted is None
+    assert run.predicted is not None
+    return run.predicted
+
+
+def refused(result: Result, *told: str) -> None:
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("error[launch]") == 1
+    for words in told:
+        assert words in result.stderr
+
+
+@pytest.mark.parametrize("np", RANKS)
+def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> None:
+    run = summary(run_mpi(np, [*RUN, "--reduce-on-rdu", "--json"], cwd=folder))
+    assert placed(run) == PlacementRecord(
+        device="SN30", cluster="sn30-8", tiles=None, node_of=(0,) * np, rdu_of=tuple(range(np)), first_tile_of=None
+    )
+    found = predicted(run)
+    assert found.predicted_for == "SN30"
+    assert found.predicted_sync == ("device" if np > 1 else "none")
+    assert (found.predicted_sync_s > 0) == (np > 1)
+    parts = found.predicted_host_s + found.predicted_model_s + found.predicted_update_s + found.predicted_sync_s
+    assert found.predicted_step_s == pytest.approx(parts)
+    assert set(found.predicted_by_kind_s) == {"FWD", "BCKWD", "OPT"} | ({"REDUCE", "GATHER"} if np > 1 else set())
+    assert 0 < run.model_s < run.training_s
+
+
+@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
+def test_it_is_told_at_the_start_and_both_times_at_the_end(folder: Path) -> None:
+    lines = run_mpi(2, RUN, cwd=folder).check().stdout.splitlines()
+    first_step = next(index for index, line in enumerate(lines) if line.startswith("step 1/"))
+    assert "simulated: 2 replicas on node 0, RDUs 0-1 of cluster sn30-8" in lines[:first_step]
+    (heading,) = [index for index, line in enumerate(lines) if "measured on this machine" in line]
+    assert lines[heading].split("  ")[-1].strip() == "predicted for SN30"
+    rows = {line[:40].split("  ")[0].strip(): line.split("  ") for line in lines[heading + 2 :] if "  " in line}
+    assert {"whole step", "forward and backward", "sync that is waited for", "update", "samples/s"} <= set(rows)
+    assert "predicted: efficiencies are calibrated on published SN30 steps; sambasim validate tells how" in "".join(
+        lines
+    )
+
+
+@pytest.mark.usefixtures("mpich")
+@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
+def test_replicas_sit_on_the_nodes_that_mpi_finds(folder: Path) -> None:
+    run = summary(run_mpi(4, [*RUN, "--json"], cwd=folder, env=TWO_NODES))
+    assert (placed(run).node_of, placed(run).rdu_of) == ((0, 1, 0, 1), (0, 0, 1, 1)), "MPICH deals ranks out"
+    here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
+    assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
+    told = run_mpi(4, RUN, cwd=folder, env=TWO_NODES).check().stdout
+    assert "simulated: 4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each\n" in told
+    one_node = write_cluster(folder, rdus_per_node=4, nodes=1)
+    refused(
+        run_mpi(4, [*RUN, "--cluster", str(one_node)], cwd=folder, env=TWO_NODES),
+        "(every rank): the replicas of this job are on 2 nodes, and farm has 1 node",
+    )
+
+
+@pytest.mark.usefixtures("mpich")
+@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
+def test_each_node_has_seats_of_its_own(folder: Path, tmp_path: Path) -> None:
+    farm = str(write_cluster(tmp_path, rdus_per_node=2))
+    run = summary(run_mpi(4, [*RUN, "--json", "--cluster", farm], cwd=folder, env=TWO_NODES))
+    assert placed(run).rdu_of == (0, 0, 1, 1)
+    refused(
+        run_mpi(4, [*RUN, "--cluster", farm], cwd=folder), "4 replicas on node 0, and a node of farm has room for 2"
+    )
+
+
+@pytest.mark.skipif(4 not in RANKS, reason="for four ranks")
+def test_where_a_pef_needs_some_tiles_replicas_share_an_rdu(folder: Path, tmp_path: Path) -> None:
+    farm = str(write_cluster(tmp_path, rdus_per_node=2))
+    argv = [*SAMBASIM, "run", "--pef", "halves", "--steps", "1", "--no-evaluate", "--json", "--cluster", farm]
+    run = summary(run_mpi(4, argv, cwd=folder))
+    assert (placed(run).tiles, placed(run).rdu_of, placed(run).first_tile_of) == (4, (0, 0, 1, 1), (0, 4, 0, 4))
+    assert predicted(run).predicted_for == "4 of 8 tiles of SN30"
+
+
+@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
+def test_a_rank_that_only_serves_takes_no_seat(folder: Path, tmp_path: Path) -> None:
+    farm = str(write_cluster(tmp_path, rdus_per_node=1))
+    serving = ["--host-sync", "parameter-server", "--parameter-servers", "1", "--cluster", farm]
+    run = run_mpi(2, [*RUN, *serving], cwd=folder).check()
+    assert "simulated: 1 replica on node 0, RDU 0 of cluster farm\n" in run.stdout
+
+
+@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
+def test_more_replicas_than_seats_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+    farm = str(write_cluster(tmp_path, rdus_per_node=1))
+    told = (
+        "(every rank): 2 replicas on node 0, and a node of farm has room for 1: one for each RDU, 1 RDU a node\n",
+        "try:   start 1 replica a node: mpirun -np 1 sambasim run --pef digits --steps 2 --no-evaluate --cluster ",
+        "; or compile with --num-tiles 4, so that 2 share an RDU; or name a cluster with more RDUs a node: "
+        "--cluster FILE.toml\n",
+    )
+    metrics = folder / "refused.jsonl"
+    refused(run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder), *told)
+    assert not metrics.exists()
+    refused(run_mpi(2, [*SAMBASIM, "run", "--inference", "--pef", "digits", "--cluster", farm], cwd=folder), told[0])
+
+
+def test_an_emulation_has_no_nodes_and_fills_one_after_the_other(folder: Path) -> None:
+    run = summary(run_job([*RUN, "--json", "--emulate-replicas", "10"], cwd=folder, timeout=120))
+    assert placed(run).node_of == (0,) * 8 + (1,) * 2
+    assert predicted(run).predicted_sync == "host"
+
+
+@pytest.mark.skipif(RANKS != (1, 2, 3, 4), reason="it asks for nine ranks, whatever is tested")
+def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> None:
+    argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
+    told = run_mpi(9, argv, cwd=folder, timeout=200)
+    assert told.returncode == 2
+    assert "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node" in told.stderr
+    typed = "app.py measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
+    assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in told.stderr
+    assert "--cluster" not in told.stderr, "an app has no such flag"
+    assert told.stdout == ""
+
+
+def test_json_keeps_what_is_predicted_apart(folder: Path) -> None:
+    (line,) = run_job([*RUN, "--json"], cwd=folder).check().stdout.splitlines()
+    fields = json.loads(line)
+    assert all(name.startswith("predicted_") for name in fields.pop("predicted"))
+    assert fields.pop("not_predicted") is None
+    assert not [name for name in fields if "predicted" in name]
