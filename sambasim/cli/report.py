@@ -1,5 +1,6 @@
 """`sambasim report`: a PEF, or a run of it, as a page to look at."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,12 @@ _RUN_SUFFIX = ".jsonl"
 
 @click.command("report")
 @click.argument("subject", metavar="PEF|RUN.jsonl")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Where the page goes.")
 @click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", required=True, help="Where the page goes."
+    "--tables",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where section_report.csv and summary.json go, which are like SambaTune's.",
 )
 @click.option("--run", type=click.Path(path_type=Path), metavar="RUN.jsonl", help="Add what this run of it measured.")
 @click.option("--arch", help="The device: sn10, sn30 or sn40. Default: the one that the PEF was compiled for.")
@@ -31,7 +36,8 @@ _RUN_SUFFIX = ".jsonl"
 )
 def report_command(
     subject: str,
-    page: Path,
+    page: Path | None,
+    tables: Path | None,
     run: Path | None,
     arch: str | None,
     num_tiles: int | None,
@@ -39,7 +45,7 @@ def report_command(
     replicas: str | None,
     output_folder: Path,
 ) -> None:
-    """Write one HTML file that needs no network: what a device would do with a PEF, or what a run measured.
+    """Write one HTML file that needs no network: what a device would do with a PEF, or what a run measured; or tables.
 
     Of a PEF: the step's timeline, its sections and what binds them, their pipelines, memory over time, scaling, and the
     operators with the lines that they come from. All of it is predicted. Of a RUN.jsonl, which `sambasim run --metrics`
@@ -51,15 +57,18 @@ def report_command(
       sambasim report digits --html digits.html --arch sn40 --replicas 1,8,64
       sambasim report run.jsonl --html run.html
       sambasim report digits --run run.jsonl --html digits.html
+      sambasim report digits --tables out/digits
     """
     from sambasim.cli.prediction import Question, counts
-    from sambasim.errors import MachineError, OptionError
-    from sambasim.options.outputs import check_output_file
+    from sambasim.errors import OptionError
     from sambasim.pef import locate
 
-    check_output_file(page, "the page", "another place: --html FILE")
+    if page is None and tables is None:
+        raise OptionError("it is not said what to write", remedy=f"sambasim report {subject} --html FILE.html")
+    _check(page, tables)
     if subject.endswith(_RUN_SUFFIX):
         of_a_pef = {
+            "--tables": tables,
             "--run": run,
             "--arch": arch,
             "--num-tiles": num_tiles,
@@ -67,45 +76,61 @@ def report_command(
             "--replicas": replicas,
         }
         given = [flag for flag, value in of_a_pef.items() if value is not None]
-        if given:
+        if given or page is None:
             raise OptionError(
                 f"{subject} is a run, in which nothing is predicted: {', '.join(given)} is for a PEF",
-                remedy=f"sambasim report NAME.pef --run {subject} --html {page}",
+                remedy=f"sambasim report NAME.pef --run {subject} --html {page or 'FILE.html'}",
             )
         _keep(Path(subject), page)
-        text = _of_a_run(Path(subject))
-    else:
-        pef = locate(subject, output_folder)
-        for given_file in (pef, run):
-            _keep(given_file, page)
-        question = Question(
-            subject=str(pef),
-            overrides=(),
-            output_folder=output_folder,
-            arch=arch,
-            num_tiles=num_tiles,
-            level=None,
-            batch_sizes=(),
-            replicas=sorted(counts(replicas, "--replicas")),
-            cluster=cluster,
-        )
-        text = _of_a_pef(question, pef, run)
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MachineError(
-            f"the page cannot be written to {page}: {error.strerror}",
-            remedy="make room there, or another place: --html FILE",
-        ) from error
-    click.echo(f"page {page} written: open it in a browser, it needs no network")
+        _write({page: _of_a_run(Path(subject))})
+        return
+    pef = locate(subject, output_folder)
+    for given_file in (pef, run):
+        _keep(given_file, page)
+    question = Question(
+        subject=str(pef),
+        overrides=(),
+        output_folder=output_folder,
+        arch=arch,
+        num_tiles=num_tiles,
+        level=None,
+        batch_sizes=(),
+        replicas=sorted(counts(replicas, "--replicas")),
+        cluster=cluster,
+    )
+    _write(_of_a_pef(question, pef, run, page, tables))
 
 
-def _keep(given: Path | None, page: Path) -> None:
+def _check(page: Path | None, tables: Path | None) -> None:
+    """Raises OptionError for what cannot be written."""
+    from sambasim.options.outputs import check_output_file, check_output_folder
+
+    if page is not None:
+        check_output_file(page, "the page", "another place: --html FILE")
+    if tables is not None:
+        check_output_folder(tables, "the tables", "another place: --tables FOLDER")
+
+
+def _write(texts: Mapping[Path, str]) -> None:
+    from sambasim.errors import MachineError
+
+    for file, text in texts.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MachineError(
+                f"{file} cannot be written: {error.strerror}", remedy="make room there, or name another place"
+            ) from error
+        told = ": open it in a browser, it needs no network" if file.suffix == ".html" else ""
+        click.echo(f"{file} written{told}")
+
+
+def _keep(given: Path | None, page: Path | None) -> None:
     """Raises OptionError if the page would be written over what it is made of."""
     from sambasim.errors import OptionError
 
-    if given is not None and given.exists() and page.exists() and given.samefile(page):
+    if given is not None and page is not None and given.exists() and page.exists() and given.samefile(page):
         raise OptionError(f"--html {page} is what the page is made of", remedy="another place: --html FILE.html")
 
 
@@ -116,15 +141,27 @@ def _of_a_run(path: Path) -> str:
     return measured_page(read_run(path), path.name)
 
 
-def _of_a_pef(question: "Question", pef: Path, run: Path | None) -> str:
+def _of_a_pef(
+    question: "Question", pef: Path, run: Path | None, page: Path | None, tables: Path | None
+) -> dict[Path, str]:
     from sambasim.cli.prediction import predictions
     from sambasim.pef import peek
     from sambasim.report.page.assemble import predicted_page
+    from sambasim.report.sections_csv import section_report_csv
+    from sambasim.report.summary import summary_json
+    from sambasim.simulation.sync import SyncPath
 
     digest = peek(pef).digest
     records = None if run is None else (_same(run, digest), run.name)
     (prediction,) = predictions(question, quiet=True)
-    return predicted_page(prediction, digest, records)
+    texts: dict[Path, str] = {}
+    if page is not None:
+        texts[page] = predicted_page(prediction, digest, records)
+    if tables is not None:
+        alone = prediction.scaled[SyncPath.RDU][0]
+        texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
+        texts[tables / "summary.json"] = summary_json(alone, prediction.program.name)
+    return texts
 
 
 def _same(path: Path, digest: str) -> "RunRecords":

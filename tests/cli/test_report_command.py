@@ -1,5 +1,6 @@
 """`sambasim report`, as typed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def page(*arguments: str) -> Page:
     target = Path("pages/page.html")
     result = CliRunner().invoke(report_command, [*arguments, "--html", str(target)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.output == f"page {target} written: open it in a browser, it needs no network\n"
+    assert result.output == f"{target} written: open it in a browser, it needs no network\n"
     return Page(target.read_text(encoding="utf-8"))
 
 
@@ -87,3 +88,18 @@ def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:
 def test_a_place_that_cannot_be_written(path: Path) -> None:
     assert refused("logreg", "--html", "out").what == "the page cannot be written to out"
     assert not list(Path().glob("*.html"))
+
+
+def test_tables_as_sambatune_names_them(path: Path) -> None:
+    result = CliRunner().invoke(report_command, [str(path), "--tables", "tables"], catch_exceptions=False)
+    assert result.exit_code == 0
+    summary = json.loads(Path("tables/summary.json").read_text(encoding="utf-8"))
+    lines = Path("tables/section_report.csv").read_text(encoding="utf-8").splitlines()
+    assert summary["predicted"]["predicted_section_count"] == len(lines) - 1 > 1
+    assert summary["measured"] is None
+
+
+def test_it_must_be_said_what_to_write(path: Path) -> None:
+    error = refused(str(path))
+    assert error.what == "it is not said what to write"
+    assert error.remedy == f"sambasim report {path} --html FILE.html"
