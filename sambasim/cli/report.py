@@ -14,7 +14,7 @@ _RUN_SUFFIX = ".jsonl"
 
 
 @click.command("report")
-@click.argument("subject", metavar="PEF|RUN.jsonl")
+@click.argument("subject", metavar="PEF|MODEL|RUN.jsonl")
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Where the page goes.")
 @click.option(
     "--tables",
@@ -45,11 +45,12 @@ def report_command(
     replicas: str | None,
     output_folder: Path,
 ) -> None:
-    """Write one HTML file that needs no network: what a device would do with a PEF, or what a run measured; or tables.
+    """Write one HTML file that needs no network: what a device would do with a PEF or a model, or what a run
+    measured; or tables.
 
-    Of a PEF: the step's timeline, its sections and what binds them, their pipelines, memory over time, scaling, and the
-    operators with the lines that they come from. All of it is predicted. Of a RUN.jsonl, which `sambasim run --metrics`
-    writes: its curves and its summary, all of it measured.
+    Of a PEF, a config (.toml) or a model (file.py:Name): the step's timeline, its sections and what binds them, their
+    pipelines, memory over time, scaling, and the operators with the lines that they come from. All of it is predicted.
+    Of a RUN.jsonl, which `sambasim run --metrics` writes: its curves and its summary, all of it measured.
 
     \b
     Examples:
@@ -57,9 +58,11 @@ def report_command(
       sambasim report digits --html digits.html --arch sn40 --replicas 1,8,64
       sambasim report run.jsonl --html run.html
       sambasim report digits --run run.jsonl --html digits.html
+      sambasim report configs/gpt_13b.toml --html gpt_13b.html
       sambasim report digits --tables out/digits
     """
     from sambasim.cli.prediction import Question, counts
+    from sambasim.cli.subject import is_model
     from sambasim.errors import OptionError
     from sambasim.pef import locate
 
@@ -84,11 +87,15 @@ def report_command(
         _keep(Path(subject), page)
         _write({page: _of_a_run(Path(subject))})
         return
-    pef = locate(subject, output_folder)
+    pef = None if is_model(subject) else locate(subject, output_folder)
+    if pef is None and run is not None:
+        raise OptionError(
+            f"{run} is a run of a PEF, and {subject} is a model", remedy=f"sambasim compile {subject}, and name its PEF"
+        )
     for given_file in (pef, run):
         _keep(given_file, page)
     question = Question(
-        subject=str(pef),
+        subject=subject if pef is None else str(pef),
         overrides=(),
         output_folder=output_folder,
         arch=arch,
@@ -98,7 +105,7 @@ def report_command(
         replicas=sorted(counts(replicas, "--replicas")),
         cluster=cluster,
     )
-    _write(_of_a_pef(question, pef, run, page, tables))
+    _write(_predicted(question, pef, run, page, tables))
 
 
 def _check(page: Path | None, tables: Path | None) -> None:
@@ -141,8 +148,8 @@ def _of_a_run(path: Path) -> str:
     return measured_page(read_run(path), path.name)
 
 
-def _of_a_pef(
-    question: "Question", pef: Path, run: Path | None, page: Path | None, tables: Path | None
+def _predicted(
+    question: "Question", pef: Path | None, run: Path | None, page: Path | None, tables: Path | None
 ) -> dict[Path, str]:
     from sambasim.cli.prediction import predictions
     from sambasim.pef import peek
@@ -151,9 +158,9 @@ def _of_a_pef(
     from sambasim.report.summary import summary_json
     from sambasim.simulation.sync import SyncPath
 
-    digest = peek(pef).digest
-    records = None if run is None else (_same(run, digest), run.name)
-    (prediction,) = predictions(question, quiet=True)
+    digest = None if pef is None else peek(pef).digest
+    records = None if run is None or digest is None else (_same(run, digest), run.name)
+    (prediction,) = predictions(question, quiet=False)
     texts: dict[Path, str] = {}
     if page is not None:
         texts[page] = predicted_page(prediction, digest, records)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import sambasim
 from sambasim import pef
 from sambasim.cli.report import report_command
 from sambasim.errors import OptionError
@@ -37,7 +38,7 @@ def page(*arguments: str) -> Page:
     target = Path("pages/page.html")
     result = CliRunner().invoke(report_command, [*arguments, "--html", str(target)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.output == f"{target} written: open it in a browser, it needs no network\n"
+    assert result.stdout == f"{target} written: open it in a browser, it needs no network\n"
     return Page(target.read_text(encoding="utf-8"))
 
 
@@ -103,3 +104,10 @@ def test_it_must_be_said_what_to_write(path: Path) -> None:
     error = refused(str(path))
     assert error.what == "it is not said what to write"
     assert error.remedy == f"sambasim report {path} --html FILE.html"
+
+
+def test_a_model_has_a_page_and_no_run(path: Path) -> None:
+    config = str(Path(sambasim.__file__).parent / "quickstart" / "digits.toml")
+    assert page(config, "--replicas", "1,2").ids("section") == PREDICTED
+    error = refused(config, "--html", "page.html", "--run", "run.jsonl")
+    assert error.what == f"run.jsonl is a run of a PEF, and {config} is a model"

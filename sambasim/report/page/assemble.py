@@ -25,8 +25,9 @@ from sambasim.simulation.prediction import Prediction
 _PREDICTED = (summary, timeline, sections, pipeline, memory, scaling, operators, grounds)
 
 
-def predicted_page(prediction: Prediction, digest: str, run: tuple[RunRecords, str] | None = None) -> str:
-    """The page of a PEF with this digest. A `run` of it, with the name of its file, comes behind what is predicted."""
+def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRecords, str] | None = None) -> str:
+    """The page of a PEF with this digest, or of a model alone. A `run` of the PEF, with the name of its file, comes
+    behind what is predicted."""
     parts, note = [make(prediction) for make in _PREDICTED], caveat(prediction)
     if run is not None:
         note = joined(

@@ -10,8 +10,8 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 
 
-def facts_line(prediction: Prediction, digest: str) -> list[tuple[str, str]]:
-    """Name and value of what the page is of."""
+def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
+    """Name and value of what the page is of: a PEF with this digest, or a model alone."""
     device, tiles = prediction.device, prediction.tiles
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
     return [
@@ -20,7 +20,7 @@ def facts_line(prediction: Prediction, digest: str) -> list[tuple[str, str]]:
         ("batch", f"{prediction.alone.batch_size} a replica"),
         ("cluster", prediction.cluster.name),
         ("step", "training" if prediction.program.training else "forward only"),
-        ("PEF", digest[:12]),
+        *([] if digest is None else [("PEF", digest[:12])]),
     ]
 
 
