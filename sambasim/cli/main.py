@@ -18,6 +18,7 @@ _COMMANDS: Mapping[str, str] = {
     "simulate": "sambasim.cli.simulate:simulate_command",
     "devices": "sambasim.cli.devices:devices_command",
     "report": "sambasim.cli.report:report_command",
+    "tilestat": "sambasim.cli.tilestat:tilestat_command",
     "validate": "sambasim.cli.validate:validate_command",
     "verify": "sambasim.cli.verify:verify_command",
     "doctor": "sambasim.cli.doctor:doctor_command",

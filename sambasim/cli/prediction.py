@@ -1,4 +1,4 @@
-"""From what was typed after `simulate` to predictions, one for each batch size."""
+"""From what was typed after `simulate` or `report` to predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,15 @@ from pathlib import Path
 from sambasim.cli.progress import phases
 from sambasim.cli.subject import Subject, is_model, level_of, subject_of_model, subject_of_pef
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ALIASES, load_device
-from sambasim.report.scaling import scaling_record
-from sambasim.report.simulation import Simulated
-from sambasim.simulation.scaling import scale
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was typed. None and no batch sizes are for those of the subject."""
+    """What was typed. None and no batch sizes are for those of the subject, no replicas for the usual ones."""
 
     subject: str
     overrides: Sequence[str]
@@ -31,31 +25,29 @@ class Question:
     level: str | None
     batch_sizes: Sequence[int]
     replicas: Sequence[int]
-    paths: Sequence[SyncPath]
     cluster: str | None
 
 
-def predictions(question: Question, *, quiet: bool) -> list[Simulated]:
-    """The answers. Raises OptionError for what cannot be asked, before a model is captured where that is possible."""
+def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
+    """The answers, one for each batch size. Raises OptionError for what cannot be asked, before a model is captured
+    where that is possible."""
     device = load_device(question.arch) if question.arch else None
-    if question.cluster:
-        load_cluster(question.cluster)
+    cluster = load_cluster(question.cluster) if question.cluster else None
     subject = _subject(question, quiet=quiet)
     device = device or load_device(subject.arch)
-    tiles = _tiles(question, subject)
-    budget, cluster = budget_of(device, load_calibration(), tiles), load_cluster(question.cluster or device.cluster)
-    level = level_of(question.level or subject.level)
-    found = []
-    for size, program in subject.programs:
-        alone = predict_step(program, budget, level, load_calibration(), size, subject.micro_steps)
-        scaled = [
-            scale(program, alone, place(replicas, device, tiles, cluster), path)
-            for replicas in question.replicas
-            for path in question.paths[: None if replicas > 1 and program.training else 1]
-        ]
-        records = tuple(scaling_record(alone, each) for each in scaled)
-        found.append(Simulated(program, device, tiles, level, alone, cluster, records))
-    return found
+    return [
+        predict(
+            program,
+            device,
+            _tiles(question, subject),
+            level_of(question.level or subject.level),
+            cluster or load_cluster(device.cluster),
+            question.replicas,
+            batch_size=size,
+            micro_steps=subject.micro_steps,
+        )
+        for size, program in subject.programs
+    ]
 
 
 def _subject(question: Question, *, quiet: bool) -> Subject:

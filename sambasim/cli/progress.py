@@ -85,10 +85,13 @@ class RunProgress:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
         line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {', '.join(facts)}"
+        self.noted(line)
+
+    def noted(self, what: str) -> None:
         if self._live:
-            self._live.print(line)
+            self._live.print(what)
         else:
-            print(line, flush=True)
+            print(what, flush=True)
 
     def ended(self, summary: SummaryRecord) -> None:
         from sambasim.report.step_times import step_times
@@ -188,6 +191,9 @@ class RankLog:
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")
+
+    def noted(self, what: str) -> None:
+        self._write(what)
 
     def ended(self, summary: SummaryRecord) -> None:
         self._write(f"end weights_sha256 {summary.weights_sha256} state_sha256 {summary.state_sha256}")

@@ -1,20 +1,26 @@
 """`sambasim report`: a PEF, or a run of it, as a page to look at."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from sambasim.cli.prediction import Question
     from sambasim.records.read import RunRecords
 
 _RUN_SUFFIX = ".jsonl"
 
 
 @click.command("report")
-@click.argument("subject", metavar="PEF|RUN.jsonl")
+@click.argument("subject", metavar="PEF|MODEL|RUN.jsonl")
+@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Where the page goes.")
 @click.option(
-    "--html", "page", type=click.Path(path_type=Path), metavar="FILE", required=True, help="Where the page goes."
+    "--tables",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where section_report.csv and summary.json go, which are like SambaTune's.",
 )
 @click.option("--run", type=click.Path(path_type=Path), metavar="RUN.jsonl", help="Add what this run of it measured.")
 @click.option("--arch", help="The device: sn10, sn30 or sn40. Default: the one that the PEF was compiled for.")
@@ -30,7 +36,8 @@ _RUN_SUFFIX = ".jsonl"
 )
 def report_command(
     subject: str,
-    page: Path,
+    page: Path | None,
+    tables: Path | None,
     run: Path | None,
     arch: str | None,
     num_tiles: int | None,
@@ -38,11 +45,12 @@ def report_command(
     replicas: str | None,
     output_folder: Path,
 ) -> None:
-    """Write one HTML file that needs no network: what a device would do with a PEF, or what a run measured.
+    """Write one HTML file that needs no network: what a device would do with a PEF or a model, or what a run
+    measured; or tables.
 
-    Of a PEF: the step's timeline, its sections and what binds them, their pipelines, memory over time, scaling, and the
-    operators with the lines that they come from. All of it is predicted. Of a RUN.jsonl, which `sambasim run --metrics`
-    writes: its curves and its summary, all of it measured.
+    Of a PEF, a config (.toml) or a model (file.py:Name): the step's timeline, its sections and what binds them, their
+    pipelines, memory over time, scaling, and the operators with the lines that they come from. All of it is predicted.
+    Of a RUN.jsonl, which `sambasim run --metrics` writes: its curves and its summary, all of it measured.
 
     \b
     Examples:
@@ -50,14 +58,20 @@ def report_command(
       sambasim report digits --html digits.html --arch sn40 --replicas 1,8,64
       sambasim report run.jsonl --html run.html
       sambasim report digits --run run.jsonl --html digits.html
+      sambasim report configs/gpt_13b.toml --html gpt_13b.html
+      sambasim report digits --tables out/digits
     """
-    from sambasim.errors import MachineError, OptionError
-    from sambasim.options.outputs import check_output_file
+    from sambasim.cli.prediction import Question, counts
+    from sambasim.cli.subject import is_model
+    from sambasim.errors import OptionError
     from sambasim.pef import locate
 
-    check_output_file(page, "the page", "another place: --html FILE")
+    if page is None and tables is None:
+        raise OptionError("it is not said what to write", remedy=f"sambasim report {subject} --html FILE.html")
+    _check(page, tables)
     if subject.endswith(_RUN_SUFFIX):
         of_a_pef = {
+            "--tables": tables,
             "--run": run,
             "--arch": arch,
             "--num-tiles": num_tiles,
@@ -65,34 +79,65 @@ def report_command(
             "--replicas": replicas,
         }
         given = [flag for flag, value in of_a_pef.items() if value is not None]
-        if given:
+        if given or page is None:
             raise OptionError(
                 f"{subject} is a run, in which nothing is predicted: {', '.join(given)} is for a PEF",
-                remedy=f"sambasim report NAME.pef --run {subject} --html {page}",
+                remedy=f"sambasim report NAME.pef --run {subject} --html {page or 'FILE.html'}",
             )
         _keep(Path(subject), page)
-        text = _of_a_run(Path(subject))
-    else:
-        pef = locate(subject, output_folder)
-        for given_file in (pef, run):
-            _keep(given_file, page)
-        text = _of_a_pef(pef, run, (arch, num_tiles, cluster), _counts(replicas))
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MachineError(
-            f"the page cannot be written to {page}: {error.strerror}",
-            remedy="make room there, or another place: --html FILE",
-        ) from error
-    click.echo(f"page {page} written: open it in a browser, it needs no network")
+        _write({page: _of_a_run(Path(subject))})
+        return
+    pef = None if is_model(subject) else locate(subject, output_folder)
+    if pef is None and run is not None:
+        raise OptionError(
+            f"{run} is a run of a PEF, and {subject} is a model", remedy=f"sambasim compile {subject}, and name its PEF"
+        )
+    for given_file in (pef, run):
+        _keep(given_file, page)
+    question = Question(
+        subject=subject if pef is None else str(pef),
+        overrides=(),
+        output_folder=output_folder,
+        arch=arch,
+        num_tiles=num_tiles,
+        level=None,
+        batch_sizes=(),
+        replicas=sorted(counts(replicas, "--replicas")),
+        cluster=cluster,
+    )
+    _write(_predicted(question, pef, run, page, tables))
 
 
-def _keep(given: Path | None, page: Path) -> None:
+def _check(page: Path | None, tables: Path | None) -> None:
+    """Raises OptionError for what cannot be written."""
+    from sambasim.options.outputs import check_output_file, check_output_folder
+
+    if page is not None:
+        check_output_file(page, "the page", "another place: --html FILE")
+    if tables is not None:
+        check_output_folder(tables, "the tables", "another place: --tables FOLDER")
+
+
+def _write(texts: Mapping[Path, str]) -> None:
+    from sambasim.errors import MachineError
+
+    for file, text in texts.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MachineError(
+                f"{file} cannot be written: {error.strerror}", remedy="make room there, or name another place"
+            ) from error
+        told = ": open it in a browser, it needs no network" if file.suffix == ".html" else ""
+        click.echo(f"{file} written{told}")
+
+
+def _keep(given: Path | None, page: Path | None) -> None:
     """Raises OptionError if the page would be written over what it is made of."""
     from sambasim.errors import OptionError
 
-    if given is not None and given.exists() and page.exists() and given.samefile(page):
+    if given is not None and page is not None and given.exists() and page.exists() and given.samefile(page):
         raise OptionError(f"--html {page} is what the page is made of", remedy="another place: --html FILE.html")
 
 
@@ -103,35 +148,27 @@ def _of_a_run(path: Path) -> str:
     return measured_page(read_run(path), path.name)
 
 
-def _of_a_pef(
-    pef: Path,
-    run: Path | None,
-    machine: tuple[str | None, int | None, str | None],
-    replicas: tuple[int, ...] | None,
-) -> str:
-    from sambasim.hardware.cluster import load_cluster
-    from sambasim.hardware.spec import load_device
-    from sambasim.pef import read
+def _predicted(
+    question: "Question", pef: Path | None, run: Path | None, page: Path | None, tables: Path | None
+) -> dict[Path, str]:
+    from sambasim.cli.prediction import predictions
+    from sambasim.pef import peek
     from sambasim.report.page.assemble import predicted_page
-    from sambasim.report.page.facts import predict
+    from sambasim.report.sections_csv import section_report_csv
+    from sambasim.report.summary import summary_json
+    from sambasim.simulation.sync import SyncPath
 
-    arch, num_tiles, cluster = machine
-    document = read(pef)
-    records = None if run is None else (_same(run, document.digest), run.name)
-    compiled = document.compile_options
-    device = load_device(arch or str(compiled.get("arch", "sn30")))
-    if num_tiles is None and arch is None and isinstance(compiled.get("num_tiles"), int):
-        num_tiles = int(str(compiled["num_tiles"]))
-    level = str(compiled.get("opt_level", "o3"))
-    prediction = predict(
-        document.program,
-        device,
-        num_tiles,
-        "o0" if level == "o0" else "o1" if level == "o1" else "o3",
-        load_cluster(cluster or device.cluster),
-        replicas,
-    )
-    return predicted_page(prediction, document.digest, records)
+    digest = None if pef is None else peek(pef).digest
+    records = None if run is None or digest is None else (_same(run, digest), run.name)
+    (prediction,) = predictions(question, quiet=False)
+    texts: dict[Path, str] = {}
+    if page is not None:
+        texts[page] = predicted_page(prediction, digest, records)
+    if tables is not None:
+        alone = prediction.scaled[SyncPath.RDU][0]
+        texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
+        texts[tables / "summary.json"] = summary_json(alone, prediction.program.name)
+    return texts
 
 
 def _same(path: Path, digest: str) -> "RunRecords":
@@ -146,15 +183,3 @@ def _same(path: Path, digest: str) -> "RunRecords":
             remedy=f"give the PEF that was run, or a page of the run alone: sambasim report {path} --html FILE",
         )
     return records
-
-
-def _counts(text: str | None) -> tuple[int, ...] | None:
-    """`"8,1,64"` -> (1, 8, 64)."""
-    from sambasim.errors import OptionError
-
-    if text is None:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        raise OptionError(f"--replicas {text} is no list of counts", remedy="write it as 1,2,4,8")
-    return tuple(sorted({int(word) for word in words}))

@@ -55,6 +55,8 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
 @click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
 @click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
+@click.option("--trace", type=_FILE, help="Write a trace of a few steps, for ui.perfetto.dev: one file of all ranks.")
+@click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
 @click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
@@ -200,6 +202,7 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
     if rank == 0:
         files = (
             (options.metrics, "the metrics file", "--metrics FILE"),
+            (options.trace, "the trace", "--trace FILE"),
             (options.save, "the trained weights", "--save FILE.safetensors"),
             (options.predictions, "the predictions", "--predictions FILE.safetensors"),
         )

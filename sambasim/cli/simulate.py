@@ -26,6 +26,9 @@ from sambasim.cli.terminal import show
 )
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Write a step of the most replicas as a trace for Perfetto."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
 @click.option(
     "--output-folder",
@@ -48,6 +51,7 @@ def simulate_command(
     sections: int,
     csv_file: Path | None,
     plot: Path | None,
+    trace: Path | None,
     as_json: bool,
     output_folder: Path,
 ) -> None:
@@ -67,10 +71,11 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.outputs import check_output_file
-    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_table
+    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
     from sambasim.report.simulation import simulation_json, simulation_report
+    from sambasim.report.trace import predicted_trace
 
-    for file, what in ((csv_file, "CSV file"), (plot, "plot")):
+    for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:
             check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
     numbers = counts(replicas, "--replicas")
@@ -83,14 +88,14 @@ def simulate_command(
         level=level,
         batch_sizes=counts(batch_sizes, "--batch-size"),
         replicas=numbers or (1,),
-        paths=paths(sync),
         cluster=cluster,
     )
+    ways = paths(sync)
     found = predictions(question, quiet=as_json)
-    rows = [row for facts in found for row in facts.scaling]
+    rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
         for facts in found:
-            click.echo(simulation_json(facts))
+            click.echo(simulation_json(facts, ways))
     else:
         for facts in found[: 1 if numbers else None]:
             show(*simulation_report(facts, sections))
@@ -98,8 +103,10 @@ def simulate_command(
             show(scaling_table(rows))
     if csv_file is not None:
         _write(csv_file, scaling_csv(rows))
+    if trace is not None:
+        _write(trace, predicted_trace(found[0].scaled[ways[-1]][-1], found[0].program.name))
     if plot is not None:
-        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].step.budget.where}", rows))
+        _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """The few numbers that turn a device's published figures into times."""
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -62,6 +63,11 @@ class Calibration(BaseModel):
     tile_rows: Count
     least_tiles: Count
     fit: Fit
+
+    def parameters(self) -> Mapping[str, Parameter | Count]:
+        """All but how well they fit, by name."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value for name, value in named if isinstance(value, Parameter | Count)}
 
 
 @cache

@@ -21,9 +21,21 @@ from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOpt
 
 SAVE_SUFFIX = ".safetensors"
 
+MOST_TRACED_STEPS = 1000
+"""A trace is for looking at, and it is kept in memory until it is written."""
+
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 
-_OF_TRAINING = ("metrics", "save", "log_dir", "emulate_replicas", "host_sync", "parameter_servers")
+_OF_TRAINING = (
+    "metrics",
+    "trace",
+    "trace_steps",
+    "save",
+    "log_dir",
+    "emulate_replicas",
+    "host_sync",
+    "parameter_servers",
+)
 
 
 class RunOptions(Options):
@@ -34,9 +46,10 @@ class RunOptions(Options):
     config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `weights` replaces those of the PEF before the first
     step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
-    None shares the cores of the node out. `metrics`, `save` and `predictions` are files; `log_dir` takes one file of
-    each rank. `emulate_replicas` plays that many replicas in one process. `cluster` is the simulated machine on which
-    replicas sit, a name or a TOML file; None is that of the device.
+    None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
+    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
+    replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
+    that of the device.
     """
 
     pef: str = Field(min_length=1)
@@ -52,6 +65,8 @@ class RunOptions(Options):
     emulate_replicas: int | None = Field(default=None, ge=1)
     cluster: str | None = Field(default=None, min_length=1)
     metrics: FilePath | None = None
+    trace: FilePath | None = None
+    trace_steps: int | None = Field(default=None, ge=1, le=MOST_TRACED_STEPS)
     save: FilePath | None = None
     log_dir: FilePath | None = None
     predictions: FilePath | None = None
@@ -70,6 +85,9 @@ class RunOptions(Options):
         if self.inference and self.engine != "plain":
             what = "compiles the training step, and this is inference"
             problems.append(Problem("engine", what, "leave out --engine", self.engine))
+        if self.trace_steps is not None and self.trace is None:
+            what = "says how many steps a trace has, and no trace is asked for"
+            problems.append(Problem("trace_steps", what, "add --trace FILE", str(self.trace_steps)))
         for field in _OF_TRAINING:
             if self.inference and getattr(self, field) is not None:
                 what = "is for training, and this is inference"
@@ -137,6 +155,8 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "emulate_replicas": ("--emulate-replicas", "emulate_replicas"),
     "cluster": ("--cluster", "cluster"),
     "metrics": ("--metrics", "metrics"),
+    "trace": ("--trace", "trace"),
+    "trace_steps": ("--trace-steps", "trace_steps"),
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
     "predictions": ("--predictions", "predictions"),

@@ -9,8 +9,10 @@ from rich.table import Table
 
 from sambasim.report.log_chart import Chart, Curve, log_chart
 from sambasim.report.tables import add_row, plain_table
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.step import PredictedStep
+from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
@@ -34,8 +36,15 @@ class ScalingRecord(BaseModel):
     way: str
 
 
-def scaling_record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
-    """The row of `scaled`, beside the step of one replica `alone`."""
+def scaling_records(prediction: Prediction, paths: Sequence[SyncPath]) -> tuple[ScalingRecord, ...]:
+    """A row for each number of replicas and each of `paths`; what does not sync has one."""
+    rows = []
+    for steps in zip(*(prediction.scaled[path] for path in paths), strict=True):
+        rows += [_record(prediction.alone, step) for step in (steps if steps[0].path else steps[:1])]
+    return tuple(rows)
+
+
+def _record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
     return ScalingRecord(
         batch_size=alone.batch_size,
         replicas=scaled.placement.replicas,

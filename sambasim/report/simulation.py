@@ -1,34 +1,19 @@
 """The tables of `sambasim simulate`: predicted times, and nothing that was measured."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import ClusterSpec
-from sambasim.hardware.spec import DeviceSpec
-from sambasim.ir.program import Program
-from sambasim.report.scaling import ScalingRecord
+from sambasim.report.backing import backing, likely_s
+from sambasim.report.scaling import ScalingRecord, scaling_records
 from sambasim.report.tables import add_row, plain_table
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep, TimedSection
+from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """A prediction and what it is of. `tiles` is None for the whole device, `level` o0, o1 or o3; `scaling` has a row
-    for each number of replicas and way to sync."""
-
-    program: Program
-    device: DeviceSpec
-    tiles: int | None
-    level: str
-    step: PredictedStep
-    cluster: ClusterSpec
-    scaling: tuple[ScalingRecord, ...] = ()
 
 
 class SectionRecord(BaseModel):
@@ -75,35 +60,35 @@ class SimulationRecord(BaseModel):
     sections: tuple[SectionRecord, ...]
 
 
-def simulation_json(facts: Simulated) -> str:
+def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
     """One line."""
-    span = _range(facts)
+    span = likely_s(facts)
     return SimulationRecord(
         name=facts.program.name,
         device=facts.device.name,
         tiles=facts.tiles,
         level=facts.level,
-        batch_size=facts.step.batch_size,
-        predicted_s=facts.step.predicted_s,
-        device_s=facts.step.device_s,
-        host_s=facts.step.host_s,
-        predicted_samples_per_s=facts.step.samples_per_s,
-        needed_bytes=facts.step.need.size_bytes,
-        capacity_bytes=facts.step.budget.capacity_bytes,
-        slow_bytes=facts.step.tiers.slow_bytes,
-        micro_steps=facts.step.micro_steps,
+        batch_size=facts.alone.batch_size,
+        predicted_s=facts.alone.predicted_s,
+        device_s=facts.alone.device_s,
+        host_s=facts.alone.host_s,
+        predicted_samples_per_s=facts.alone.samples_per_s,
+        needed_bytes=facts.alone.need.size_bytes,
+        capacity_bytes=facts.alone.budget.capacity_bytes,
+        slow_bytes=facts.alone.tiers.slow_bytes,
+        micro_steps=facts.alone.micro_steps,
         predicted_least_s=None if span is None else span[0],
         predicted_most_s=None if span is None else span[1],
-        backed_by=_backing(facts.device),
+        backed_by=backing(facts.device),
         cluster=facts.cluster.name,
-        scaling=facts.scaling,
-        sections=tuple(map(_record, facts.step.sections)),
+        scaling=scaling_records(facts, paths),
+        sections=tuple(map(_record, facts.alone.sections)),
     ).model_dump_json()
 
 
-def simulation_report(facts: Simulated, slowest: int) -> list[RenderableType]:
+def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
     """The step, what binds it, and its `slowest` sections."""
-    step = facts.step
+    step = facts.alone
     parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
     for kind, seconds in step.device_s_by_kind.items():
@@ -119,8 +104,8 @@ def simulation_report(facts: Simulated, slowest: int) -> list[RenderableType]:
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
-def _head(facts: Simulated) -> list[str]:
-    step = facts.step
+def _head(facts: Prediction) -> list[str]:
+    step = facts.alone
     what = "step   " if facts.program.training is not None else "forward"
     batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
     head = [
@@ -128,7 +113,7 @@ def _head(facts: Simulated) -> list[str]:
         f"  {what} {format_seconds(step.predicted_s)}, {batch}:"
         f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
     ]
-    if span := _range(facts):
+    if span := likely_s(facts):
         head.append(f"  range   {format_seconds(span[0])} to {format_seconds(span[1])}, by the worst calibration row")
     head += [
         f"  speed   {format_rate(step.samples_per_s)} samples/s by one replica",
@@ -179,43 +164,15 @@ def _record(section: TimedSection) -> SectionRecord:
     )
 
 
-def _range(facts: Simulated) -> tuple[float, float] | None:
-    """Between which times the step lies if it is as far off as the worst calibration row; None for another device."""
-    fit = load_calibration().fit
-    if facts.device.name != fit.device:
-        return None
-    step = facts.step
-    least = step.device_s * (1 - fit.worst_error) + step.host_s * (1 - fit.worst_host_error)
-    most = step.device_s * (1 + fit.worst_error) + step.host_s * (1 + fit.worst_host_error)
-    return least, most
-
-
-def _an(name: str) -> str:
-    """SN10 is spelled out when it is read aloud."""
-    return f"an {name}" if name.startswith("SN") else f"a {name}"
-
-
-def _backing(device: DeviceSpec) -> str:
-    fit = load_calibration().fit
-    if device.name != fit.device:
-        return (
-            f"no published step of {_an(device.name)} backs this: its figures are published or marked as estimates, and"
-            f" efficiencies are those of {_an(fit.device)}; for HBM, that of the SN40L paper"
-        )
-    return (
-        f"calibrated on {fit.rows}, which it meets within {fit.mean_error:.0%} in the mean and {fit.worst_error:.0%}"
-        " at worst: see sambasim validate. Other models may be further off"
-    )
-
-
-def _notes(facts: Simulated) -> list[str]:
-    notes = [_backing(facts.device)]
+def _notes(facts: Prediction) -> list[str]:
+    several = any(step.placement.replicas > 1 for steps in facts.scaled.values() for step in steps)
+    notes = [backing(facts.device)]
     notes.append(
         "numbers have two bytes on the device, in a loss and in optimizer states four, whatever the PEF stores"
     )
-    if facts.program.data_parallel is not None and len(facts.scaling) <= 1:
+    if facts.program.data_parallel is not None and not several:
         notes.append("this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them")
-    if any(row.replicas > 1 for row in facts.scaling):
+    if several:
         notes.append(
             f"replicas are joined as in {facts.cluster.name}; no sync of RDUs was ever published: sambasim devices has"
             " the figures of its links, and what of them is an estimate"

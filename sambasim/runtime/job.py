@@ -50,6 +50,7 @@ from sambasim.runtime.sync.parameter_server import ParameterServerSync, roles
 from sambasim.runtime.sync.single import SingleSync
 from sambasim.runtime.sync.small_device import SmallDeviceSync
 from sambasim.runtime.threads import default_threads
+from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.weights import load_weights, save_weights
 from sambasim.simulation.sync import SyncPath
@@ -147,7 +148,8 @@ class TrainingJob:
         if sources[0].evaluation is not None and resolved.training.evaluate:
             evaluator = Evaluator(program, team.memory, resolved.loss, resolved.data)
         self._listener.started(self._start(steps, team, sources[0]))
-        evaluation = self._epochs(trainer, evaluator, sources, steps, team)
+        trace = self._trace(team, steps)
+        evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
         return self._finish(trainer, team, steps, evaluation)
 
     def _open_sources(self) -> Sequence[Source]:
@@ -160,14 +162,26 @@ class TrainingJob:
         check_sources(self._communicator, sources)
         return sources
 
+    def _trace(self, team: Team, steps: Plan) -> RunTrace | None:
+        traced = traced_run(self._options, self._document, steps, team.sync.title, emulated=self._emulated > 1)
+        if traced is None:
+            return None
+        return RunTrace(traced, self._program, team.replicas, team.sync, self._communicator, self._listener)
+
     def _epochs(
-        self, trainer: Trainer, evaluator: Evaluator | None, sources: Sequence[Source], steps: Plan, team: Team
+        self,
+        trainer: Trainer,
+        evaluator: Evaluator | None,
+        sources: Sequence[Source],
+        steps: Plan,
+        team: Team,
+        trace: RunTrace | None,
     ) -> EvaluationRecord | None:
         evaluation = None
         for epoch in range(steps.epochs):
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
-                self._listener.stepped(trainer.step(epoch))
+                self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
             if evaluator is not None:
                 evaluation = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)

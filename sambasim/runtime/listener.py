@@ -51,6 +51,9 @@ class Listener(Protocol):
     def stepped(self, step: Step) -> None:
         """One step is done."""
 
+    def noted(self, what: str) -> None:
+        """Something to know that is no step and no evaluation."""
+
     def evaluated(self, record: EvaluationRecord) -> None:
         """One evaluation is done."""
 
@@ -66,6 +69,8 @@ class SilentListener:
     def started(self, start: Start) -> None: ...
 
     def stepped(self, step: Step) -> None: ...
+
+    def noted(self, what: str) -> None: ...
 
     def evaluated(self, record: EvaluationRecord) -> None: ...
 
@@ -132,6 +137,10 @@ class Listeners:
     def stepped(self, step: Step) -> None:
         for member in self._members:
             member.stepped(step)
+
+    def noted(self, what: str) -> None:
+        for member in self._members:
+            member.noted(what)
 
     def evaluated(self, record: EvaluationRecord) -> None:
         for member in self._members:

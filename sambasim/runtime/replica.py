@@ -11,10 +11,12 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.inputs import InputSpec
+from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executable, tangent_of
 from sambasim.runtime.randomness import Stream, derive, seed_torch
 from sambasim.runtime.sharding import Shard
+from sambasim.runtime.trace.watched import Args, Watched
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
@@ -44,7 +46,7 @@ class Replica:
         self._loss = program.loss
         self._program = program
         self._draws = draws_random_numbers(program.training)
-        self._executable = Executable(program.training, program, memory.tensor, engine, wanted=program.loss)
+        self.executable = Executable(program.training, program, memory.tensor, engine, wanted=program.loss)
         self._tangents: dict[int, Tensor | None] = {}
 
     def differentiate(self, step: int, micro_steps: int, section_done: Callable[[int], None]) -> float:
@@ -60,13 +62,25 @@ class Replica:
             place_inputs(self.memory, self.shard.next_batch(step, micro_step))
             if self._draws:
                 seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
-            outputs = self._executable.run(
+            outputs = self.executable.run(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
                 section_done=section_done if micro_step == micro_steps - 1 else _unheard,
             )
             total += float(outputs[self._loss])
         return total / micro_steps
+
+    def watched(self) -> Sequence[Watched]:
+        """What a trace shows of it, beside its sections."""
+        return [
+            Watched(self, "differentiate", Track.HOST, "forward and backward"),
+            Watched(self.shard, "next_batch", Track.HOST, "data", batch_bytes),
+        ]
+
+
+def batch_bytes(batch: Mapping[str, Tensor], *call: object) -> Args:
+    """The size of a batch, for a trace."""
+    return {"bytes": sum(tensor.nbytes for tensor in batch.values())}
 
 
 def _unheard(count: int) -> None:

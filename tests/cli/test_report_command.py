@@ -1,10 +1,12 @@
 """`sambasim report`, as typed."""
 
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import sambasim
 from sambasim import pef
 from sambasim.cli.report import report_command
 from sambasim.errors import OptionError
@@ -36,7 +38,7 @@ def page(*arguments: str) -> Page:
     target = Path("pages/page.html")
     result = CliRunner().invoke(report_command, [*arguments, "--html", str(target)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.output == f"page {target} written: open it in a browser, it needs no network\n"
+    assert result.stdout == f"{target} written: open it in a browser, it needs no network\n"
     return Page(target.read_text(encoding="utf-8"))
 
 
@@ -73,7 +75,7 @@ def test_a_run_has_no_device() -> None:
 @pytest.mark.parametrize("counts", ["", "0", "1,,2", "1;2", "-1", "two", "²"])
 def test_replicas_that_are_no_counts(counts: str) -> None:
     error = refused("logreg", "--html", "page.html", "--replicas", counts)
-    assert error.what == f"--replicas {counts} is no list of counts"
+    assert error.what == f"--replicas {counts}: whole numbers of 1 or more are wanted"
 
 
 def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:
@@ -87,3 +89,25 @@ def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:
 def test_a_place_that_cannot_be_written(path: Path) -> None:
     assert refused("logreg", "--html", "out").what == "the page cannot be written to out"
     assert not list(Path().glob("*.html"))
+
+
+def test_tables_as_sambatune_names_them(path: Path) -> None:
+    result = CliRunner().invoke(report_command, [str(path), "--tables", "tables"], catch_exceptions=False)
+    assert result.exit_code == 0
+    summary = json.loads(Path("tables/summary.json").read_text(encoding="utf-8"))
+    lines = Path("tables/section_report.csv").read_text(encoding="utf-8").splitlines()
+    assert summary["predicted"]["predicted_section_count"] == len(lines) - 1 > 1
+    assert summary["measured"] is None
+
+
+def test_it_must_be_said_what_to_write(path: Path) -> None:
+    error = refused(str(path))
+    assert error.what == "it is not said what to write"
+    assert error.remedy == f"sambasim report {path} --html FILE.html"
+
+
+def test_a_model_has_a_page_and_no_run(path: Path) -> None:
+    config = str(Path(sambasim.__file__).parent / "quickstart" / "digits.toml")
+    assert page(config, "--replicas", "1,2").ids("section") == PREDICTED
+    error = refused(config, "--html", "page.html", "--run", "run.jsonl")
+    assert error.what == f"run.jsonl is a run of a PEF, and {config} is a model"

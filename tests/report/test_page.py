@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from sambasim.costs.cut import Level
+from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.cluster import load_cluster
 from sambasim.hardware.spec import load_device
@@ -18,11 +19,12 @@ from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.records.read import RunRecords
 from sambasim.report.page.assemble import measured_page, predicted_page
-from sambasim.report.page.facts import Prediction, predict
+from sambasim.report.page.facts import shown
 from sambasim.report.page.figure import Hover, bars
 from sambasim.report.page.html import element, for_script
 from sambasim.report.page.memory import memory
 from sambasim.report.page.pipeline import pipeline
+from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import inference_program, sample_program
 
@@ -213,6 +215,7 @@ def test_html_is_escaped_where_it_enters() -> None:
 def test_stages_add_up_to_their_section(level: Level) -> None:
     prediction = predicted(level=level)
     sections = pipeline(prediction).data["pipeline"]
+    work = work_of(prediction.graph, prediction.program.symbols)
     assert isinstance(sections, list)
     assert len(sections) == len(prediction.alone.sections)
     for section, stages in zip(prediction.alone.sections, sections, strict=True):
@@ -220,7 +223,9 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
             assert section.nodes == (0, 0)
             continue
         assert sum(streamed + resident for _, streamed, resident, *_ in stages) == section.load.read_bytes
-        assert sum(stage[2] for stage in stages) == section.load.resident_bytes
+        made = (value for stage in work.stages if stage.node in {one[0] for one in stages} for value in stage.writes)
+        sums_bytes = sum(work.tensors[value].size_bytes for value in made if work.tensors[value].resident)
+        assert sum(stage[2] for stage in stages) + sums_bytes == section.load.resident_bytes
         assert sum(stage[3] for stage in stages) == section.load.written_bytes
         assert sum(stage[4] for stage in stages) == section.load.product_flops
         assert len(stages) == section.operators
@@ -248,7 +253,7 @@ def test_a_forward_has_no_sync() -> None:
 def test_every_device_has_a_page(arch: str) -> None:
     words = "".join(Page(predicted_page(predicted(arch=arch, tiles=None), DIGEST)).words)
     assert load_device(arch).name in words
-    assert ("No published measurement" in words) == (arch != "sn30")
+    assert ("no published step of an" in words) == (arch != "sn30")
 
 
 def test_a_near_limit_is_drawn_and_a_far_one_is_told() -> None:
@@ -274,9 +279,9 @@ def test_replicas_that_a_cluster_has_no_room_for() -> None:
 
 def test_the_timeline_is_that_of_a_full_node() -> None:
     prediction = predicted(tiles=None)
-    assert prediction.scaled[SyncPath.RDU][prediction.shown].placement.replicas == 8
+    assert prediction.scaled[SyncPath.RDU][shown(prediction)].placement.replicas == 8
     lone = predicted(replicas=(1,))
-    assert lone.shown == 0
+    assert shown(lone) == 0
     assert "The step, one replica" in predicted_page(lone, DIGEST)
 
 

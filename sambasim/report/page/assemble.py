@@ -8,7 +8,6 @@ from pathlib import Path
 from string import Template
 
 from sambasim.records.read import RunRecords
-from sambasim.report.page.facts import Prediction
 from sambasim.report.page.figure import plotly_script
 from sambasim.report.page.grounds import grounds
 from sambasim.report.page.header import caveat, facts_line, summary
@@ -21,12 +20,14 @@ from sambasim.report.page.pipeline import pipeline
 from sambasim.report.page.scaling import scaling
 from sambasim.report.page.sections import sections
 from sambasim.report.page.timeline import timeline
+from sambasim.simulation.prediction import Prediction
 
 _PREDICTED = (summary, timeline, sections, pipeline, memory, scaling, operators, grounds)
 
 
-def predicted_page(prediction: Prediction, digest: str, run: tuple[RunRecords, str] | None = None) -> str:
-    """The page of a PEF with this digest. A `run` of it, with the name of its file, comes behind what is predicted."""
+def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRecords, str] | None = None) -> str:
+    """The page of a PEF with this digest, or of a model alone. A `run` of the PEF, with the name of its file, comes
+    behind what is predicted."""
     parts, note = [make(prediction) for make in _PREDICTED], caveat(prediction)
     if run is not None:
         note = joined(

@@ -4,20 +4,19 @@ from collections.abc import Iterator
 
 from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.spec import Spec
-from sambasim.report.page.facts import Prediction
+from sambasim.report.backing import backing
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.part import Part, table
+from sambasim.simulation.prediction import Prediction
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
 def grounds(prediction: Prediction) -> Part:
     """Device, cluster and calibration."""
-    calibration = load_calibration()
     numbers = [
-        (name.replace("_", " "), _number(name, getattr(calibration, name).value), getattr(calibration, name).meaning,
-         getattr(calibration, name).source)
-        for name in type(calibration).model_fields
-    ]  # fmt: skip
+        (name.replace("_", " "), _number(name, parameter.value), parameter.meaning, parameter.source)
+        for name, parameter in load_calibration().parameters().items()
+    ]
     body = [
         element("h3", f"Device: {prediction.device.name}"),
         table(("figure", "value", "source"), _figures(prediction.device), words=3, class_="sources"),
@@ -25,6 +24,7 @@ def grounds(prediction: Prediction) -> Part:
         table(("figure", "value", "source"), _figures(prediction.cluster), words=3, class_="sources"),
         element("h3", "Calibration"),
         table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"),
+        element("p", backing(prediction.device)),
     ]
     return Part(
         id="grounds",

@@ -1,17 +1,17 @@
 """The head of a page about a PEF: what it is of, the key figures, and where the time goes."""
 
-from sambasim.report.page.facts import Prediction, bound_words
+from sambasim.report.backing import backing
+from sambasim.report.page.facts import bound_words, shown
 from sambasim.report.page.html import Html, element, joined
 from sambasim.report.page.palette import BOUNDS, KINDS
 from sambasim.report.page.part import Key, Part, keys, shares
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 
-_CALIBRATED_ON = "SN30"
 
-
-def facts_line(prediction: Prediction, digest: str) -> list[tuple[str, str]]:
-    """Name and value of what the page is of."""
+def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
+    """Name and value of what the page is of: a PEF with this digest, or a model alone."""
     device, tiles = prediction.device, prediction.tiles
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
     return [
@@ -20,27 +20,17 @@ def facts_line(prediction: Prediction, digest: str) -> list[tuple[str, str]]:
         ("batch", f"{prediction.alone.batch_size} a replica"),
         ("cluster", prediction.cluster.name),
         ("step", "training" if prediction.program.training else "forward only"),
-        ("PEF", digest[:12]),
+        *([] if digest is None else [("PEF", digest[:12])]),
     ]
 
 
 def caveat(prediction: Prediction) -> Html:
     """That nothing here was measured, and what stands behind it."""
-    name = prediction.device.name
-    if name == _CALIBRATED_ON:
-        backing: tuple[str, ...] = (
-            f"Efficiencies are calibrated on published {name} steps; ",
-            element("code", "sambasim validate"),
-            " tells how far off they are. ",
-            "The sync of replicas is backed by no published measurement." if prediction.program.training else "",
-        )
-    else:
-        backing = (f"No published measurement of an {name} backs them: efficiencies are those of an {_CALIBRATED_ON}.",)
+    sync = " No sync of RDUs was ever published." if prediction.program.training else ""
     return element(
         "p",
         element("b", "Predicted, not measured."),
-        " A model of the device gives these numbers. ",
-        *backing,
+        f" A model of the device gives these numbers: {backing(prediction.device)}.{sync}",
         class_="caveat",
     )
 
@@ -100,7 +90,7 @@ def _keys(prediction: Prediction) -> list[Key]:
         ),
     ]
     if prediction.program.training is not None:
-        rdu, host = (prediction.scaled[path][prediction.shown] for path in (SyncPath.RDU, SyncPath.HOST))
+        rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
         if rdu.placement.replicas > 1:
             found.append(
                 Key(

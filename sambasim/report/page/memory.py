@@ -1,12 +1,12 @@
 """What the memory beside the chip holds while a predicted step runs, and how much of it there is."""
 
 from sambasim.ir.types import SymbolKind
-from sambasim.report.page.facts import Prediction
 from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, figure
 from sambasim.report.page.header import memory_words
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.palette import BLUE, INK, SKY, VERMILLION
 from sambasim.report.page.part import Part, plot, table
+from sambasim.simulation.prediction import Prediction
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes
 
 _MOST_TENSORS = 8

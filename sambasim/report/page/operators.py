@@ -1,10 +1,11 @@
 """All operators of the step's graph, with the lines of the user's program that they come from."""
 
+from sambasim.costs.work import work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
-from sambasim.report.page.facts import Prediction
 from sambasim.report.page.html import visible
 from sambasim.report.page.part import Part, live_table
+from sambasim.simulation.prediction import Prediction
 
 
 class _Strings:
@@ -27,7 +28,7 @@ def operators(prediction: Prediction) -> Part:
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
-    working = {stage.node for stage in prediction.work.stages}
+    working = {stage.node for stage in work_of(prediction.graph, prediction.program.symbols).stages}
     rows = [
         [
             place,

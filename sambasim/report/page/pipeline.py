@@ -4,10 +4,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from sambasim.costs.price import chip_bytes
-from sambasim.costs.work import Work
-from sambasim.report.page.facts import Prediction
+from sambasim.costs.work import Work, work_of
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.part import Part
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
 
@@ -16,7 +16,8 @@ def pipeline(prediction: Prediction) -> Part:
     timed = prediction.alone.sections
     with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
     first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
-    nodes = [stage.node for stage in prediction.work.stages]
+    work = work_of(prediction.graph, prediction.program.symbols)
+    nodes = [stage.node for stage in work.stages]
     picker = element("label", "Section ", element("select", id="pipeline-choice"))
     steps = element(
         "span",
@@ -41,9 +42,9 @@ def pipeline(prediction: Prediction) -> Part:
             ]
         ),
         data={
-            "pipeline": [_stages(prediction.work, nodes, section) for section in timed],
+            "pipeline": [_stages(work, nodes, section) for section in timed],
             "first_section": first,
-            "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
+            "on_chip": [chip_bytes(section.load) for section in timed],
             "chip": prediction.alone.budget.chip_bytes,
         },
     )
@@ -54,25 +55,26 @@ def _stages(work: Work, nodes: Sequence[int], section: TimedSection) -> list[obj
     what it reads of earlier stages, as pairs of the number of the stage and bytes of one row, and bytes of one row of
     all that it hands on. `nodes` are those of all stages."""
     numbers = range(*(bisect_left(nodes, node) for node in section.nodes))
-    read_here = {value for number in numbers for value in work.stages[number].reads}
+    read_here = {read.value for number in numbers for read in work.stages[number].reads}
     made: dict[str, int] = {}
     seen: set[str] = set()
+    parts: dict[str, float] = {}
     found: list[object] = []
     for place, number in enumerate(numbers):
         stage = work.stages[number]
         streamed = resident = written = handed = 0
         buffers: list[tuple[int, int]] = []
-        for value in stage.reads:
-            tensor = work.tensors[value]
-            if value in made:
-                buffers.append((made[value], tensor.row_bytes))
-            elif value in seen:
-                continue
-            elif tensor.resident:
-                resident += tensor.size_bytes
-            else:
-                streamed += tensor.size_bytes
-            seen.add(value)
+        for read in stage.reads:
+            tensor = work.tensors[read.value]
+            if read.value in made:
+                buffers.append((made[read.value], tensor.row_bytes))
+            elif read.view not in seen:
+                seen.add(read.view)
+                before = parts.get(read.value, 0.0)
+                parts[read.value] = min(1.0, before + read.part)
+                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
+                resident += read_bytes if tensor.resident else 0
+                streamed += 0 if tensor.resident else read_bytes
         for value in stage.writes:
             made[value] = place
             handed += work.tensors[value].row_bytes if value in read_here else 0

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from sambasim.report.page.facts import Prediction
 from sambasim.report.page.figure import LEGEND, Figure, Trace, axis, figure
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.palette import GREY, PATHS
 from sambasim.report.page.part import Part, plot, seconds_or_none, table
 from sambasim.report.page.timeline import WAYS
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_count, format_seconds

@@ -1,10 +1,11 @@
 """The sections of a predicted step: what their time is made of, how busy compute is, and what binds each."""
 
-from sambasim.report.page.facts import Prediction, bound_words
+from sambasim.report.page.facts import bound_words
 from sambasim.report.page.figure import LEGEND, SECONDS, Hover, Trace, axis, bars, figure
 from sambasim.report.page.html import joined, visible
 from sambasim.report.page.palette import BOUNDS, PARTS
 from sambasim.report.page.part import Part, live_table, plot
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
 _MOST_NUMBERED = 32

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from sambasim.report.page.facts import Prediction
+from sambasim.report.page.facts import shown
 from sambasim.report.page.figure import SECONDS, Hover, Trace, axis, bars, figure
 from sambasim.report.page.html import Html, element, joined, visible
 from sambasim.report.page.palette import HAIRLINE, KINDS
 from sambasim.report.page.part import Part, plot, seconds_or_none, table
+from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.sync import SyncPath
 from sambasim.simulation.timeline import Track
@@ -18,7 +19,7 @@ _ROW_PX, _FRAME_PX = 38, 96
 
 def timeline(prediction: Prediction) -> Part:
     """The tracks of one replica: sync on the RDUs, and below it sync through the host, on one clock."""
-    steps = [prediction.scaled[path][prediction.shown] for path in SyncPath]
+    steps = [prediction.scaled[path][shown(prediction)] for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:
         steps = steps[:1]

@@ -25,6 +25,7 @@ from sambasim.collectives.hierarchy import around
 from sambasim.collectives.tree import Addition
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.records.trace import Track
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.gradient_norm import coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, divides_exactly
@@ -38,6 +39,7 @@ from sambasim.runtime.sync.mean import TreeMean
 from sambasim.runtime.sync.network import Network
 from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
 from sambasim.runtime.sync.readiness import readiness, section_count
+from sambasim.runtime.trace.watched import Args, Watched
 
 
 class DeviceSync(GradientSync):
@@ -71,6 +73,12 @@ class DeviceSync(GradientSync):
             group.dtype: TreeMean(steps, self.divisor, getattr(torch, group.dtype)) for group in program.groups
         }
         self._work = {group.name: self._work_of(group) for group in self._groups}
+        owned = {group.name: self._slices[group.name][self._rank] for group in program.groups}
+        self._peer_bytes = {
+            group.name: (len(self._memories) - 1) * (stop - start) * DTYPE_BYTES[group.dtype]
+            for group in program.groups
+            for start, stop in (owned[group.name],)
+        }
         self._incomplete: list[ParameterGroup] = []  # on this node, as far as was looked
         self._pending: list[ParameterGroup] = []
         self._updating_s = 0.0
@@ -128,6 +136,21 @@ class DeviceSync(GradientSync):
         readable = {rank: memory.region(group, state) for rank, memory in self._memories.items()}
         return collect(self._communicator, readable, self._slices[group.name], member)
 
+    def watched(self) -> Sequence[Watched]:
+        work = [watched for name, one in self._work.items() for watched in one.watched(name)]
+        return [
+            Watched(self, "_finish", Track.COLLECTIVES, "REDUCE" if self._normed else "REDUCE, OPT", self._read),
+            Watched(self, "_meet", Track.COLLECTIVES, "GATHER"),
+            *(work if self._normed else ()),
+            self._flags.watched(),
+            *self._network.watched(),
+        ]
+
+    def _read(self, result: None, group: ParameterGroup) -> Args:
+        """What is to say of a group that is finished."""
+        network_bytes = sum(operand.nbytes for operand in self._network.operands(group).values())
+        return {"group": group.name, "peer_bytes": self._peer_bytes[group.name], "network_bytes": network_bytes}
+
     def _work_of(self, group: ParameterGroup) -> GroupWork:
         # With clipping, the norm is that of the means, so they are divided before.
         update_divides = not self._normed and divides_exactly(group.dtype)
@@ -175,8 +198,7 @@ class DeviceSync(GradientSync):
         else:
             self._updating_s += work.reduce_and_update()
         self._network.done(group)
-        start, stop = self._slices[group.name][self._rank]
-        self.bytes_moved.peer += (len(self._memories) - 1) * (stop - start) * DTYPE_BYTES[group.dtype]
+        self.bytes_moved.peer += self._peer_bytes[group.name]
 
     def _clip_and_update(self) -> float:
         sums = {group.name: self._work[group.name].block_sums() for group in self.program.groups}

@@ -19,12 +19,14 @@ from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.sync.collect import bytes_of
 from sambasim.runtime.sync.interface import BytesMoved
 from sambasim.runtime.sync.mean import TreeMean
+from sambasim.runtime.trace.watched import Args, Watched
 
 ROUND_ELEMENTS = 1_048_576
 """Elements of one replica that travel in one round, to or from all owners together."""
@@ -72,6 +74,16 @@ class Exchange:
         self._moves = moves
         self._communicator = communicator
         self._tag = tag
+        self._wait = communicator.wait_all
+        self._to_host = self._to_device = _carry_out
+
+    def watched(self) -> Sequence[Watched]:
+        """What a trace shows of it; the rest of its time goes into adding up, and into handing messages to MPI."""
+        return [
+            Watched(self, "_wait", Track.COLLECTIVES, "wait for messages", _messages_waited_for),
+            Watched(self, "_to_host", Track.COPIES, "device to host", _copied_bytes),
+            Watched(self, "_to_device", Track.COPIES, "host to device", _copied_bytes),
+        ]
 
     def __call__(self, moved: BytesMoved) -> None:
         """Collective. Carry out all rounds, and add what they move to `moved`."""
@@ -80,25 +92,25 @@ class Exchange:
         receives: list[Sequence[Request]] = []
         for number, now in enumerate(self._rounds):
             if number >= 2:
-                communicator.wait_all(sends[number - 2])  # this round takes the buffers of that one
+                self._wait(sends[number - 2])  # this round takes the buffers of that one
             receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
-            _carry_out(now.copies)
+            self._to_host(now.copies)
             sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
             if number >= 1:
                 self._finish(number - 1, receives[number - 1])
         if self._rounds:
             self._finish(len(self._rounds) - 1, receives[-1])
         for requests in sends[-2:]:
-            communicator.wait_all(requests)
+            self._wait(requests)
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
         moved.network += self._moves.network
 
     def _finish(self, number: int, receives: Sequence[Request]) -> None:
-        self._communicator.wait_all(receives)
+        self._wait(receives)
         for take_mean in self._rounds[number].means:
             take_mean()
-        _carry_out(self._rounds[number].last_copies)
+        self._to_device(self._rounds[number].last_copies)
 
 
 def reduce_scatter(program: Program, places: Places, divisor: int, communicator: Communicator) -> Exchange:
@@ -194,6 +206,14 @@ def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
 def _carry_out(copies: Sequence[_Copy]) -> None:
     for to, source in copies:
         to.copy_(source)
+
+
+def _copied_bytes(result: None, copies: Sequence[_Copy]) -> Args:
+    return {"bytes": sum(to.nbytes for to, _ in copies)}
+
+
+def _messages_waited_for(result: None, requests: Sequence[Request]) -> Args:
+    return {"messages": len(requests)}
 
 
 class _Buffers:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from enum import IntEnum
 
+from sambasim.records.trace import Track
 from sambasim.runtime.ranks import Communicator, SharedWindow
+from sambasim.runtime.trace.watched import Args, Watched
 
 _WORD_BYTES = 8
 _PAGE_BYTES = 4096
@@ -43,6 +45,10 @@ class NodeFlags:
         self._spins = _CROWDED_SPINS if size > _cores_of_node(communicator) else _PATIENT_SPINS
         # Messages to other nodes make progress only inside calls of MPI.
         self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
+
+    def watched(self) -> Watched:
+        """What a trace shows: each time that a rank has to wait for another."""
+        return Watched(self, "wait", Track.COLLECTIVES, "wait for peers", _waited_for)
 
     def publish(self, counter: Counter, value: int) -> None:
         """Everything that this rank wrote before is there for whoever sees `value`."""
@@ -83,6 +89,10 @@ class NodeFlags:
     def numbers(self, place: int) -> Sequence[float]:
         """What every rank of the node left at `place`, by local rank."""
         return [floats[_NUMBERS_AT + place] for floats in self._floats]
+
+
+def _waited_for(result: None, counter: Counter, value: int) -> Args:
+    return {"for": counter.name.lower()}
 
 
 def _cores_of_node(communicator: Communicator) -> int:

@@ -8,17 +8,21 @@ gloo adds in an order of its own, so the bits are not those of the other paths. 
 piece goes round a ring to be added up, and the sum goes round once more.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sambasim.errors import PeerError
 from sambasim.ir.program import Program
+from sambasim.records.trace import Track
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.everybody import EverybodySync
+from sambasim.runtime.trace.watched import Args, Watched
 
 EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
 
@@ -56,6 +60,10 @@ class GlooSync(EverybodySync):
         self.bytes_moved.host_to_device += staged_bytes
         self.bytes_moved.network += self._ring_bytes(staged_bytes)
 
+    def transfers(self) -> Sequence[Watched]:
+        """gloo works in threads of its own: what it does meanwhile, and the copies back, are all of the rest."""
+        return [Watched(self, "_begin", Track.COPIES, "device to host", _staged_bytes)]
+
     @staticmethod
     def _begin(device: Tensor, host: Tensor) -> dist.Work:
         host.copy_(device)
@@ -70,3 +78,7 @@ class GlooSync(EverybodySync):
         topology = self._communicator.topology
         total, size = 2 * (topology.world_size - 1) * size_bytes, topology.world_size
         return (topology.rank + 1) * total // size - topology.rank * total // size
+
+
+def _staged_bytes(work: dist.Work, device: Tensor, host: Tensor) -> Args:
+    return {"bytes": host.nbytes}

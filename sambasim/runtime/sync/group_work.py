@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice, pieces
+from sambasim.records.trace import Track
 from sambasim.runtime.gradient_norm import block_sums
 from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.optimizers import SliceUpdate
 from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, TreeMean
+from sambasim.runtime.trace.watched import Args, Watched
 
 _CACHED_ELEMENTS = 4 << 20
 """Slices that are longer come from memory, not from a cache that cores share."""
@@ -72,6 +74,17 @@ class GroupWork:
                     update=update_of(a, b),
                 )
             )
+
+    def watched(self, name: str) -> Sequence[Watched]:
+        """What a trace shows of the group called `name`, where it is reduced and updated in two passes."""
+
+        def of_group(*call: object) -> Args:
+            return {"group": name}
+
+        return [
+            Watched(self, "block_sums", Track.SECTIONS, "GRADNORM", of_group),
+            Watched(self, "update", Track.SECTIONS, "OPT", of_group),
+        ]
 
     def reduce(self) -> None:
         """The slice of this rank's gradient becomes the mean."""

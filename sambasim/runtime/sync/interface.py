@@ -12,6 +12,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.trace.watched import Watched
 
 
 @dataclass(slots=True)
@@ -92,3 +93,7 @@ class GradientSync(ABC):
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, of which each rank may have kept a slice; flat, and read
         at once. None on other ranks."""
+
+    @abstractmethod
+    def watched(self) -> Sequence[Watched]:
+        """What a trace shows of a step's sync, beside what `kind_over` is told."""

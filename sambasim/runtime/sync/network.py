@@ -16,11 +16,13 @@ from sambasim.collectives.hierarchy import blocks, inside
 from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.sync.collect import bytes_of
 from sambasim.runtime.sync.interface import BytesMoved
 from sambasim.runtime.sync.mean import TreeMean
+from sambasim.runtime.trace.watched import Watched
 
 _REDUCE_TAG = 11
 _GATHER_TAG = 12
@@ -72,6 +74,16 @@ class Network:
         self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
+
+    def watched(self) -> Sequence[Watched]:
+        """What a trace shows of it."""
+        if not self.sources:
+            return ()
+        return [
+            Watched(self, "send", Track.COLLECTIVES, "send to other nodes"),
+            Watched(self, "receive", Track.COLLECTIVES, "wait for other nodes"),
+            Watched(self, "exchange", Track.COLLECTIVES, "exchange between nodes"),
+        ]
 
     def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
         """By rank of `sources`, where the operands for this rank's slice of `group` arrive."""

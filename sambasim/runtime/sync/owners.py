@@ -13,6 +13,7 @@ from sambasim.runtime.sync.collect import collect
 from sambasim.runtime.sync.exchange import Places, all_gather, reduce_scatter
 from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
 from sambasim.runtime.sync.phased import PhasedSync
+from sambasim.runtime.trace.watched import Watched
 
 
 class OwnersSync(PhasedSync):
@@ -52,3 +53,6 @@ class OwnersSync(PhasedSync):
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = {self._rank: self.memory.region(group, state)}
         return collect(self._communicator, own, self._places.slices[group.name], member)
+
+    def transfers(self) -> Sequence[Watched]:
+        return (*self._reduce_scatter.watched(), *self._all_gather.watched())

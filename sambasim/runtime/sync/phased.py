@@ -10,11 +10,13 @@ from torch import Tensor
 from sambasim.collectives.slices import Slice
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.records.trace import Track
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed
+from sambasim.runtime.trace.watched import Watched
 
 
 class PhasedSync(GradientSync):
@@ -65,6 +67,18 @@ class PhasedSync(GradientSync):
             self.gather()
             everybody = self.gather_losses(losses)
         return StepSync(everybody, norm, exposed_s=watch.elapsed_s)
+
+    def watched(self) -> Sequence[Watched]:
+        return [
+            Watched(self, "gather", Track.COLLECTIVES, "GATHER"),
+            Watched(self, "gather_norms", Track.COLLECTIVES, "norms of all"),
+            Watched(self, "gather_losses", Track.COLLECTIVES, "losses of all"),
+            *self.transfers(),
+        ]
+
+    def transfers(self) -> Sequence[Watched]:
+        """What a trace shows within `reduce` and `gather`."""
+        return ()
 
     @cached_property
     def _owned_gradients(self) -> Mapping[str, Tensor]:

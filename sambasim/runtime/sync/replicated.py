@@ -7,6 +7,8 @@ It moves no byte more than `host` does. What it costs is that N ranks do the opt
 that any one of them can save a checkpoint, without asking the others.
 """
 
+from collections.abc import Sequence
+
 from sambasim.ir.program import Program
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
@@ -15,6 +17,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.everybody import EverybodySync
 from sambasim.runtime.sync.exchange import Places, all_gather, reduce_scatter
 from sambasim.runtime.sync.interface import slices_of
+from sambasim.runtime.trace.watched import Watched
 
 
 class ReplicatedHostSync(EverybodySync):
@@ -41,3 +44,6 @@ class ReplicatedHostSync(EverybodySync):
     def reduce(self) -> None:
         self._reduce_scatter(self.bytes_moved)
         self._spread(self.bytes_moved)
+
+    def transfers(self) -> Sequence[Watched]:
+        return (*self._reduce_scatter.watched(), *self._spread.watched())

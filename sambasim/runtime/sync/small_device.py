@@ -23,6 +23,7 @@ from sambasim.runtime.sync.device_memories import Devices
 from sambasim.runtime.sync.flags import Counter, NodeFlags
 from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed
 from sambasim.runtime.sync.mean import TreeMean
+from sambasim.runtime.trace.watched import Watched
 
 
 class SmallDeviceSync(GradientSync):
@@ -89,6 +90,9 @@ class SmallDeviceSync(GradientSync):
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = self._memory.region(group, state)[member.start : member.start + member.numel]
         return own if self._first else None
+
+    def watched(self) -> Sequence[Watched]:
+        return [self._flags.watched()]
 
     def _clip(self) -> float:
         norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))

@@ -1,0 +1,88 @@
+"""A trace: who did what from when to when, as a JSON file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+    process   a replica, or a rank without one; its name ends in `measured` or `predicted`
+    thread    a track of it: host, sections, copies, collectives
+    X         a span: `ts` and `dur` in microseconds, to the nanosecond; spans of a thread are nested or apart
+    M         the names of processes and threads, and their order
+
+Written by `runtime` from what was measured, by `report` from what is predicted; no file has both. Source: "Trace Event
+Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+_NS_PER_US = 1000
+
+
+class Track(StrEnum):
+    """What a replica is seen doing, in the order in which a viewer shows it."""
+
+    HOST = "host"
+    SECTIONS = "sections"
+    COPIES = "copies"
+    COLLECTIVES = "collectives"
+
+
+_THREADS: Mapping[Track, int] = {track: number for number, track in enumerate(Track, start=1)}
+
+
+class TraceSpan(NamedTuple):
+    """Something that lasts, in nanoseconds of one clock. `args` is what a viewer shows of it beside its name."""
+
+    track: Track
+    name: str
+    start_ns: int
+    stop_ns: int
+    args: Mapping[str, int | float | str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceProcess:
+    """The spans of one process, whose name says whether they were measured or predicted."""
+
+    number: int
+    name: str
+    spans: Sequence[TraceSpan]
+
+
+def trace_json(processes: Sequence[TraceProcess], facts: Mapping[str, object]) -> str:
+    """One JSON object, an event a line. The first span of all begins at 0; `facts` become `otherData`."""
+    zero_ns = min((span.start_ns for process in processes for span in process.spans), default=0)
+    names = [event for process in processes for event in _names(process)]
+    # Of two that begin together the longer one comes first: it may hold the other.
+    spans = sorted(
+        ((span, process.number) for process in processes for span in process.spans),
+        key=lambda pair: (pair[0].start_ns, -pair[0].stop_ns, pair[1], _THREADS[pair[0].track], pair[0].name),
+    )
+    events = [*names, *(_event(span, number, zero_ns) for span, number in spans)]
+    lines = ",\n".join(json.dumps(event) for event in events)
+    return f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(facts)},\n"traceEvents": [\n{lines}\n]}}\n'
+
+
+def _names(process: TraceProcess) -> Iterator[Mapping[str, object]]:
+    of_process = {"ph": "M", "pid": process.number, "tid": 0}
+    yield {**of_process, "name": "process_name", "args": {"name": process.name}}
+    yield {**of_process, "name": "process_sort_index", "args": {"sort_index": process.number}}
+    used = {span.track for span in process.spans}
+    for track, thread in _THREADS.items():
+        if track in used:
+            of_thread = {"ph": "M", "pid": process.number, "tid": thread}
+            yield {**of_thread, "name": "thread_name", "args": {"name": track}}
+            yield {**of_thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _event(span: TraceSpan, process: int, zero_ns: int) -> Mapping[str, object]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.track,
+        "pid": process,
+        "tid": _THREADS[span.track],
+        "ts": (span.start_ns - zero_ns) / _NS_PER_US,
+        "dur": (span.stop_ns - span.start_ns) / _NS_PER_US,
+        "args": span.args,
+    }

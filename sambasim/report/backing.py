@@ -1,0 +1,35 @@
+"""What stands behind a prediction, and between which times a step likely lies."""
+
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.spec import DeviceSpec
+from sambasim.simulation.prediction import Prediction
+
+
+def likely_s(prediction: Prediction) -> tuple[float, float] | None:
+    """Between which times the step lies if it is as far off as the worst calibration row; None for another device."""
+    fit = load_calibration().fit
+    if prediction.device.name != fit.device:
+        return None
+    step = prediction.alone
+    least = step.device_s * (1 - fit.worst_error) + step.host_s * (1 - fit.worst_host_error)
+    most = step.device_s * (1 + fit.worst_error) + step.host_s * (1 + fit.worst_host_error)
+    return least, most
+
+
+def _an(name: str) -> str:
+    """SN10 is spelled out when it is read aloud."""
+    return f"an {name}" if name.startswith("SN") else f"a {name}"
+
+
+def backing(device: DeviceSpec) -> str:
+    """What stands behind a prediction for `device`, without a full stop."""
+    fit = load_calibration().fit
+    if device.name != fit.device:
+        return (
+            f"no published step of {_an(device.name)} backs this: its figures are published or marked as estimates, and"
+            f" efficiencies are those of {_an(fit.device)}; for HBM, that of the SN40L paper"
+        )
+    return (
+        f"calibrated on {fit.rows}, which it meets within {fit.mean_error:.0%} in the mean and {fit.worst_error:.0%}"
+        " at worst: see sambasim validate. Other models may be further off"
+    )

@@ -1,0 +1,75 @@
+"""The file that a trace is, and the reader of the tests, which must see what is wrong."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
+from tests.support.trace_format import read_trace
+
+MEASURED = {"kind": "measured"}
+
+
+@st.composite
+def _nested(draw: st.DrawFn, start_ns: int, stop_ns: int, depth: int) -> list[TraceSpan]:
+    """Spans of one track between two moments, as calls of functions make them."""
+    track = Track.HOST
+    spans = [TraceSpan(track, f"depth {depth}", start_ns, stop_ns, {"step": depth})]
+    if depth:
+        cuts = sorted(draw(st.lists(st.integers(start_ns, stop_ns), max_size=6)))
+        for begin, end in zip(cuts[::2], cuts[1::2], strict=False):
+            spans += draw(_nested(begin, end, depth - 1))
+    return spans
+
+
+@given(st.data(), st.integers(0, 10**15), st.integers(0, 10**12), st.randoms())
+def test_what_is_nested_is_read_as_nested_in_whatever_order_it_came(
+    data: st.DataObject, start_ns: int, size_ns: int, rng: random.Random
+) -> None:
+    spans = data.draw(_nested(start_ns, start_ns + size_ns, 3))
+    shuffled = rng.sample(spans, len(spans))
+    text = trace_json([TraceProcess(3, "replica 3, measured", shuffled)], MEASURED)
+    trace = read_trace(text)
+    assert sorted((one.start_ns + start_ns, one.stop_ns + start_ns) for one in trace.spans) == sorted(
+        (span.start_ns, span.stop_ns) for span in spans
+    )
+    assert trace.processes == {3: "replica 3, measured"}
+
+
+def test_every_track_that_is_used_has_a_thread_of_its_own() -> None:
+    spans = [TraceSpan(track, "busy", 5, 9) for track in (Track.COLLECTIVES, Track.HOST)]
+    processes = [TraceProcess(rank, f"replica {rank}, measured", spans) for rank in range(2)]
+    events = json.loads(trace_json(processes, MEASURED))["traceEvents"]
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert named == {(0, 1): "host", (0, 4): "collectives", (1, 1): "host", (1, 4): "collectives"}
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [1, 4, 1, 4]
+
+
+def _text(*spans: TraceSpan, name: str = "replica 0, measured") -> str:
+    return trace_json([TraceProcess(0, name, spans)], MEASURED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _text(TraceSpan(Track.HOST, "a", 0, 10), TraceSpan(Track.HOST, "b", 5, 11)),
+        _text(TraceSpan(Track.HOST, "backwards", 10, 9)),
+        _text(TraceSpan(Track.HOST, "", 0, 1)),
+        _text(TraceSpan(Track.HOST, "a", 0, 1), name="replica 0, predicted"),
+        _text(TraceSpan(Track.HOST, "a", 0, 1, {"loss": float("nan")})),
+        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"ph": "X"', '"ph": "B"'),
+        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"ts": 0.0', '"ts": 1.0'),
+        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"tid": 1, "ts"', '"tid": 2, "ts"'),
+    ],
+)
+def test_the_reader_of_the_tests_refuses_what_breaks_the_format(text: str) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        read_trace(text)
+
+
+def test_spans_on_different_tracks_may_overlap() -> None:
+    trace = read_trace(_text(TraceSpan(Track.HOST, "a", 0, 10), TraceSpan(Track.COPIES, "b", 5, 11)))
+    assert [one.name for one in trace.spans] == ["a", "b"]

@@ -1,0 +1,126 @@
+"""SambaTune's files, from a prediction: their columns, their sums, and that what was measured stays apart."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import sambasim
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.placement import place
+from sambasim.hardware.spec import load_device
+from sambasim.ir.program import Program
+from sambasim.pef import read
+from sambasim.report.sections_csv import MeasuredSections, measured_sections, section_report_csv
+from sambasim.report.summary import summary_json
+from sambasim.simulation.scaling import ScaledStep, scale
+from sambasim.simulation.step import predict_step
+from sambasim.simulation.sync import SyncPath
+
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    folder = tmp_path_factory.mktemp("out")
+    arguments = ["compile", "--data-parallel", "-b", "32", "--output-folder", str(folder), "--json"]
+    result = CliRunner().invoke(sambasim, arguments, catch_exceptions=False)
+    return read(Path(json.loads(result.stdout)["pef"])).program
+
+
+def _scaled(program: Program, arch: str = "sn30", replicas: int = 1, micro_steps: int = 1) -> ScaledStep:
+    device = load_device(arch)
+    budget = budget_of(device, load_calibration())
+    alone = predict_step(program, budget, "o3", load_calibration(), None, micro_steps)
+    return scale(program, alone, place(replicas, device, None, load_cluster(device.cluster)), SyncPath.RDU)
+
+
+def _rows(scaled: ScaledStep, measured: Sequence[MeasuredSections] = ()) -> Rows:
+    return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step, measured))))
+
+
+def test_a_row_for_each_section_and_their_sum_is_the_step(program: Program) -> None:
+    scaled = _scaled(program, micro_steps=3)
+    rows = _rows(scaled)
+    assert [row["section_id"] for row in rows] == [str(number) for number in range(len(scaled.step.sections))]
+    assert [row["section_type"] for row in rows] == [section.kind for section in scaled.step.sections]
+    total = sum(float(row["predicted_latency_s"]) * int(row["runs_per_step"]) for row in rows)
+    assert total == pytest.approx(scaled.step.device_s)
+    for row in rows:
+        parts = [float(row[f"predicted_{part}_s"]) for part in ("compute", "memory", "fill", "launch")]
+        assert float(row["predicted_latency_s"]) == pytest.approx(max(parts[:2]) + sum(parts[2:]))
+
+
+def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> None:
+    scaled = _scaled(program)
+    budget = scaled.step.budget
+    for row, section in zip(_rows(scaled), scaled.step.sections, strict=True):
+        rates = [float(row[f"predicted_ddr_{way}_bytes_per_s"]) for way in ("read", "write")]
+        assert sum(rates) <= budget.memory_bytes_per_s
+        assert sum(rates) * section.price.predicted_s == pytest.approx(section.load.traffic_bytes)
+        assert 0 <= float(row["predicted_pcu_utilization"]) <= 1
+        assert 0 <= float(row["predicted_pmu_utilization"]) <= 1
+        assert int(row["predicted_pcu_count"]) == 1280
+    products = [row for row in _rows(scaled) if float(row["predicted_pcu_utilization"]) > 0]
+    assert {row["section_type"] for row in products} == {"FWD", "BCKWD"}
+
+
+def test_units_are_in_names_and_every_figure_says_where_it_is_from(program: Program) -> None:
+    facts = {"section_id", "section_type", "section_name", "operators", "runs_per_step"}
+    names = set(_rows(_scaled(program))[0])
+    assert all(name.startswith(("predicted_", "measured_")) for name in names - facts)
+    assert {"predicted_ddr_read_bytes_per_s", "predicted_ddr_write_bytes_per_s"} < names
+    assert {"predicted_hbm_read_bytes_per_s", "predicted_hbm_write_bytes_per_s"} < set(
+        _rows(_scaled(program, "sn40"))[0]
+    )
+
+
+def test_what_was_measured_is_beside_its_section_and_in_no_predicted_column(program: Program) -> None:
+    scaled = _scaled(program)
+    assert program.training is not None
+    sections = program.training.sections
+    model = [section.index for section in sections if section.kind in ("FWD", "BCKWD")]
+    updates = [section.index for section in sections if section.kind == "OPT"]
+    timed = [((index,), 0.5 + index) for index in (*model, *updates[:-1])]
+    measured = measured_sections(program.training, [*timed, ((updates[-1], updates[-1] + 1), 99.0)])
+    rows = _rows(scaled, measured)
+    assert [float(row["measured_latency_s"] or -1) for row in rows] == [*(time_s for _, time_s in timed), -1, 99.0]
+    (alone,) = [row for row in rows if not row["section_id"]]
+    assert alone["section_type"] == "OPT+GATHER"
+    assert not any(value for name, value in alone.items() if name.startswith("predicted_"))
+    predicted = [{name: row[name] for name in row if name.startswith("predicted_")} for row in _rows(scaled)]
+    assert predicted == [{name: row[name] for name in row if name.startswith("predicted_")} for row in rows[:-1]]
+
+
+def test_a_section_that_is_cut_otherwise_is_not_taken_for_the_measured_one(program: Program) -> None:
+    device = load_device("sn30")
+    other = predict_step(program, budget_of(device, load_calibration()), "o0", load_calibration())
+    assert program.training is not None
+    section = program.training.sections[2]
+    rows = list(
+        csv.DictReader(io.StringIO(section_report_csv(other, measured_sections(program.training, [((2,), 1.0)]))))
+    )
+    assert section.stop - section.start > 1
+    assert [row["section_id"] for row in rows if row["measured_latency_s"]] == [""]
+
+
+def test_the_summary_says_what_the_host_takes_and_keeps_measured_apart(program: Program) -> None:
+    scaled = _scaled(program, replicas=4)
+    assert program.training is not None
+    told = json.loads(summary_json(scaled, "digits", measured_sections(program.training, [((0,), 0.5), ((1, 2), 1.0)])))
+    predicted = told["predicted"]
+    assert told["remarks"][0] == f"Host takes {predicted['predicted_host_share']:.1%} of the total latency (predicted)."
+    assert predicted["predicted_latency_s"] == pytest.approx(
+        predicted["predicted_host_s"] + predicted["predicted_device_s"] + predicted["predicted_exposed_sync_s"]
+    )
+    assert sum(predicted["predicted_latency_s_by_type"].values()) == pytest.approx(predicted["predicted_device_s"])
+    assert sum(predicted["predicted_latency_s_by_bound"].values()) == pytest.approx(predicted["predicted_device_s"])
+    assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(scaled.samples_per_s)
+    assert told["measured"] == {"measured_sections_s": 1.5, "measured_section_count": 3}
+    assert json.loads(summary_json(scaled, "digits"))["measured"] is None

@@ -1,0 +1,143 @@
+"""What a trace is made of: which steps, what stands in for methods and for how long, how much there is room for."""
+
+from pathlib import Path
+
+import pytest
+
+from sambasim.compiler.compile import compile_model
+from sambasim.compiler.front import build_model, example_batch
+from sambasim.errors import MachineError
+from sambasim.options.run import RunOptions
+from sambasim.records.trace import Track
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.trace import run
+from sambasim.runtime.trace.clocks import Clock, compare_clocks
+from sambasim.runtime.trace.recorder import Recorder
+from sambasim.runtime.trace.run import traced_steps
+from sambasim.runtime.trace.watched import StandIns
+from tests.support.examples import example_options
+from tests.support.trace_format import read_trace
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "traced"),
+    [
+        (None, 100, [2, 3, 4]),
+        (None, 5, [2, 3, 4]),
+        (None, 4, [1, 2, 3]),
+        (None, 1, [0]),
+        (1, 2, [1]),
+        (1, 100, [2]),
+        (7, 4, [0, 1, 2, 3]),
+    ],
+)
+def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, steps: int, traced: list[int]) -> None:
+    assert list(traced_steps(asked, steps)) == traced
+
+
+class _Owner:
+    def __init__(self) -> None:
+        self.kept = self.double
+
+    def double(self, number: int) -> int:
+        return 2 * number
+
+
+def test_what_stands_in_goes_away_without_a_trace() -> None:
+    owner, other, calls = _Owner(), _Owner(), []
+    before, stand_ins = dict(vars(owner)), StandIns()
+
+    def counting(name: str):  # type: ignore[no-untyped-def]
+        def make(function):  # type: ignore[no-untyped-def]
+            def call(*args: int) -> int:
+                calls.append(name)
+                result: int = function(*args)
+                return result
+
+            return call
+
+        return make
+
+    stand_ins.put(owner, "double", counting("inner"))
+    stand_ins.put(owner, "double", counting("outer"))
+    stand_ins.put(owner, "kept", counting("kept"))
+    assert (owner.double(4), other.double(4), owner.kept(5)) == (8, 8, 10)
+    assert calls == ["outer", "inner", "kept"]
+    stand_ins.remove()
+    assert vars(owner) == before
+    assert (owner.double(4), len(calls)) == (8, 3)
+
+
+def test_a_method_that_is_not_there_is_told_of() -> None:
+    with pytest.raises(AttributeError, match="triple"):
+        StandIns().put(_Owner(), "triple", lambda function: function)
+
+
+def test_a_recorder_that_is_full_counts_what_it_leaves_out() -> None:
+    recorder = Recorder(room=2)
+    recorder.step = 7
+    for number in range(5):
+        recorder.add(number % 2, Track.HOST, "data", 10, 20, {"bytes": number})
+    assert [[span.args for span in spans] for spans in recorder.spans.values()] == [
+        [{"step": 7, "bytes": 0}],
+        [{"step": 7, "bytes": 1}],
+    ]
+    assert recorder.left_out == 3
+
+
+def test_one_rank_has_one_clock() -> None:
+    assert compare_clocks(single_rank("here")) == (Clock(0, 0),)
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = example_options("logistic_regression", tmp_path_factory.mktemp("trace"))
+    model = build_model(options)
+    inputs, by_keyword = example_batch(model, options)
+    return compile_model(model, inputs, options, by_keyword=by_keyword).path
+
+
+def _train(pef: Path, **asked: object) -> None:
+    training = {"steps": 6, "evaluate": False}
+    options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": {"training": training}, **asked})
+    TrainingJob(pef, options, single_rank("here"), SilentListener()).run()
+
+
+def test_after_the_last_traced_step_nothing_is_recorded(
+    pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(run, "Recorder", lambda: recorder)
+    _train(pef, trace=tmp_path / "new" / "trace.json", trace_steps=2)
+    trace = read_trace((tmp_path / "new" / "trace.json").read_text(encoding="utf-8"))
+    assert [one.name for one in trace.named("step ")] == ["step 3", "step 4"]
+    assert sum(map(len, recorder.spans.values())) == len(trace.spans)
+    assert recorder.left_out == 0
+
+
+def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
+    pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Recorder", lambda: Recorder(room=3))
+    _train(pef, trace=tmp_path / "trace.json")
+    trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert len(trace.spans) == 3 + 3
+    assert [one.name for one in trace.named("step ")] == ["step 3", "step 4", "step 5"]
+    assert trace.facts["spans_left_out"] > 10
+
+
+def test_a_disk_that_is_full_is_told_of(pef: Path) -> None:
+    with pytest.raises(MachineError, match="the trace cannot be written to /dev/full: No space left") as caught:
+        _train(pef, trace=Path("/dev/full"))
+    assert caught.value.remedy == "make room there, or another place: --trace FILE"
+
+
+def test_a_run_without_a_trace_has_no_stand_ins(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("something stands in, and no trace was asked for")
+
+    monkeypatch.setattr(StandIns, "put", refuse)
+    monkeypatch.setattr(Recorder, "add", refuse)
+    _train(pef)
