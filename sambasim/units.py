@@ -66,3 +66,8 @@ def format_count(count: float) -> str:
 def format_rate(per_s: float) -> str:
     """1.2345 -> `"1.23"`; as `format_count` from one hundred on."""
     return format_count(per_s) if per_s >= _WHOLE else f"{per_s:.3g}"
+
+
+def plain_rate(per_s: float) -> str:
+    """1.2345 -> `"1.23"`, 1234567 -> `"1,234,567"`: for columns whose lines are compared."""
+    return f"{per_s:,.0f}" if per_s >= _WHOLE else f"{per_s:.3g}"

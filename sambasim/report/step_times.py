@@ -4,7 +4,7 @@ from rich.console import RenderableType
 
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.tables import add_row, plain_table, printable
-from sambasim.units import format_count, format_seconds
+from sambasim.units import format_rate, format_seconds
 
 _NOTHING = "-"
 """Where nothing was measured, or nothing is predicted."""
@@ -31,7 +31,7 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
         if measured_s or predicted_s:
             measured = _NOTHING if measured_s is None else format_seconds(measured_s / steps)
             add_row(table, name, measured, format_seconds(predicted_s))
-    add_row(table, "samples/s", format_count(summary.samples_per_s), format_count(predicted.predicted_samples_per_s))
+    add_row(table, "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s))
     lines = [f"predicted: {predicted.predicted_backed_by}"]
     if summary.emulated:
         lines.insert(0, f"measured: one process, which played all {summary.world_size} replicas in turn")

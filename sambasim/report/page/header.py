@@ -7,7 +7,7 @@ from sambasim.report.page.palette import BOUNDS, KINDS
 from sambasim.report.page.part import Key, Part, keys, shares
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import format_bytes, format_seconds
+from sambasim.units import format_bytes, format_seconds, plain_rate
 
 
 def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ def _keys(prediction: Prediction) -> list[Key]:
             format_seconds(alone.predicted_s),
             f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host",
         ),
-        Key("throughput", f"{alone.samples_per_s:,.0f}", "samples/s, host time included"),
+        Key("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
         Key("compute in use", f"{busy:.1%}", "of the device's time, by the slowest stage"),
         Key(
             "slowest section",

@@ -10,7 +10,7 @@ from sambasim.report.page.timeline import WAYS
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import format_count, format_seconds
+from sambasim.units import format_seconds, plain_rate
 
 _DASHES = {SyncPath.RDU: "solid", SyncPath.HOST: "dot"}
 _SYMBOLS = {SyncPath.RDU: "circle", SyncPath.HOST: "diamond"}
@@ -100,7 +100,7 @@ def _curve(prediction: Prediction, path: SyncPath, values: Sequence[float]) -> T
         "x": [step.placement.replicas for step in steps],
         "y": values,
         "hovertext": [
-            f"<b>{step.placement.replicas} replicas, {WAYS[path]}</b><br>{format_count(step.samples_per_s)} samples/s, "
+            f"<b>{step.placement.replicas} replicas, {WAYS[path]}</b><br>{plain_rate(step.samples_per_s)} samples/s, "
             f"efficiency {step.efficiency(prediction.alone):.1%}<br>step {format_seconds(step.predicted_s)}, of it "
             f"{format_seconds(step.exposed_sync_s)} waiting for sync<br>{step.way or 'nothing to sync'}"
             for step in steps
@@ -125,7 +125,7 @@ def _rows(prediction: Prediction) -> str:
         for step in steps:
             row += [
                 format_seconds(step.predicted_s),
-                f"{step.samples_per_s:,.0f}",
+                plain_rate(step.samples_per_s),
                 f"{step.efficiency(prediction.alone):.1%}",
                 seconds_or_none(step.exposed_sync_s),
             ]
