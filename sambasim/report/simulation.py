@@ -7,9 +7,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
-from sambasim.report.backing import backing, likely_s
 from sambasim.report.scaling import ScalingRecord, scaling_records
 from sambasim.report.tables import add_row, plain_table
+from sambasim.simulation.backing import backing_of, likely_s
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
@@ -62,7 +62,7 @@ class SimulationRecord(BaseModel):
 
 def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
     """One line."""
-    span = likely_s(facts)
+    span, most = likely_s(facts), _most_replicas(facts)
     return SimulationRecord(
         name=facts.program.name,
         device=facts.device.name,
@@ -79,7 +79,7 @@ def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
         micro_steps=facts.alone.micro_steps,
         predicted_least_s=None if span is None else span[0],
         predicted_most_s=None if span is None else span[1],
-        backed_by=backing(facts.device),
+        backed_by=backing_of(facts.device, most),
         cluster=facts.cluster.name,
         scaling=scaling_records(facts, paths),
         sections=tuple(map(_record, facts.alone.sections)),
@@ -164,17 +164,20 @@ def _record(section: TimedSection) -> SectionRecord:
     )
 
 
+def _most_replicas(facts: Prediction) -> int:
+    return max(step.placement.replicas for steps in facts.scaled.values() for step in steps)
+
+
 def _notes(facts: Prediction) -> list[str]:
-    several = any(step.placement.replicas > 1 for steps in facts.scaled.values() for step in steps)
-    notes = [backing(facts.device)]
-    notes.append(
-        "numbers have two bytes on the device, in a loss and in optimizer states four, whatever the PEF stores"
-    )
-    if facts.program.data_parallel is not None and not several:
-        notes.append("this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them")
-    if several:
+    most = _most_replicas(facts)
+    notes = [
+        backing_of(facts.device, most),
+        "numbers have two bytes on the device, in a loss and in optimizer states four, whatever the PEF stores",
+    ]
+    if most > 1:
         notes.append(
-            f"replicas are joined as in {facts.cluster.name}; no sync of RDUs was ever published: sambasim devices has"
-            " the figures of its links, and what of them is an estimate"
+            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources"
         )
+    elif facts.program.data_parallel is not None:
+        notes.append("this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them")
     return notes

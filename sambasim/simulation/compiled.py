@@ -6,34 +6,25 @@ Where the budget is that for which the PEF was compiled, both give the same.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.costs.fit import check_chip, check_memory, need_of, states_bytes
-from sambasim.costs.load import load_of
-from sambasim.costs.price import price_of
-from sambasim.costs.work import device_bytes_of, stage_ranges, work_of
+from sambasim.costs.cut import Piece
+from sambasim.costs.fit import check_chip
+from sambasim.costs.work import stage_ranges, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.calibration import Calibration
 from sambasim.hardware.placement import Placement
-from sambasim.ir.graph import Graph, Section, SectionKind
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
 from sambasim.simulation.scaling import ScaledStep, scale
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, updates
+from sambasim.simulation.step import MODEL_KINDS, price_pieces
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.tiers import slowed, tiers_of
 from sambasim.simulation.timeline import Track
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step by all replicas of a job.
-
-    start_s: host time for each section
-    sent_s: host time for inputs and outputs of a micro-step
-    """
+    """A step by all replicas of a job."""
 
     scaled: ScaledStep
-    start_s: float
-    sent_s: float
 
     @property
     def model_s(self) -> float:
@@ -48,8 +39,8 @@ class CompiledStep:
     @property
     def forward_s(self) -> float:
         """The forward of one micro-step alone, host time included."""
-        times_s = self._times_s(SectionKind.FWD)
-        return len(times_s) * self.start_s + self.sent_s + sum(times_s)
+        times_s, step = self._times_s(SectionKind.FWD), self.scaled.step
+        return len(times_s) * step.start_s + step.sent_s + sum(times_s)
 
     @property
     def graph_s(self) -> float:
@@ -96,33 +87,9 @@ def predict_compiled(
     work = work_of(graph, program.symbols)
     check_chip(graph, work, budget)
     ranges = stage_ranges(work, [section.stop for section in model])
-    need = need_of(program, work, ranges)
-    check_memory(graph, need, budget)
-    tiers = tiers_of(need, states_bytes(program.symbols.values()), budget)
-    rate = slowed(budget, tiers.rest)
-    timed = []
-    for section, stages in zip(model, ranges, strict=True):
-        load, nodes = load_of(work, *stages, budget), (section.start, section.stop)
-        timed.append(TimedSection(section.kind, section.name, load, price_of(load, rate), nodes))
-    launched = micro_steps * len(timed)
-    update = updates(program, budget, tiers, 1)
-    start_s = calibration.host_s_per_section.value
-    sent_s = _sent_bytes(graph, program) / calibration.host_bytes_per_s.value
-    alone = PredictedStep(
-        sections=(*timed, *update),
-        budget=budget,
-        batch_size=program.batch_size,
-        host_s=(launched + len(update)) * start_s + micro_steps * sent_s,
-        need=need,
-        tiers=tiers,
-        micro_steps=micro_steps,
-    )
-    return CompiledStep(scale(program, alone, placement, path), start_s, sent_s)
-
-
-def _sent_bytes(graph: Graph, program: Program) -> int:
-    """Inputs and outputs, as the device holds them."""
-    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
-    return sum(
-        device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)
-    )
+    pieces = [
+        Piece(section.kind, section.name, stages, (section.start, section.stop))
+        for section, stages in zip(model, ranges, strict=True)
+    ]
+    alone = price_pieces(program, work, pieces, budget, calibration, program.batch_size, micro_steps)
+    return CompiledStep(scale(program, alone, placement, path))

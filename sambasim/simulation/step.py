@@ -8,15 +8,15 @@ What replicas exchange, REDUCE and GATHER, is in `sambasim.simulation.scaling`. 
 starts each section, sends inputs and fetches outputs, and does not overlap with the device in the published rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sambasim.costs.cut import Level, cut
+from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of, states_bytes
 from sambasim.costs.load import Load, load_of
 from sambasim.costs.price import Bound, SectionPrice, price_of
-from sambasim.costs.work import at_batch_size, device_bytes_of, work_of
+from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.calibration import Calibration
 from sambasim.ir.graph import Graph, SectionKind
@@ -54,14 +54,15 @@ class PredictedStep:
 
     sections: in order; those of the forward and the backward run once for each of the `micro_steps`
     batch_size: of a micro-step
-    host_s: seconds of the host in the whole step
+    start_s, sent_s: host time for each section that starts, and for inputs and outputs of a micro-step
     need, tiers: what it needs beside the chip, and where that lies
     """
 
     sections: tuple[TimedSection, ...]
     budget: Budget
     batch_size: int
-    host_s: float
+    start_s: float
+    sent_s: float
     need: Need
     tiers: Tiers
     micro_steps: int = 1
@@ -69,6 +70,11 @@ class PredictedStep:
     def runs(self, section: TimedSection) -> int:
         """How often `section` runs in a step."""
         return self.micro_steps if section.kind in MODEL_KINDS else 1
+
+    @property
+    def host_s(self) -> float:
+        """Predicted seconds of the host."""
+        return sum(map(self.runs, self.sections)) * self.start_s + self.micro_steps * self.sent_s
 
     @cached_property
     def device_s(self) -> float:
@@ -121,7 +127,21 @@ def predict_step(
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
-    pieces = cut(graph, work, budget, level)
+    return price_pieces(program, work, cut(graph, work, budget, level), budget, calibration, samples, micro_steps)
+
+
+def price_pieces(
+    program: Program,
+    work: Work,
+    pieces: Sequence[Piece],
+    budget: Budget,
+    calibration: Calibration,
+    samples: int,
+    micro_steps: int,
+) -> PredictedStep:
+    """The step of `program` with `pieces` of its `work` as sections. `samples` are those of a micro-step. Raises
+    MachineError if the memory of `budget` is too small."""
+    graph = program.training or program.evaluation
     need = need_of(program, work, [piece.stages for piece in pieces])
     check_memory(graph, need, budget)
     tiers = tiers_of(need, states_bytes(program.symbols.values()), budget)
@@ -133,12 +153,17 @@ def predict_step(
         sections.append(TimedSection(piece.kind, piece.name, load, price_of(load, usual), piece.nodes))
     if not sections:
         sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price_of(_NOTHING, budget)))
-    launched = micro_steps * len(sections)
-    sections += updates(program, budget, tiers, 1)
-    launched += len(sections) - launched // micro_steps
-    sent_bytes = micro_steps * _exchanged_bytes(graph, program) * samples / program.batch_size
-    host_s = launched * calibration.host_s_per_section.value + sent_bytes / calibration.host_bytes_per_s.value
-    return PredictedStep(tuple(sections), budget, samples, host_s, need, tiers, micro_steps)
+    sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
+    return PredictedStep(
+        sections=(*sections, *updates(program, budget, tiers, 1)),
+        budget=budget,
+        batch_size=samples,
+        start_s=calibration.host_s_per_section.value,
+        sent_s=sent_bytes / calibration.host_bytes_per_s.value,
+        need=need,
+        tiers=tiers,
+        micro_steps=micro_steps,
+    )
 
 
 def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:

@@ -64,7 +64,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
 def test_another_device_is_taken_whole_and_says_that_nothing_backs_it(simulate: Simulate) -> None:
     printed = simulate("digits", "--arch", "sn40")
     assert "on SN40L, o1" in printed
-    assert "no published step of an SN40L backs this" in printed
+    assert "no published step of SN40L backs this" in printed
     assert "range" not in printed
     assert "on 4 of 8 tiles of SN30" in simulate("digits", "--arch", "sn30"), "its own device has the tiles of the PEF"
     assert "on 2 of 8 tiles of SN30, o0" in simulate("digits", "--num-tiles", "2", "--o0")
@@ -110,7 +110,7 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> Non
     file.write_text(DEVICE, encoding="utf-8")
     printed = simulate("digits", "--arch", str(file), "--replicas", "2")
     assert "digits on Mine" in printed
-    assert "no published step of a Mine" in printed
+    assert "no published step of Mine" in printed
     assert "joined as in sn10-8" in printed
 
 

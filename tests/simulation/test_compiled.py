@@ -67,7 +67,7 @@ def test_the_parts_are_the_total_and_micro_steps_repeat_the_model(
         parts = step.scaled.step.host_s + step.model_s + step.update_s + step.scaled.exposed_sync_s
         assert step.scaled.predicted_s == pytest.approx(parts)
     model_sections = [one for one in once.scaled.step.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-    again_s = once.model_s + len(model_sections) * CALIBRATION.host_s_per_section.value + once.sent_s
+    again_s = once.model_s + len(model_sections) * CALIBRATION.host_s_per_section.value + once.scaled.step.sent_s
     assert thrice.scaled.predicted_s == pytest.approx(once.scaled.predicted_s + 2 * again_s)
     assert thrice.update_s == pytest.approx(once.update_s)
     assert once.of_kind_s(SectionKind.FWD) < once.forward_s < once.scaled.predicted_s

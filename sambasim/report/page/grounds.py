@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.spec import Spec
-from sambasim.report.backing import backing
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.part import Part, table
+from sambasim.simulation.backing import backing_of
 from sambasim.simulation.prediction import Prediction
 from sambasim.units import format_bytes, format_count, format_seconds
 
@@ -24,7 +24,7 @@ def grounds(prediction: Prediction) -> Part:
         table(("figure", "value", "source"), _figures(prediction.cluster), words=3, class_="sources"),
         element("h3", "Calibration"),
         table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"),
-        element("p", backing(prediction.device)),
+        element("p", backing_of(prediction.device)),
     ]
     return Part(
         id="grounds",

@@ -1,10 +1,10 @@
 """The head of a page about a PEF: what it is of, the key figures, and where the time goes."""
 
-from sambasim.report.backing import backing
 from sambasim.report.page.facts import bound_words, shown
 from sambasim.report.page.html import Html, element, joined
 from sambasim.report.page.palette import BOUNDS, KINDS
 from sambasim.report.page.part import Key, Part, keys, shares
+from sambasim.simulation.backing import backing_of
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds, plain_rate
@@ -26,11 +26,11 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
 
 def caveat(prediction: Prediction) -> Html:
     """That nothing here was measured, and what stands behind it."""
-    sync = " No sync of RDUs was ever published." if prediction.program.training else ""
+    several = 2 if prediction.program.training else 1
     return element(
         "p",
         element("b", "Predicted, not measured."),
-        f" A model of the device gives these numbers: {backing(prediction.device)}.{sync}",
+        f" A model of the device gives these numbers: {backing_of(prediction.device, several)}.",
         class_="caveat",
     )
 
