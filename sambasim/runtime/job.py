@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sambasim.data.sources import Source, open_source
-from sambasim.errors import InternalError, OptionError
+from sambasim.errors import InternalError
 from sambasim.hardware.inventory import inventory_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -37,6 +37,7 @@ from sambasim.runtime.plan import Plan, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica, input_specs, place_weights
+from sambasim.runtime.runnable import check_is_for_run
 from sambasim.runtime.seating import placement_record, seat
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.sync.device import DeviceSync
@@ -72,18 +73,6 @@ class Team:
     engine: Engine
 
 
-def _check_is_for_run(program: Program) -> None:
-    """Raises OptionError for what only an app can run: several optimizers, or a loss that is not one number."""
-    loss = program.symbols[program.loss or ""].type
-    if len(program.optimizers) > 1:
-        what = f"this PEF has {len(program.optimizers)} optimizers, or groups of parameters, with options of their own"
-    elif loss.numel > 1:
-        what = f"this PEF's first output, {loss}, is a loss for each sample and not one number"
-    else:
-        return
-    raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
-
-
 class TrainingJob:
     """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
 
@@ -99,7 +88,7 @@ class TrainingJob:
         self._resolved: ResolvedRun = resolve_run(options, self._document.training_defaults, self._document.data_source)
         if self._resolved.optimizer is None:
             raise InternalError("a training job without an optimizer")
-        _check_is_for_run(self._program)
+        check_is_for_run(self._program)
         self._emulated = options.emulate_replicas or 1
         self._roles = roles(communicator.topology.world_size, options.parameter_servers or 0)
         self._inventory = inventory_of(self._document.compile_options, cluster=options.cluster)
