@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from sambasim.cli import shared
 from sambasim.cli.terminal import show
 
 
@@ -14,13 +15,7 @@ from sambasim.cli.terminal import show
 @click.option("--replicas", type=click.IntRange(min=1), help="How many there are. Default: as many as a node seats.")
 @click.option("-p", "--pef", help="A PEF that says the device and the tiles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.output_folder
 def devices_command(
     cluster: str | None,
     arch: str | None,

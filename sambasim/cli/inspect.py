@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli import shared
 from sambasim.cli.terminal import show
 
 if TYPE_CHECKING:
@@ -14,17 +15,11 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("pef", required=False)
-@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
+@shared.pef_flag
 @click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="The graphs, one operator a line.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.output_folder
 @click.option("--all", "everything", is_flag=True, help="Symbols, runtime arguments and options too.")
 def inspect_command(
     pef: str | None,
@@ -51,7 +46,7 @@ def inspect_command(
     from sambasim.pef import locate, peek, read
     from sambasim.report.contents import contents, printed_graphs
 
-    path = locate(one_pef(pef, named), output_folder)
+    path = locate(shared.one_pef(pef, named), output_folder)
     if as_graph and (as_json or section is not None):
         other = "--json" if as_json else "--section"
         raise OptionError(
@@ -70,16 +65,6 @@ def inspect_command(
         from sambasim.report.inspect import inspection
 
         show(inspection(facts, everything=everything))
-
-
-def one_pef(argument: str | None, flag: str | None) -> str:
-    """The PEF that was named, by argument or by `--pef`. Raises UsageError if none or both were given."""
-    given = [name for name in (argument, flag) if name is not None]
-    if len(given) != 1:
-        raise click.UsageError(
-            "name one PEF: a path, or a name found as out/NAME/NAME.pef", click.get_current_context()
-        )
-    return given[0]
 
 
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:

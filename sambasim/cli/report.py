@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.cli import shared
+
 if TYPE_CHECKING:
     from sambasim.cli.prediction import Question
     from sambasim.records.read import RunRecords
@@ -23,17 +25,11 @@ _RUN_SUFFIX = ".jsonl"
     help="Where section_report.csv and summary.json go, which are like SambaTune's.",
 )
 @click.option("--run", type=click.Path(path_type=Path), metavar="RUN.jsonl", help="Add what this run of it measured.")
-@click.option("--arch", help="The device: sn10, sn30 or sn40. Default: the one that the PEF was compiled for.")
-@click.option("--num-tiles", type=int, help="Tiles of it that one replica has. Default: as in the PEF, else all.")
-@click.option("--cluster", help="Nodes and links. Default: the cluster that the device is usually built into.")
+@shared.arch
+@shared.num_tiles
+@shared.cluster
 @click.option("--replicas", metavar="N,N,...", help="Of the scaling curves. Default: 1,2,4,...,1024.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.output_folder
 def report_command(
     subject: str,
     page: Path | None,

@@ -4,23 +4,23 @@ from pathlib import Path
 
 import click
 
-from sambasim.cli.inspect import one_pef
+from sambasim.cli import shared
 from sambasim.cli.terminal import show
 
 
 @click.command("simulate")
 @click.argument("subject", required=False)
-@click.option("-p", "--pef", "named", help="A PEF, as `run` spells it.")
+@shared.pef_flag
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field of a model's config.")
-@click.option("--arch", help="The device: sn10, sn30, sn40, or a TOML file. Default: the one it was compiled for.")
-@click.option("--num-tiles", type=int, help="Tiles of it that one replica has. Default: as compiled, else all.")
+@shared.arch
+@shared.num_tiles
 @click.option("--o0", "level", flag_value="o0", help="One operator a section.")
 @click.option("--o1", "level", flag_value="o1", help="Operators of one module share a section, at most 8.")
 @click.option("--o3", "level", flag_value="o3", help="The cut that is predicted fastest. Default: as compiled.")
 @click.option("-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica. Default: its own.")
 @click.option("--replicas", metavar="N,...", help="Numbers of replicas: 1,2,4,1024.")
 @click.option("--sync", default="host,rdu", show_default=True, help="Ways to sync gradients: host, rdu, or both.")
-@click.option("--cluster", help="What joins them: a name that `sambasim devices` lists, or a TOML file.")
+@shared.cluster
 @click.option(
     "--sections", type=click.IntRange(min=0), default=10, show_default=True, help="Slowest sections to print."
 )
@@ -30,13 +30,7 @@ from sambasim.cli.terminal import show
     "--trace", type=click.Path(path_type=Path), help="Write a step of the most replicas as a trace for Perfetto."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.output_folder
 def simulate_command(
     subject: str | None,
     named: str | None,
@@ -80,7 +74,7 @@ def simulate_command(
             check_output_file(file, f"the {what}", f"--{what.split()[0].lower()} FILE")
     numbers = counts(replicas, "--replicas")
     question = Question(
-        subject=one_pef(subject, named),
+        subject=shared.one_pef(subject, named),
         overrides=overrides,
         output_folder=output_folder,
         arch=arch,

@@ -4,23 +4,17 @@ from pathlib import Path
 
 import click
 
-from sambasim.cli.inspect import one_pef
+from sambasim.cli import shared
 from sambasim.cli.terminal import show
 
 
 @click.command("tilestat")
 @click.argument("subject", required=False)
-@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
-@click.option("--arch", help="The device: sn10, sn30, sn40, or a TOML file. Default: the one it was compiled for.")
-@click.option("--num-tiles", type=int, help="Tiles of it that the replica has. Default: as compiled, else all.")
+@shared.pef_flag
+@shared.arch
+@shared.num_tiles
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.output_folder
 def tilestat_command(
     subject: str | None, named: str | None, arch: str | None, num_tiles: int | None, as_json: bool, output_folder: Path
 ) -> None:
@@ -39,7 +33,7 @@ def tilestat_command(
     from sambasim.report.tilestat import tilestat, tilestat_view
 
     question = Question(
-        subject=one_pef(subject, named),
+        subject=shared.one_pef(subject, named),
         overrides=(),
         output_folder=output_folder,
         arch=arch,

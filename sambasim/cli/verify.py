@@ -4,17 +4,13 @@ from pathlib import Path
 
 import click
 
+from sambasim.cli import shared
+
 
 @click.command("verify")
 @click.argument("pef", required=False)
-@click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
-@click.option(
-    "--output-folder",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Where a PEF that is given by name is looked for.",
-)
+@shared.pef_flag
+@shared.output_folder
 def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:
     """Check a PEF whole: the rules of the format, and every byte of the weights.
 
@@ -26,10 +22,10 @@ def verify_command(pef: str | None, named: str | None, output_folder: Path) -> N
     Example:
       sambasim verify out/digits/digits.pef
     """
-    from sambasim.cli.inspect import one_pef
+    from sambasim.cli import shared
     from sambasim.pef import check, locate
 
-    path = locate(one_pef(pef, named), output_folder)
+    path = locate(shared.one_pef(pef, named), output_folder)
     document = check(path)
     click.echo(f"{path} is whole: it keeps the rules of the PEF format, and every byte is as it was written")
     click.echo(f"  digest          {document.digest}")
