@@ -173,6 +173,20 @@ def test_a_replica_that_waits_for_one_that_has_ended_is_told(folder: Path) -> No
     assert f"DP09: {_findings(check)['DP09']}".startswith(words)
 
 
+@pytest.mark.parametrize("flags", [(), ("--reduce-on-rdu",)], ids=["host", "device"])
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_replica_that_waits_in_a_step_that_is_not_looked_at_is_told(
+    folder: Path, longer: int, flags: tuple[str, ...]
+) -> None:
+    """6 steps in the place of 5: the other waits in the sixth, for as long as nobody tells."""
+    run = _run(folder, *flags, batches=f"list(loader)[: 3 if rank == {longer} or not epoch else 2]")
+    assert run.returncode == 2
+    words = f"DP09: replica {1 - longer} came to its end after 5 steps, and replica {longer} waits for it in step 6"
+    assert f"(rank {1 - longer} on " in run.stderr
+    assert words in run.stderr
+    assert run.stderr.count("DP09") == 1
+
+
 @whole
 def test_epochs_of_different_length_are_told_as_such(folder: Path) -> None:
     found = _findings(_check(folder, batches="list(loader)[: 3 - rank]"))

@@ -53,7 +53,8 @@ FINDINGS: Mapping[str, Row] = {
     "DP09": Row(
         "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it; or, where "
         "rates or orders differ, their epochs are of different length",
-        "refused in steps 1, 2, 8, 64, 512 …, with `--check` in every step; in others the run waits, as it does there",
+        "refused in steps 1, 2, 8, 64, 512 …, with `--check` in every step; in others when one has come to its end and "
+        "another of its node waits",
         refused=True,
     ),
     "AP01": Row(

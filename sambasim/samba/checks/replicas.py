@@ -107,7 +107,10 @@ class Checks:
         if mode is Mode.ALONE:
             return
         self._last, self._replaced = None, False
-        if self._looks():
+        looks = self._looks()
+        if watched is not None:
+            watched.board.enter(meets=looks)
+        if looks:
             self._compare()
         self._shared = True
 

@@ -1,11 +1,14 @@
 """What is watched in this process, from when it has found the other ranks until it leaves them."""
 
 import atexit
+import os
 from collections.abc import Callable
 
+from sambasim.errors import DataParallelError
 from sambasim.runtime.ranks import Communicator
+from sambasim.samba.checks.board import Board
 from sambasim.samba.checks.files import Files
-from sambasim.samba.checks.meeting import Point, meet, together
+from sambasim.samba.checks.meeting import AS_MANY_BATCHES, Point, meet, together
 from sambasim.samba.checks.samplers import Samplers
 from sambasim.samba.checks.telling import telling
 
@@ -19,6 +22,7 @@ class Watching:
         self.files = Files(communicator.node_of)
         self.compare_last: Callable[[], None] = lambda: _show_nothing(communicator)
         self.steps = 0
+        self.board = Board(communicator)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -59,16 +63,28 @@ def current() -> Watching | None:
 def finish() -> None:
     """Compare what the ranks have done, and watch no more. Collective, the first time that it is called.
 
-    A rank that is still taking steps tells that this one has ended, and nothing else is compared.
+    A rank that is still taking steps tells that this one has ended, and nothing else is compared. Where it waits for
+    this one in a step that is not looked at, it cannot tell: then this one does, and ends the job.
     """
     if _watching is not None:
         files, compare_last = _watching.files, _watching.compare_last
         communicator, end = _watching.communicator, Point(_watching.steps, ended=True)
+        board = _watching.board
         abandon()
+        waiting = board.end()
+        if waiting is not None:
+            _end_the_job(communicator.rank, end, *waiting)
         points, opened = meet(communicator, end, files.take_new())
         if together(points):
             files.compare(opened)
             compare_last()
+
+
+def _end_the_job(own_rank: int, end: Point, rank: int, step: int) -> None:
+    from sambasim.samba.door.ending import leave
+
+    words = f"DP09: replica {own_rank} {end.words}, and replica {rank} waits for it in step {step}"
+    os._exit(leave(DataParallelError(words, remedy=AS_MANY_BATCHES), None))
 
 
 def abandon() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim import samba
+from sambasim.runtime.single_rank import private_window
 from sambasim.samba import context
 from sambasim.samba.checks import replicas, watching
 from sambasim.samba.checks.on_demand import Check
@@ -53,7 +54,13 @@ def compare(pef: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change]
     def gather(own: tuple[object, Look]) -> Sequence[object]:
         return [own, (own[0], change[-1](own[1]))]
 
-    communicator: Any = SimpleNamespace(world_size=2, node_of=[0, 0], all_gather_object=gather)
+    communicator: Any = SimpleNamespace(
+        world_size=2,
+        node_of=[0, 0],
+        all_gather_object=gather,
+        topology=SimpleNamespace(local_ranks=[0], local_size=1, local_rank=0),
+        allocate_shared=private_window,
+    )
     watched = watching.Watching(communicator)
     monkeypatch.setattr(watching, "_watching", watched)
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
