@@ -55,6 +55,11 @@ def _subject(question: Question, *, quiet: bool) -> Subject:
     if is_model(name):
         with phases(quiet=quiet) as hear:
             return subject_of_model(name, question.overrides, sizes, hear)
+    if name.endswith(".py"):
+        raise OptionError(
+            f"{name} has no model's name, and is no PEF",
+            remedy=f"sambasim simulate {name}:NAME, a class or function in it; of an app, the PEF that it compiles",
+        )
     if question.overrides:
         raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
     return subject_of_pef(name, question.output_folder, sizes)

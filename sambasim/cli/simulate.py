@@ -91,7 +91,7 @@ def simulate_command(
         for facts in found:
             click.echo(simulation_json(facts, ways))
     else:
-        for facts in found[: 1 if numbers else None]:
+        for facts in found:
             show(*simulation_report(facts, sections))
         if len(rows) > 1:
             show(scaling_table(rows))

@@ -174,6 +174,10 @@ def _notes(facts: Prediction) -> list[str]:
         backing_of(facts.device, most),
         "numbers have two bytes on the device, in a loss and in optimizer states four, whatever the PEF stores",
     ]
+    launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
+    if launch_s > facts.alone.device_s / 2:
+        each = format_seconds(facts.alone.budget.launch_s)
+        notes.append(f"a launch takes {each}; sections bound by it compute for less: a larger batch costs little more")
     if most > 1:
         notes.append(
             f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources"

@@ -89,6 +89,12 @@ def trace_graph(
     seat(inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command()))
     make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
+    if document.program.training is not None and not optimizers:
+        raise OptionError(
+            f"{path.name} trains, and trace_graph was given no optimizer",
+            where=app_line(),
+            remedy="give it the optimizers that session.compile had; to predict alone, compile with --inference",
+        )
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
     check_tensors(model, training=bool(asked.updates))

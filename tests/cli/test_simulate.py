@@ -184,3 +184,14 @@ def test_a_forward_that_computes_nothing_has_a_time(simulate: Simulate, folder: 
     compile_it = ["compile", f"{model}:Same", "--inference", "-b", "2", "--output-folder", str(folder), *data]
     CliRunner().invoke(sambasim, compile_it, catch_exceptions=False)
     assert "forward" in simulate("same")
+
+
+def test_a_script_is_no_subject(simulate: Simulate) -> None:
+    with pytest.raises(OptionError) as refused:
+        simulate("app.py")
+    assert refused.value.what == "app.py has no model's name, and is no PEF"
+    assert "sambasim simulate app.py:NAME" in str(refused.value.remedy)
+
+
+def test_what_launches_cost_is_explained_where_they_bind(simulate: Simulate) -> None:
+    assert "sections bound by it compute for less" in simulate("digits")
