@@ -19,6 +19,13 @@ class Seat:
     first_tile: int | None
     tiles: int | None
 
+    def __str__(self) -> str:
+        """`node 0 RDU 3 tiles 4-7`."""
+        of_rdu = f"node {self.node} RDU {self.rdu}"
+        if self.first_tile is None or self.tiles is None:
+            return of_rdu
+        return f"{of_rdu} {_named('tile', range(self.first_tile, self.first_tile + self.tiles))}"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

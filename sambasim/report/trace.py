@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from sambasim import __version__
 from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.placement import Seat
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.simulation.scaling import ScaledStep
@@ -30,7 +29,8 @@ def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) ->
     shown = min(placement.replicas, MOST_REPLICAS)
     spans = list(_spans(scaled))
     processes = [
-        TraceProcess(seat.replica, _title(seat, placement.replicas), spans) for seat in placement.seats()[:shown]
+        TraceProcess(seat.replica, f"replica {seat.replica} of {placement.replicas}, {seat}, predicted", spans)
+        for seat in placement.seats()[:shown]
     ]
     fit = load_calibration().fit
     facts: Mapping[str, object] = {
@@ -70,10 +70,3 @@ def _args(scaled: ScaledStep, span: Span, micro_step: int) -> Mapping[str, int |
 
 def _ns(time_s: float) -> int:
     return round(time_s * _NS_PER_S)
-
-
-def _title(seat: Seat, replicas: int) -> str:
-    where = f"node {seat.node} RDU {seat.rdu}"
-    if seat.first_tile is not None and seat.tiles is not None:
-        where += f" tiles {seat.first_tile} to {seat.first_tile + seat.tiles - 1}"
-    return f"replica {seat.replica} of {replicas}, {where}, predicted"

@@ -152,7 +152,8 @@ class TrainingJob:
         return sources
 
     def _trace(self, team: Team, steps: Plan) -> RunTrace | None:
-        traced = traced_run(self._options, self._document, steps, team.sync.title, emulated=self._emulated > 1)
+        title, emulated = team.sync.title, self._emulated > 1
+        traced = traced_run(self._options, self._document, steps, title, self._placement, emulated=emulated)
         if traced is None:
             return None
         return RunTrace(traced, self._program, team.replicas, team.sync, self._communicator, self._listener)

@@ -127,6 +127,12 @@ def test_each_replica_is_a_process_that_is_called_measured(runs: list[Run]) -> N
         workers = [name for name in names.values() if name.startswith("replica ")]
         servers = [name for name in names.values() if name.startswith("parameter server, rank ")]
         assert (len(workers), len(servers)) == (run.traced.world_size, run.traced.parameter_servers)
+        placement = run.traced.placement
+        assert placement is not None
+        seats = [name.partition(" as ")[2].partition(",")[0] for name in workers]
+        assert seats == [
+            f"node {node} RDU {rdu}" for node, rdu in zip(placement.node_of, placement.rdu_of, strict=True)
+        ]
         assert all(name.endswith(", measured") for name in names.values())
 
 

@@ -44,10 +44,10 @@ def test_it_says_that_it_is_predicted_and_of_what() -> None:
     assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
     assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (6, 4)
     assert list(trace.processes.values()) == [
-        "replica 0 of 6, node 0 RDU 0 tiles 0 to 3, predicted",
-        "replica 1 of 6, node 0 RDU 0 tiles 4 to 7, predicted",
-        "replica 2 of 6, node 0 RDU 1 tiles 0 to 3, predicted",
-        "replica 3 of 6, node 0 RDU 1 tiles 4 to 7, predicted",
+        "replica 0 of 6, node 0 RDU 0 tiles 0-3, predicted",
+        "replica 1 of 6, node 0 RDU 0 tiles 4-7, predicted",
+        "replica 2 of 6, node 0 RDU 1 tiles 0-3, predicted",
+        "replica 3 of 6, node 0 RDU 1 tiles 4-7, predicted",
     ]
 
 

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 
 from sambasim import __version__
 from sambasim.errors import MachineError
+from sambasim.hardware.placement import Placement, Seat
 from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
@@ -44,7 +45,7 @@ def traced_steps(asked: int | None, steps: int) -> range:
 @dataclass(frozen=True, slots=True)
 class Traced:
     """What a trace in the file `path` is of: `steps` of the run of a PEF, compiled for `device`, that syncs by the way
-    called `sync`."""
+    called `sync`. `seats` are those of its replicas on the simulated machine."""
 
     path: Path
     pef: str
@@ -55,10 +56,13 @@ class Traced:
     emulated: bool
     steps: range
     of_steps: int
+    seats: Sequence[Seat]
 
 
-def traced_run(options: RunOptions, document: PefDocument, plan: Plan, sync: str, emulated: bool) -> Traced | None:
-    """What `options` ask to be traced of a run with `plan`; None for nothing."""
+def traced_run(
+    options: RunOptions, document: PefDocument, plan: Plan, sync: str, placement: Placement, *, emulated: bool
+) -> Traced | None:
+    """What `options` ask to be traced of a run with `plan`, whose replicas sit as in `placement`; None for nothing."""
     if options.trace is None:
         return None
     return Traced(
@@ -71,6 +75,7 @@ def traced_run(options: RunOptions, document: PefDocument, plan: Plan, sync: str
         emulated=emulated,
         steps=traced_steps(options.trace_steps, plan.steps),
         of_steps=plan.steps,
+        seats=placement.seats(),
     )
 
 
@@ -134,9 +139,10 @@ class RunTrace:
         traced, host = self._traced, self._communicator.host_name
         if traced.emulated:
             plays = f"emulated by one process on {host}"
-            return f"replica {number}, {plays}, measured"
-        works = any(replica.rank == number for replica in self._replicas)
-        return f"{'replica' if works else 'parameter server, rank'} {number}, host {host}, measured"
+            return f"replica {number} as {traced.seats[number]}, {plays}, measured"
+        if any(replica.rank == number for replica in self._replicas):
+            return f"replica {number} as {traced.seats[number]}, host {host}, measured"
+        return f"parameter server, rank {number}, host {host}, measured"
 
     def _facts(self, accuracy_ns: int, left_out: int) -> Mapping[str, object]:
         traced = self._traced
