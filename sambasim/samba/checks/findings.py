@@ -85,8 +85,8 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP06": Row(
         "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
-        "module in it, predicts on the host, and the device has trained on since `to_cpu`",
-        "a notice",
+        "module in it that the device trains, predicts on the host, and the device has trained on since `to_cpu`",
+        "a notice; of what predicts in training mode, once no backward has followed",
     ),
     "AP07": Row(
         "nothing is trained: the device runs backwards and no optimizer step, or `to_cpu` replaces what the app has "

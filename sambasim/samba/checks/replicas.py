@@ -60,7 +60,7 @@ class Checks:
         self._where: str | None = None
         watched, check = watching.current(), on_demand.current()
         if watched is not None:
-            watched.compare_last = self._compare_last
+            watched.compare_last, watched.settle = self._compare_last, self._unfetched.settle
             if check is not None:
                 watched.samplers.shortened = check.short_epoch(machine.program.batch_size)
 
@@ -86,6 +86,7 @@ class Checks:
 
         Raises DataParallelError.
         """
+        self._unfetched.settle()
         trains = context.current().trains
         if trains:
             self._accumulation.note(kinds)
@@ -116,6 +117,7 @@ class Checks:
 
         What it has trained is kept for the last comparison in the steps that are looked at anyway: it takes time.
         """
+        self._unfetched.settle()
         if not self._shared:
             return
         if not self._replaced and self._looks():
@@ -130,6 +132,7 @@ class Checks:
 
     def before_fetch(self) -> None:
         """The weights of the device are about to replace those of the host."""
+        self._unfetched.settle()
         self._untrained.note_fetch()
 
     def _looks(self) -> bool:

@@ -18,6 +18,8 @@ class Watching:
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
         self.compare_last: Callable[[], None] = lambda: _show_nothing(communicator)
+        self.settle: Callable[[], None] = lambda: None
+        """Tells what a loaded PEF has been waiting with."""
         self.steps = 0
 
     def start(self) -> None:
@@ -62,6 +64,7 @@ def finish() -> None:
     A rank that is still taking steps tells that this one has ended, and nothing else is compared.
     """
     if _watching is not None:
+        _watching.settle()
         files, compare_last = _watching.files, _watching.compare_last
         communicator, end = _watching.communicator, Point(_watching.steps, ended=True)
         abandon()
