@@ -32,7 +32,8 @@ FINDINGS: Mapping[str, Row] = {
     "DP04": Row(
         "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
         "2 and 8; those whose tensors have one value throughout, such as zeros to warm up with, do not count, and "
-        "others before a DistributedSampler feeds the first step are told in step 8",
+        "others that come from no DataLoader, before a DistributedSampler feeds the first step, are told in step 8, "
+        "or at the end",
         "refused; a notice where every replica repeats one batch",
         refused=True,
     ),

@@ -151,6 +151,22 @@ def test_random_batches_to_warm_up_with_are_told_if_they_do_not_end(
     assert [step for step, codes in told.items() if codes] == steps
 
 
+@pytest.mark.parametrize(("fed", "codes"), [(False, ["DP04"]), (True, [])])
+def test_what_was_taken_for_a_warming_up_is_told_at_the_end_if_no_sampler_has_fed_a_step(
+    compare: Callable[[int, Change], Telling], monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
+) -> None:
+    monkeypatch.setattr(Samplers, "is_waiting", lambda _: True)
+    for step in (1, 2):
+        told = compare(step, lambda look: replace(look, division=None))
+    assert _codes(told) == []
+    watched = watching.current()
+    assert watched is not None
+    watched.samplers._passes = int(fed)
+    monkeypatch.setattr(watched.communicator, "all_gather_object", lambda own: [own, own])
+    watching.finish()
+    assert _codes(told) == codes
+
+
 def test_epochs_that_a_check_cuts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     check = Check(steps=4)
     whole = list(check.short_epoch(2)(iter(range(5))))
