@@ -59,7 +59,8 @@ def current() -> Watching | None:
 
 
 def finish() -> None:
-    """Compare what the ranks have done, and watch no more. Collective, the first time that it is called.
+    """Compare what the ranks have done, tell what some of them have found, and watch no more. Collective, the first
+    time that it is called.
 
     A rank that is still taking steps tells that this one has ended, and nothing else is compared.
     """
@@ -68,9 +69,11 @@ def finish() -> None:
         files, compare_last = _watching.files, _watching.compare_last
         communicator, end = _watching.communicator, Point(_watching.steps, ended=True)
         abandon()
-        points, opened = meet(communicator, end, files.take_new())
+        points, shown = meet(communicator, end, (files.take_new(), telling.findings))
         if together(points):
-            files.compare(opened)
+            for rank, (_, findings) in enumerate(shown):
+                telling.tell_of(rank, findings)
+            files.compare([opened for opened, _ in shown])
             compare_last()
 
 

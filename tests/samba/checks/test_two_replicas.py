@@ -14,6 +14,8 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim import samba
 from sambasim.samba import context
 from sambasim.samba.checks import replicas, watching
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.meeting import Point
 from sambasim.samba.checks.on_demand import Check
 from sambasim.samba.checks.replicas import Checks, Look
 from sambasim.samba.checks.samplers import Division, Pass, Place, Samplers
@@ -165,6 +167,22 @@ def test_what_was_taken_for_a_warming_up_is_told_at_the_end_if_no_sampler_has_fe
     monkeypatch.setattr(watched.communicator, "all_gather_object", lambda own: [own, own])
     watching.finish()
     assert _codes(told) == codes
+
+
+def test_what_another_rank_alone_has_found_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, alone = (Finding("AP06", f"the app {verb}", None, "to_cpu") for verb in ("computes", "saves"))
+    told = Telling()
+    told.tell(both)
+    monkeypatch.setattr(watching, "telling", told)
+    shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
+    communicator: Any = SimpleNamespace(node_of=[0] * 3, all_gather_object=lambda own: shown if own else [own] * 3)
+    monkeypatch.setattr(watching, "_watching", watching.Watching(communicator))
+    watching.finish()
+    assert capsys.readouterr().err == (
+        "notice: AP06: the app computes\n  try:   to_cpu\nnotice (rank 1): AP06: the app saves\n  try:   to_cpu\n"
+    )
 
 
 def test_epochs_that_a_check_cuts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
