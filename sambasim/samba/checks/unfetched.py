@@ -44,7 +44,7 @@ _SAVES = ("_save", "_legacy_save")
 _SCRIPTS = "create_script_module"
 """What `torch.jit.script` calls likewise."""
 
-_COMPUTES = "computes with"
+_COMPUTES, _TRAINS = "computes with", "trains"
 
 _HOOKS = "_forward_pre_hooks"
 """What a module has its hooks in."""
@@ -106,9 +106,9 @@ class Unfetched:
 
     def note_training(self) -> None:
         """The model is called as it is before a backward."""
-        if self._call is not None or self._ahead <= 1 or self._has_gradients():
+        if self._call is not None or self._ahead <= 1 or self._looked.get(_TRAINS) == self._machine.replica.steps:
             return
-        if self._is_behind(_COMPUTES, "trains"):
+        if not self._has_gradients() and self._is_behind(_COMPUTES, _TRAINS):
             self._call = _Call(app_line(), self._ahead)
 
     def settle(self) -> None:
@@ -175,7 +175,8 @@ def _watch() -> None:
     # Apps call the methods of torch's class.
     nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # mypy knows no method that is watched
     nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # as above
-    nn.Module.__reduce_ex__ = _reducing(nn.Module.__reduce_ex__)  # type: ignore[method-assign]  # as above
+    if "__reduce_ex__" not in vars(nn.Module):  # there it is that of the next class, which an app may have mixed in
+        nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[method-assign, assignment]  # as above
     for module, name, watched in (*((serialization, one, _saving) for one in _SAVES), (_recursive, _SCRIPTS, _bare)):
         original = getattr(module, name, None)
         if original is not None:
@@ -242,18 +243,13 @@ def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reduce_ex(module: nn.Module, protocol: Any, /) -> Any:
     """Of what is pickled, or copied, and may be read where there is no sambasim."""
-
-    @wraps(original)
-    def __reduce_ex__(module: nn.Module, protocol: Any, /) -> Any:
-        reduced = original(module, protocol)
-        if _who(module) is None or not isinstance(reduced, tuple) or len(reduced) < 3:
-            return reduced
-        make, arguments, state, *rest = reduced
-        return (make, arguments, _without_hook(state), *rest)
-
-    return __reduce_ex__
+    reduced: Any = super(nn.Module, module).__reduce_ex__(protocol)
+    if _who(module) is None or not isinstance(reduced, tuple) or len(reduced) < 3:
+        return reduced
+    make, arguments, state, *rest = reduced
+    return (make, arguments, _without_hook(state), *rest)
 
 
 def _without_hook(state: object) -> object:

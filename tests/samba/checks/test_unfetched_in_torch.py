@@ -74,6 +74,22 @@ def test_copies_keep_the_hooks_of_the_app_alone(whole: Whole) -> None:
     assert _hooks(whole) == [1, 1, 1, 0, 1], "those of the model stay: itself, encoder, two of it, head"
 
 
+class Counting:
+    """What an app mixes in to pickle its modules in its own way."""
+
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        return (Counting, ())
+
+
+def test_what_an_app_mixes_in_to_pickle_by_is_asked_as_before(whole: Whole) -> None:
+    assert whole is not None, "modules are watched"
+
+    class Mixed(nn.Linear, Counting):
+        pass
+
+    assert type(copy.deepcopy(Mixed(1, 1))) is Counting
+
+
 def test_a_model_that_is_loaded_again_has_no_more_hooks(whole: Whole, tmp_path: Path) -> None:
     expected = _hooks(whole)
     optimizer = samba.optim.SGD(whole.parameters(), lr=0.1)
