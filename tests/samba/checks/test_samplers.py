@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
@@ -160,7 +161,7 @@ def test_evaluation_in_the_midst_of_an_epoch_is_not(
     training, evaluation = _sampler(1), _sampler()
 
     def evaluate() -> None:
-        for x in DataLoader(DATA, sampler=evaluation):
+        for x in DataLoader(DATA, 3, sampler=evaluation, drop_last=True):  # which draws a fourth behind the last batch
             watched.note_run(FORWARD, {"x": x})
 
     for epoch in range(3):
@@ -190,6 +191,18 @@ def test_a_forward_alone_of_what_trains_hides_nothing(
             for kinds in before:
                 watched.note_run(kinds, {"x": x})
             watched.note_step()
+    assert [finding.code for finding in telling.findings] == ["DP06"]
+
+
+def test_a_batch_of_its_own_to_evaluate_hides_one_step_at_most(watched: Samplers, telling: Telling) -> None:
+    sampler, fixed = _sampler(), torch.ones(1)
+    for _ in range(2):
+        for number, x in enumerate(DataLoader(DATA, sampler=sampler)):
+            if number == 0:
+                watched.note_run(FORWARD, {"x": fixed})
+            watched.note_run(STEP, {"x": x})
+            watched.note_step()
+        assert watched.division() == Division(2, 0, LENGTH, (0, 0), False)
     assert [finding.code for finding in telling.findings] == ["DP06"]
 
 
