@@ -23,7 +23,7 @@ from sambasim.cli.terminal import show
 @click.option("--o0", "opt_level", flag_value="o0", help="One operator a section.")
 @click.option("--o1", "opt_level", flag_value="o1", help="Operators of one module share a section, at most 8.")
 @click.option("--o3", "opt_level", flag_value="o3", help="The cut that is predicted fastest. The default.")
-@click.option("--arch", type=click.Choice(["sn10", "sn20", "sn30", "sn40"]), help="The device. Default: sn30.")
+@click.option("--arch", type=click.Choice(["sn10", "sn30", "sn40"]), help="The device. Default: sn30.")
 @click.option("--num-tiles", type=int, help="Tiles of the device that one replica has. Default: all.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
 def compile_command(

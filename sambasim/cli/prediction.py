@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.cli.progress import phases
-from sambasim.cli.subject import Subject, is_model, level_of, subject_of_model, subject_of_pef
+from sambasim.cli.subject import Subject, is_model, level_of, refuse_script, subject_of_model, subject_of_pef
 from sambasim.errors import OptionError
 from sambasim.hardware.cluster import load_cluster
 from sambasim.hardware.spec import ALIASES, load_device
@@ -55,11 +55,7 @@ def _subject(question: Question, *, quiet: bool) -> Subject:
     if is_model(name):
         with phases(quiet=quiet) as hear:
             return subject_of_model(name, question.overrides, sizes, hear)
-    if name.endswith(".py"):
-        raise OptionError(
-            f"{name} has no model's name, and is no PEF",
-            remedy=f"sambasim simulate {name}:NAME, a class or function in it; of an app, the PEF that it compiles",
-        )
+    refuse_script(name)
     if question.overrides:
         raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
     return subject_of_pef(name, question.output_folder, sizes)

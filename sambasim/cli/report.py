@@ -58,7 +58,7 @@ def report_command(
       sambasim report digits --tables out/digits
     """
     from sambasim.cli.prediction import Question, counts
-    from sambasim.cli.subject import is_model
+    from sambasim.cli.subject import is_model, refuse_script
     from sambasim.errors import OptionError
     from sambasim.pef import locate
 
@@ -83,6 +83,7 @@ def report_command(
         _keep(Path(subject), page)
         _write({page: _of_a_run(Path(subject))})
         return
+    refuse_script(subject)
     pef = None if is_model(subject) else locate(subject, output_folder)
     if pef is None and run is not None:
         raise OptionError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.costs.cut import Level
+from sambasim.errors import OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.pef import locate, read
@@ -25,6 +26,15 @@ class Subject:
 def is_model(name: str) -> bool:
     """Whether `name` is a config or a model, and not a PEF."""
     return name.endswith(".toml") or ":" in name
+
+
+def refuse_script(name: str) -> None:
+    """Raises OptionError for a Python file without the name of a model in it."""
+    if name.endswith(".py"):
+        raise OptionError(
+            f"{name} has no model's name, and is no PEF",
+            remedy=f"give {name}:NAME, a class or function in it; of an app, the PEF that it compiles",
+        )
 
 
 def subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -> Subject:

@@ -35,13 +35,16 @@ def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = 
 
 
 def shapes_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Program:
-    """The program of what `options` name, compiled for its shapes alone: of weights there are none, and no PEF."""
+    """The program of what `options` name, compiled for its shapes alone: of weights there are none, and no PEF. One
+    sample of the data is read, whatever the batch size."""
     hear("build the model")
+    of_one = options.model_copy(update={"training": options.training.model_copy(update={"batch_size": 1})})
     return compile_shapes(
         lambda: build_model(options),
-        lambda model: example_batch(model, options),
+        lambda model: example_batch(model, of_one),
         options,
         hear,
+        batch_size=options.training.batch_size,
     )
 
 

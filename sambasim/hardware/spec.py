@@ -19,7 +19,7 @@ ALIASES = {"sn40": "sn40l"}
 class Spec(BaseModel):
     """Figures, and where each is from: `sources` has an entry for every one that is set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     sources: Mapping[str, str]
@@ -30,6 +30,9 @@ class Spec(BaseModel):
         bare = sorted(figures - self.sources.keys())
         if bare:
             raise ValueError(f"no source is given for {', '.join(bare)}; 'estimate' is one")
+        unknown = sorted(self.sources.keys() - type(self).model_fields.keys())
+        if unknown:
+            raise ValueError(f"sources has {', '.join(unknown)}, which is no figure")
         return self
 
     @classmethod

@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.report.scaling import ScalingRecord, scaling_records
 from sambasim.report.tables import add_row, plain_table
 from sambasim.simulation.backing import backing_of, likely_s
@@ -129,12 +130,12 @@ def _slowest(step: PredictedStep, count: int) -> RenderableType:
     table = plain_table(
         "slowest sections",
         ["section", "kind", "name"],
-        ["operators", "predicted", "compute", "memory", "traffic", "bound by"],
+        ["operators", "predicted", "compute", "memory", "fill", "launch", "traffic", "bound by"],
     )
     numbered = sorted(enumerate(step.sections), key=lambda pair: -pair[1].price.predicted_s)[:count]
     for number, section in numbered:
         price = section.price
-        times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s))
+        times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         traffic = format_bytes(section.load.traffic_bytes)
         bound = _words(price.bound, step)
         add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
@@ -178,10 +179,15 @@ def _notes(facts: Prediction) -> list[str]:
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)
         notes.append(f"a launch takes {each}; sections bound by it compute for less: a larger batch costs little more")
+    if any(OPERATORS[node.operator].kind is OperatorKind.RECURRENT for node in facts.graph.nodes):
+        notes.append("recurrent layers are priced as products: that each step waits for the one before is not modelled")
     if most > 1:
         notes.append(
-            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources"
+            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources; nothing"
+            " is congested, and none is late"
         )
+        if facts.program.training is not None:
+            notes.append("replicas that sync on RDUs update a slice each, so efficiency can exceed 100%")
     elif facts.program.data_parallel is not None:
         notes.append("this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them")
     return notes

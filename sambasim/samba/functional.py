@@ -22,18 +22,22 @@ _OF_EVERY_MAKER = ("dtype", "layout", "device", "pin_memory")
 _MAKERS: Mapping[str, tuple[str, ...]] = {
     "arange": ("start", "end", "step", "out"),
     "empty": ("size", "memory_format", "out"),
+    "empty_like": ("input", "memory_format"),
     "eye": ("n", "m", "out"),
     "full": ("size", "fill_value", "out"),
+    "full_like": ("input", "fill_value", "memory_format"),
     "linspace": ("start", "end", "steps", "out"),
     "logspace": ("start", "end", "steps", "base", "out"),
     "normal": ("mean", "std", "size", "generator", "out"),
     "ones": ("size", "out"),
+    "ones_like": ("input", "memory_format"),
     "rand": ("size", "generator", "out"),
     "rand_like": ("input", "memory_format", "generator"),
     "randint_like": ("input", "low", "high", "memory_format", "generator"),
     "randn_like": ("input", "memory_format", "generator"),
     "randperm": ("n", "generator", "out"),
     "zeros": ("size", "out"),
+    "zeros_like": ("input", "memory_format"),
 }
 """Functions of torch that make a tensor by themselves, so that the tensor may be given a name; and which keywords each
 has beside `_OF_EVERY_MAKER`."""

@@ -1,5 +1,6 @@
 """What stands behind a prediction, and between which times a step likely lies."""
 
+from sambasim.costs.price import Bound
 from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.spec import DeviceSpec
 from sambasim.simulation.prediction import Prediction
@@ -22,11 +23,11 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
 
 
 def likely_s(prediction: Prediction) -> tuple[float, float] | None:
-    """Between which times the step lies if it is as far off as the worst calibration row; None for another device."""
-    fit = load_calibration().fit
-    if prediction.device.name != fit.device:
+    """Between which times the step lies if it is as far off as the worst calibration row; None for another device, and
+    for a step that is bound by launches, as no such row is."""
+    fit, step = load_calibration().fit, prediction.alone
+    if prediction.device.name != fit.device or step.device_s_by_bound[Bound.LAUNCH] > step.device_s / 2:
         return None
-    step = prediction.alone
     least = step.device_s * (1 - fit.worst_error) + step.host_s * (1 - fit.worst_host_error)
     most = step.device_s * (1 + fit.worst_error) + step.host_s * (1 + fit.worst_host_error)
     return least, most

@@ -52,8 +52,8 @@ def predict(
 ) -> Prediction:
     """All of it. Raises OptionError for replicas that `cluster` has no room for, and what `predict_step` raises."""
     calibration = load_calibration()
-    seats = _seats(device, tiles, cluster, replicas)
     budget = budget_of(device, calibration, tiles)
+    seats = _seats(device, tiles, cluster, replicas)
     alone = predict_step(program, budget, level, calibration, batch_size, micro_steps)
     scaled = {path: tuple(scale(program, alone, seat, path) for seat in seats) for path in SyncPath}
     return Prediction(program, device, tiles, level, cluster, alone, scaled)

@@ -56,7 +56,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
     printed = simulate("digits")
     assert "on 4 of 8 tiles of SN30, o1: predicted, not measured" in printed
     assert "slowest sections" in printed
-    assert "range" in printed
+    assert "range" not in printed, "no calibration row is bound by launches, as this is"
     assert "calibrated on eight published steps" in printed
     assert "this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them" in printed
 
@@ -75,7 +75,7 @@ def test_json_has_every_section_and_every_row(simulate: Simulate) -> None:
     assert (record["device"], record["tiles"], record["level"], record["batch_size"]) == ("SN30", 4, "o1", 32)
     assert record["device_s"] == pytest.approx(sum(section["predicted_s"] for section in record["sections"]))
     assert record["predicted_s"] == pytest.approx(record["device_s"] + record["host_s"])
-    assert record["predicted_least_s"] < record["predicted_s"] < record["predicted_most_s"]
+    assert record["predicted_least_s"] is None
     rows = [(row["replicas"], row["nodes"], row["sync"]) for row in record["scaling"]]
     assert rows == [(1, 1, None), (2, 1, "host"), (2, 1, "rdu"), (32, 2, "host"), (32, 2, "rdu")]
     assert record["scaling"][0]["predicted_s"] == pytest.approx(record["predicted_s"])
@@ -122,6 +122,8 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> Non
         (("tiles = 2", "tiels = 2"), "tiels is unknown"),
         (('pcus = "estimate"\n', ""), "no source is given for pcus"),
         (("pcus = 64", "pcus ="), "is no TOML"),
+        (("100e9", "inf"), "ddr_bandwidth_bytes_per_s: Input should be a finite number"),
+        (("[sources]", "[sources]\npcu = 'estimate'"), "sources has pcu, which is no figure"),
         (("[sources]", 'hbm_capacity_bytes = 1\n[sources]\nhbm_capacity_bytes = "estimate"'), "HBM needs both"),
     ],
 )
@@ -145,6 +147,7 @@ def test_a_wrong_device_file_is_refused(simulate: Simulate, tmp_path: Path, chan
         (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
         (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
         (("--num-tiles", "9"), "--num-tiles 9 of an SN30, which has 8"),
+        (("--num-tiles", "0"), "--num-tiles 0 of an SN30, which has 8"),
         (("--set", "optimizer.lr=1"), "--set changes a config, and digits is a PEF"),
         (("--csv", "/proc/rows.csv"), "the CSV file cannot be written"),
     ],
@@ -190,8 +193,37 @@ def test_a_script_is_no_subject(simulate: Simulate) -> None:
     with pytest.raises(OptionError) as refused:
         simulate("app.py")
     assert refused.value.what == "app.py has no model's name, and is no PEF"
-    assert "sambasim simulate app.py:NAME" in str(refused.value.remedy)
+    assert "give app.py:NAME" in str(refused.value.remedy)
 
 
 def test_what_launches_cost_is_explained_where_they_bind(simulate: Simulate) -> None:
     assert "sections bound by it compute for less" in simulate("digits")
+
+
+MODEL = """
+import copy
+from torch import nn
+
+class Encoder(nn.Module):
+    def __init__(self, width=512):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(4))
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.lstm(x)[0].square().mean()
+"""
+
+
+def test_a_model_of_copied_layers_at_a_batch_larger_than_its_data(simulate: Simulate, tmp_path: Path) -> None:
+    file = tmp_path / "encoder.py"
+    file.write_text(MODEL, encoding="utf-8")
+    model = [f"{file}:Encoder", "--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[128, 512]"}']
+    options = [*model, "--set", "data.samples=8", "--set", "optimizer.name=adamw", "-b", "512"]
+    printed = simulate(*options)
+    assert "batch 512" in printed
+    assert "range" in printed
+    assert "that each step waits for the one before is not modelled" in printed

@@ -55,6 +55,14 @@ def test_makers_take_a_name() -> None:
     assert samba.randn_like(zeros, name="noise").name == "noise"
 
 
+@pytest.mark.parametrize("name", [name for name in dir(torch) if name.endswith("_like") and not name.startswith("_")])
+def test_so_does_everything_that_is_made_like_a_tensor(name: str) -> None:
+    given = {"full_like": {"fill_value": 7}, "randint_like": {"high": 3}}.get(name, {})
+    made = getattr(samba, name)(torch.ones(4, 2), name="x", batch_dim=0, dtype=torch.float64, **given)
+    assert isinstance(made, samba.SambaTensor)
+    assert (made.name, made.batch_dim, made.shape, made.dtype) == ("x", 0, (4, 2), torch.float64)
+
+
 @pytest.mark.parametrize("name", ["addmm", "cat", "sigmoid", "einsum", "stack", "softmax", "where", "matmul", "split"])
 def test_an_operator_is_torchs_own(name: str) -> None:
     assert getattr(samba, name) is getattr(torch, name)

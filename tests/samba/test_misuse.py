@@ -1,8 +1,14 @@
 """Runs that are called in another way than they are meant, in one process."""
 
+import io
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils.data.distributed import DistributedSampler
 
 from sambasim import samba
 from sambasim.errors import DataError, LaunchError, MachineError, OptionError
@@ -85,11 +91,69 @@ def test_a_batch_on_a_device_of_torch_is_refused(pef: str) -> None:
         assert str(caught.value.remedy).startswith("input.cpu()")
 
 
+CUDA: Any = torch.cuda
+SAVED = io.BytesIO()
+torch.save(torch.ones(1), SAVED)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a device")
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: torch.ones(1).cuda(), "device cuda"),
+        (lambda: torch.ones(1).to("cuda"), "device cuda"),
+        (lambda: CUDA.FloatTensor(1), "device cuda"),
+        (lambda: torch.cuda.set_device(0), "device cuda"),
+        (lambda: CUDA.Stream(), "device cuda"),
+        (lambda: torch.load(io.BytesIO(SAVED.getvalue()), map_location="cuda"), "device cuda"),
+        (lambda: torch.load(io.BytesIO(SAVED.getvalue()), map_location="rdu"), "that torch does not know"),
+        (lambda: torch.ones(1).to(0), "by its number"),
+        (lambda: nn.Linear(1, 1).to(0), "by its number"),
+        (lambda: torch.ones(1).pin_memory(), "or for pinned memory"),
+        (lambda: torch.ones(1, pin_memory=True), "or for pinned memory"),
+        (lambda: torch.ones(1).to("rdu"), "that torch does not know"),
+        (lambda: torch.device("rdu"), "that torch does not know"),
+        (lambda: torch.ones(1).to("xla"), "built without"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_as_such(call: Callable[[], object], what: str) -> None:
+    told = _told(call)
+    assert isinstance(told, MachineError)
+    assert what in told.what
+
+
+@pytest.mark.skipif(dist.is_initialized(), reason="another test has started it")
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (dist.get_rank, "calls torch.distributed, which is not up"),
+        (dist.get_world_size, "calls torch.distributed, which is not up"),
+        (lambda: DistributedSampler([1, 2]), "calls torch.distributed, which is not up"),  # type: ignore[arg-type]  # it has a length
+        (lambda: dist.init_process_group("mpi"), "calls init_process_group, and this torch has no MPI"),
+        (lambda: dist.init_process_group("gloo"), "calls init_process_group, which looks for"),
+    ],
+)
+def test_so_is_torch_distributed_where_it_is_not_up(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], what: str
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    told = _told(call)
+    assert isinstance(told, LaunchError)
+    assert what in told.what
+
+
+def _told(call: Callable[[], object]) -> object:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # of torch, which has a type for each
+        call()
+    told = translated(caught.value)
+    assert str(getattr(told, "where", None)).startswith(f"{__file__}:")
+    return told
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (ValueError("trying to initialize the default process group twice!"), LaunchError),
-        (AssertionError("Torch not compiled with CUDA enabled"), MachineError),
         (RuntimeError("Found no NVIDIA driver on your system. Please check …"), MachineError),
         (RuntimeError("No CUDA GPUs are available"), MachineError),
         (ValueError("No CUDA GPUs are available"), ValueError),

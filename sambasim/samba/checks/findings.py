@@ -32,7 +32,8 @@ FINDINGS: Mapping[str, Row] = {
     "DP04": Row(
         "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
         "2 and 8; those whose tensors have one value throughout, such as zeros to warm up with, do not count, and "
-        "others before a DistributedSampler feeds the first step are told in step 8",
+        "others that come from no DataLoader, before a DistributedSampler feeds the first step, are told in step 8, "
+        "or at the end",
         "refused; a notice where every replica repeats one batch",
         refused=True,
     ),
@@ -86,8 +87,8 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP06": Row(
         "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
-        "module in it, predicts on the host, and the device has trained on since `to_cpu`",
-        "a notice",
+        "module in it that the device trains, predicts on the host, and the device has trained on since `to_cpu`",
+        "a notice; of what predicts in training mode, once no backward has followed",
     ),
     "AP07": Row(
         "nothing is trained: the device runs backwards and no optimizer step, or `to_cpu` replaces what the app has "

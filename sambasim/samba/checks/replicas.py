@@ -50,6 +50,8 @@ class Checks:
         self._step = 0
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
+        self._withheld: Finding | None = None
+        """DP04 of batches that may have been there to warm up with."""
         self._unsent = unsent = Unsent(machine)
         self._untrained = Untrained(machine, lambda: unsent.host_trains)
         self._unclipped = Unclipped(machine)
@@ -59,8 +61,9 @@ class Checks:
         self._replaced = False
         self._where: str | None = None
         watched, check = watching.current(), on_demand.current()
+        self._samplers = watched.samplers if watched else None
         if watched is not None:
-            watched.compare_last = self._compare_last
+            watched.compare_last, watched.settle = self._compare_last, self._unfetched.settle
             if check is not None:
                 watched.samplers.shortened = check.short_epoch(machine.program.batch_size)
 
@@ -86,6 +89,7 @@ class Checks:
 
         Raises DataParallelError.
         """
+        self._unfetched.settle()
         trains = context.current().trains
         if trains:
             self._accumulation.note(kinds)
@@ -97,10 +101,12 @@ class Checks:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
             self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
+        watched = watching.current()
+        if watched is not None:
+            watched.samplers.note_run(kinds, batch)
         if SectionKind.OPT not in kinds:
             return
         self._step += 1
-        watched = watching.current()
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
@@ -119,6 +125,7 @@ class Checks:
 
         What it has trained is kept for the last comparison in the steps that are looked at anyway: it takes time.
         """
+        self._unfetched.settle()
         if not self._shared:
             return
         if not self._replaced and self._looks():
@@ -133,6 +140,7 @@ class Checks:
 
     def before_fetch(self) -> None:
         """The weights of the device are about to replace those of the host."""
+        self._unfetched.settle()
         self._untrained.note_fetch()
 
     def _looks(self) -> bool:
@@ -189,9 +197,13 @@ class Checks:
         # Batches of random numbers to warm up with may be the same on all replicas, but nobody warms up for so long.
         if self._step == _BATCHES_COMPARED[-1] or not all(look.waiting for look in looks):
             telling.tell(finding, only_noticed=repeated)
+        else:
+            self._withheld = finding
 
     def _compare_last(self) -> None:
         """What the last step has left. Collective, whatever this rank has to show: others may have been told less."""
+        if self._samplers is not None and not self._samplers.has_fed and not telling.has("DP04"):
+            telling.tell(self._withheld, only_noticed=True)
         own = None
         if self._shared and not any(map(telling.has, ("DP03", "DP07", "DP09"))):
             own = self._last or weights.trained(self._machine, read=not self._replaced)

@@ -1,13 +1,16 @@
 """DP04, DP05, DP06 and DP09: what torch's DistributedSamplers say of how the data are divided among the replicas."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
+from torch import Tensor
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.ir.graph import SectionKind
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.meeting import AS_MANY_BATCHES
 from sambasim.samba.checks.place import app_line
@@ -15,6 +18,8 @@ from sambasim.samba.checks.telling import telling
 
 _A_LOOK = 1
 """A pass that feeds no more steps than this is no epoch, but `next(iter(loader))` for a batch to warm up with."""
+
+_THE_WHOLE = "give the sampler of every rank the whole data set, and no part of it: the sampler divides it"
 
 Sampler: TypeAlias = "DistributedSampler[Any]"
 
@@ -49,6 +54,8 @@ class Pass:
     division: Division
     where: str | None
     steps: int = 0
+    evaluated_after: int | None = None
+    """How many optimizer steps there were when a forward alone used it: it evaluates. None if it trains."""
 
 
 class Samplers:
@@ -61,15 +68,27 @@ class Samplers:
         self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """What is left of the indices of an epoch: all of them, unless a check on demand is to see a second one."""
         self._last: Pass | None = None
-        self._passes = 0
-        """Those of which optimizer steps have used samples."""
+        """That which was drawn from last, of those that do not evaluate."""
+        self._trained: Pass | None = None
+        """That of the last optimizer step."""
+        self._doubted: Pass | None = None
+        """That of the last forward, which was one alone: a backward may follow."""
+        self._doubted_batch: Sequence[int] = ()
+        self._passes = self._steps = 0
+        """Passes of which optimizer steps have used samples; and optimizer steps."""
+        self._evaluating: WeakSet[Sampler] = WeakSet()
+        self._yielded = self._fed_by_loader = False
+        """Whether a DataLoader has yielded a batch since the last forward; and had, before that."""
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
-        self._originals: tuple[Callable[[Sampler], Iterator[Any]], Callable[..., None]] | None = None
+        self._originals: tuple[Callable[[Sampler], Iterator[Any]], Callable[..., None], Callable[..., Any]] | None = (
+            None
+        )
 
     def start(self) -> None:
-        """Watch every sampler that is made or iterated from now on."""
-        self._originals = iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
+        """Watch every sampler that is made or iterated, and every DataLoader that is, from now on."""
+        iterate, make, next_of = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
+        self._originals = iterate, make, next_of
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
             indices, where = self.shortened(iterate(sampler)), app_line()
@@ -80,18 +99,46 @@ class Samplers:
             make(sampler, *arguments, **keywords)
             self._made[sampler] = app_line()
 
+        def yielding(batches: "_BaseDataLoaderIter") -> Any:
+            batch = next_of(batches)
+            self._yielded = True
+            return batch
+
         DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # apps make these samplers, and not we
         DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # as above; it takes any arguments
+        _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # as above
 
     def stop(self) -> None:
         """Leave torch as it was."""
         if self._originals is not None:
-            DistributedSampler.__iter__, DistributedSampler.__init__ = self._originals  # type: ignore[method-assign]  # as above
+            DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__ = self._originals  # type: ignore[method-assign]  # as above
             self._originals = None
+
+    def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
+        """Sections of these kinds are about to use what was drawn last; `batch` is what a forward is given.
+
+        A forward alone evaluates, and what it used is forgotten for what trains: a DataLoader with workers may have
+        drawn the rest of its epoch before. If a backward of the same batch follows, or samples of the same pass are
+        drawn behind the next optimizer step, it was training after all.
+        """
+        backward = SectionKind.BCKWD in kinds
+        if SectionKind.FWD not in kinds:
+            if backward and self._doubted is not None:
+                self._train_on(self._doubted)
+            return
+        self._fed_by_loader, self._yielded = self._yielded, False
+        if self._doubted is not None and not self._fed_by_loader and _addresses(batch) == self._doubted_batch:
+            self._train_on(self._doubted)
+        self._doubted = None
+        if not backward and self._last is not None and not self._last.steps:
+            self._doubted, self._doubted_batch, self._last = self._last, _addresses(batch), self._trained
+            self._doubted.evaluated_after = self._steps
+            self._evaluating.add(self._doubted.sampler)
 
     def note_step(self) -> None:
         """An optimizer step uses what was drawn last."""
-        last = self._last
+        self._steps += 1
+        self._trained = last = self._last
         if last is None:
             return
         last.steps += 1
@@ -114,8 +161,16 @@ class Samplers:
         return self._last.division
 
     def is_waiting(self) -> bool:
-        """Whether the app has made a sampler that divides data, and no step was fed by any: it may be warming up."""
-        return not self._passes and any(sampler.num_replicas > 1 for sampler in self._made)
+        """Whether the app has made a sampler that divides data, to train, and no step was fed by any, nor is fed by a
+        DataLoader now: it may be warming up."""
+        if self._fed_by_loader or self.has_fed:
+            return False
+        return any(one.num_replicas > 1 and one not in self._evaluating for one in self._made)
+
+    @property
+    def has_fed(self) -> bool:
+        """Whether any sampler has fed an optimizer step."""
+        return self._passes > 0
 
     def line(self) -> str | None:
         """Of the sampler that feeds optimizer steps now, whatever it divides."""
@@ -127,8 +182,19 @@ class Samplers:
 
     def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
-            self._last = current
+            if current.evaluated_after != self._steps:
+                self._train_on(current)
             yield index
+
+    def _train_on(self, current: Pass) -> None:
+        if current.evaluated_after is not None:
+            self._evaluating.discard(current.sampler)
+            current.evaluated_after = None
+        self._last, self._doubted = current, None
+
+
+def _addresses(batch: Mapping[str, Tensor]) -> Sequence[int]:
+    return [tensor.data_ptr() for tensor in batch.values()]
 
 
 def different_epochs(places: Sequence[Place | None], where: str | None) -> Finding | None:
@@ -173,7 +239,8 @@ def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
         apart = _difference(known[0], division)
         if apart is not None:
             what = f"the samplers of replicas 0 and {rank} differ in {apart}: samples are skipped, and seen twice"
-            return Finding("DP05", what, division.where, remedy)
+            uneven = division.length != known[0].length
+            return Finding("DP05", what, division.where, _THE_WHOLE if uneven else remedy)
     return None
 
 

@@ -30,17 +30,27 @@ class Telling:
 
         only_noticed: whether a notice is enough here, such as when the run is over
 
-        What is compared among ranks is told on each of them, and one prints it.
+        What is compared among ranks is told on each of them, and rank 0 prints it; and so what a rank finds by itself,
+        for most often all do. `tell_of` is for the others.
         """
         if finding is None:
             return
         if FINDINGS[finding.code].refused and not (self.on_demand or only_noticed):
             raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
+        self._notice(finding)
+
+    def tell_of(self, rank: int, findings: Sequence[Finding]) -> None:
+        """What `rank` has found: what this rank has found too is told already."""
+        for finding in findings:
+            if (finding.code, finding.what) not in self._found:
+                self._notice(finding, f" (rank {rank})")
+
+    def _notice(self, finding: Finding, behind: str = "") -> None:
         is_new = (finding.code, finding.what) not in self._found
         self._found[finding.code, finding.what] = finding
         if is_new and not self.on_demand and launched_rank(os.environ) == 0:
             where = f"\n  where: {finding.where}" if finding.where else ""
-            print(f"notice: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
+            print(f"notice{behind}: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""

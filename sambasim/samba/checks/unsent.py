@@ -186,7 +186,7 @@ class Unsent:
         """Whether the weights of the host are those that it had when host and device last exchanged them. Those that
         are swapped for others while the app calls the model are not."""
         parameters = [parameter for _, parameter in self._parameters()]
-        if any(type(one.data) is not Tensor or one.is_meta for one in parameters):
+        if self.host_trains or any(type(one.data) is not Tensor or one.is_meta for one in parameters):
             return False
         return self._digests() == self._weights
 

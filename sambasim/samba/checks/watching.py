@@ -21,6 +21,8 @@ class Watching:
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
         self.compare_last: Callable[[], None] = lambda: _show_nothing(communicator)
+        self.settle: Callable[[], None] = lambda: None
+        """Tells what a loaded PEF has been waiting with."""
         self.steps = 0
         self.board = Board(communicator)
 
@@ -61,12 +63,14 @@ def current() -> Watching | None:
 
 
 def finish() -> None:
-    """Compare what the ranks have done, and watch no more. Collective, the first time that it is called.
+    """Compare what the ranks have done, tell what some of them have found, and watch no more. Collective, the first
+    time that it is called.
 
     A rank that is still taking steps tells that this one has ended, and nothing else is compared. Where it waits for
     this one in a step that is not looked at, it cannot tell: then this one does, and ends the job.
     """
     if _watching is not None:
+        _watching.settle()
         files, compare_last = _watching.files, _watching.compare_last
         communicator, end = _watching.communicator, Point(_watching.steps, ended=True)
         board = _watching.board
@@ -74,9 +78,11 @@ def finish() -> None:
         waiting = board.end()
         if waiting is not None:
             _end_the_job(communicator.rank, end, *waiting)
-        points, opened = meet(communicator, end, files.take_new())
+        points, shown = meet(communicator, end, (files.take_new(), telling.findings))
         if together(points):
-            files.compare(opened)
+            for rank, (_, findings) in enumerate(shown):
+                telling.tell_of(rank, findings)
+            files.compare([opened for opened, _ in shown])
             compare_last()
 
 

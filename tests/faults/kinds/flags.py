@@ -36,7 +36,7 @@ FLAGS: tuple[Fault, ...] = (
         "an unknown device",
         "compile --arch sn31",
         2,
-        ("'--arch': 'sn31' is not one of 'sn10', 'sn20', 'sn30', 'sn40'", "sambasim compile --help"),
+        ("'--arch': 'sn31' is not one of 'sn10', 'sn30', 'sn40'", "sambasim compile --help"),
     ),
     Fault("an unknown engine", "run --pef net --engine turbo", 2, ("'--engine': 'turbo' is not",), pefs=("net",)),
     Fault(

@@ -1,16 +1,20 @@
-"""An app whose PEF is in the session, and what the checks of what it leaves unsent tell it."""
+"""Apps whose PEF is in the session: one with what the checks of what it leaves unsent tell it, and one that the device
+has trained."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.samba.checks import unsent
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
+
+BATCH = [torch.ones(2, 3)]
 
 
 @dataclass
@@ -52,3 +56,29 @@ def app(app_pef: str, monkeypatch: pytest.MonkeyPatch) -> App:
     model, optimizer = made()
     trace_graph(model, [torch.ones(2, 3)], optimizer, pef=app_pef)
     return App(model, optimizer, telling)
+
+
+class Whole(nn.Module):
+    """A model of two modules, called by a third way: `forward` itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value: Tensor = self.head(self.encoder(x))
+        return value
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Whole:
+    """Loaded, and trained for two steps."""
+    model = Whole()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    pef = session.compile(model, BATCH, optimizer, "whole", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    session.run(BATCH)
+    session.run(BATCH)
+    return model

@@ -5,15 +5,19 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.ir.graph import SectionKind
 from sambasim.samba.checks import samplers as module
 from sambasim.samba.checks.samplers import Division, Place, Samplers, different_epochs, wrong_division
 from sambasim.samba.checks.telling import Telling
 
 LENGTH = 8
 DATA = cast("Dataset[int]", range(LENGTH))  # it has all that a data set needs
+FORWARD, BACKWARD, STEP = (SectionKind.FWD,), (SectionKind.BCKWD,), tuple(SectionKind)
 RIGHT = [Division(2, rank, LENGTH, (0, 3), False) for rank in range(2)]
 
 
@@ -28,11 +32,12 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Telling:
 @pytest.fixture
 def watched() -> Iterator[Samplers]:
     samplers = Samplers()
-    original = DistributedSampler.__iter__, DistributedSampler.__init__
+    original = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
     samplers.start()
     yield samplers
     samplers.stop()
-    assert (DistributedSampler.__iter__, DistributedSampler.__init__) == original, "torch is as it was"
+    left = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
+    assert left == original, "torch is as it was"
 
 
 def _sampler(rank: int = 0, **others: bool) -> "DistributedSampler[int]":
@@ -134,9 +139,71 @@ def test_what_to_do_is_told_with_what_the_app_has() -> None:
         ({"order": None}, "shuffle=False) on every rank"),
     ):
         first = replace(RIGHT[0], **change)
-        finding = wrong_division([first, replace(first, length=9)])
+        finding = wrong_division([first, replace(first, num_replicas=4)])
         assert finding is not None
         assert str(finding.remedy).startswith(f"{own}{told}")
+
+
+def test_a_rank_that_has_a_part_of_the_data_alone_is_told_to_take_the_whole() -> None:
+    finding = wrong_division([RIGHT[0], replace(RIGHT[1], length=9)])
+    assert finding is not None
+    assert finding.remedy == (
+        "give the sampler of every rank the whole data set, and no part of it: the sampler divides it"
+    )
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_in_the_midst_of_an_epoch_is_not(
+    watched: Samplers, telling: Telling, workers: int, first: bool
+) -> None:
+    """Before the step of a batch, or behind it. Workers have drawn the whole epoch by then."""
+    training, evaluation = _sampler(1), _sampler()
+
+    def evaluate() -> None:
+        for x in DataLoader(DATA, 3, sampler=evaluation, drop_last=True):  # which draws a fourth behind the last batch
+            watched.note_run(FORWARD, {"x": x})
+
+    for epoch in range(3):
+        training.set_epoch(epoch)
+        for number, own in enumerate(DataLoader(DATA, sampler=training, num_workers=workers)):
+            if number == 1 and first:
+                evaluate()
+            watched.note_run(STEP, {"x": own})
+            watched.note_step()
+            if number == 1 and not first:
+                evaluate()
+            division = watched.division()
+            assert division is not None
+            assert (division.rank, division.order) == (1, (0, epoch))
+    assert not telling.findings
+
+
+@pytest.mark.parametrize(
+    "before", [(FORWARD, STEP), (FORWARD, BACKWARD, (SectionKind.OPT,))], ids=["the-same-batch", "sections-apart"]
+)
+def test_a_forward_alone_of_what_trains_hides_nothing(
+    watched: Samplers, telling: Telling, before: tuple[tuple[SectionKind, ...], ...]
+) -> None:
+    sampler = _sampler()
+    for _ in range(2):
+        for x in DataLoader(DATA, sampler=sampler):
+            for kinds in before:
+                watched.note_run(kinds, {"x": x})
+            watched.note_step()
+    assert [finding.code for finding in telling.findings] == ["DP06"]
+
+
+def test_a_batch_of_its_own_to_evaluate_hides_one_step_at_most(watched: Samplers, telling: Telling) -> None:
+    sampler, fixed = _sampler(), torch.ones(1)
+    for _ in range(2):
+        for number, x in enumerate(DataLoader(DATA, sampler=sampler)):
+            if number == 0:
+                watched.note_run(FORWARD, {"x": fixed})
+            watched.note_run(STEP, {"x": x})
+            watched.note_step()
+        assert watched.division() == Division(2, 0, LENGTH, (0, 0), False)
+    assert [finding.code for finding in telling.findings] == ["DP06"]
 
 
 def test_the_line_is_that_where_the_sampler_was_made(watched: Samplers) -> None:
@@ -161,6 +228,29 @@ def test_a_sampler_waits_until_it_feeds_a_step(watched: Samplers) -> None:
     assert watched.is_waiting()
     _train(watched, sampler)
     assert not watched.is_waiting()
+
+
+def test_no_sampler_waits_while_a_loader_feeds_the_steps(watched: Samplers) -> None:
+    sampler, forgetful = _sampler(), DataLoader(DATA)
+    watched.note_run(STEP, {})
+    assert watched.is_waiting(), sampler
+    for _ in forgetful:
+        watched.note_run(STEP, {})
+        watched.note_step()
+        assert not watched.is_waiting()
+    watched.note_run(STEP, {})
+    assert watched.is_waiting()
+    assert not watched.has_fed
+
+
+def test_a_sampler_that_evaluates_does_not_wait(watched: Samplers) -> None:
+    evaluation = _sampler()
+    for x in DataLoader(DATA, sampler=evaluation):
+        watched.note_run(FORWARD, {"x": x})
+    watched.note_run(STEP, {})
+    watched.note_step()
+    assert not watched.is_waiting()
+    assert watched.division() is None
 
 
 def test_a_sampler_that_was_made_before_has_the_line_that_goes_over_it() -> None:

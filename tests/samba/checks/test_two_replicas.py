@@ -15,6 +15,8 @@ from sambasim import samba
 from sambasim.runtime.single_rank import private_window
 from sambasim.samba import context
 from sambasim.samba.checks import replicas, watching
+from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.meeting import Point
 from sambasim.samba.checks.on_demand import Check
 from sambasim.samba.checks.replicas import Checks, Look
 from sambasim.samba.checks.samplers import Division, Pass, Place, Samplers
@@ -156,6 +158,38 @@ def test_random_batches_to_warm_up_with_are_told_if_they_do_not_end(
         codes = _codes(compare(step, lambda look: replace(look, division=None, waiting=other)))
         told[step] = codes[len(before) :]
     assert [step for step, codes in told.items() if codes] == steps
+
+
+@pytest.mark.parametrize(("fed", "codes"), [(False, ["DP04"]), (True, [])])
+def test_what_was_taken_for_a_warming_up_is_told_at_the_end_if_no_sampler_has_fed_a_step(
+    compare: Callable[[int, Change], Telling], monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
+) -> None:
+    monkeypatch.setattr(Samplers, "is_waiting", lambda _: True)
+    for step in (1, 2):
+        told = compare(step, lambda look: replace(look, division=None))
+    assert _codes(told) == []
+    watched = watching.current()
+    assert watched is not None
+    watched.samplers._passes = int(fed)
+    monkeypatch.setattr(watched.communicator, "all_gather_object", lambda own: [own, own])
+    watching.finish()
+    assert _codes(told) == codes
+
+
+def test_what_another_rank_alone_has_found_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, alone = (Finding("AP06", f"the app {verb}", None, "to_cpu") for verb in ("computes", "saves"))
+    told = Telling()
+    told.tell(both)
+    monkeypatch.setattr(watching, "telling", told)
+    shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
+    communicator: Any = SimpleNamespace(node_of=[0] * 3, all_gather_object=lambda own: shown if own else [own] * 3)
+    monkeypatch.setattr(watching, "_watching", watching.Watching(communicator))
+    watching.finish()
+    assert capsys.readouterr().err == (
+        "notice: AP06: the app computes\n  try:   to_cpu\nnotice (rank 1): AP06: the app saves\n  try:   to_cpu\n"
+    )
 
 
 def test_epochs_that_a_check_cuts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

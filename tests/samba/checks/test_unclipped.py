@@ -137,6 +137,14 @@ def test_torch_clips_and_warns_and_refuses_as_before(tmp_path: object) -> None:
     assert torch.allclose(parameter.grad, torch.tensor([0.75, 0.875]))
 
 
+def test_torch_is_given_a_list_where_the_app_gives_one(tmp_path: object, recwarn: pytest.WarningsRecorder) -> None:
+    _loaded(tmp_path)
+    none: list[Tensor] = []
+    for nothing in (none, tuple(none), iter(none)):
+        clip_grad_norm_(nothing, 1.0)
+    assert not recwarn.list, "of these torch does not warn"
+
+
 def test_clipping_that_has_an_effect_or_need_not_have_one_is_not(telling: Telling, tmp_path: object) -> None:
     model, optimizer = _loaded(tmp_path, max_grad_norm=0.5)
     session.run(BATCH)

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-
-BATCH = [torch.ones(2, 3)]
+from tests.samba.checks.conftest import BATCH, Whole
 
 
 def _made() -> tuple[nn.Module, samba.optim.SGD]:
@@ -25,32 +23,6 @@ def _made() -> tuple[nn.Module, samba.optim.SGD]:
     model = nn.Sequential(nn.Linear(3, 1))
     samba.from_torch_model_(model)
     return model, samba.optim.SGD(model.parameters(), lr=0.1)
-
-
-class Whole(nn.Module):
-    """A model of two modules, called by a third way: `forward` itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        value: Tensor = self.head(self.encoder(x))
-        return value
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Whole:
-    """Loaded, and trained for two steps."""
-    model = Whole()
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = session.compile(model, BATCH, optimizer, "whole", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, BATCH, optimizer, pef=pef)
-    session.run(BATCH)
-    session.run(BATCH)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -232,29 +204,138 @@ def test_a_test_of_the_app_may_predict_on_the_host(
     assert telling.findings == ()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
-def test_torch_can_script_and_trace_and_compile_the_model(whole: Whole, telling: Telling) -> None:
-    session.to_cpu(whole)
-    whole.eval()
-    expected = whole(*BATCH)
-    (x,) = BATCH
-    made = [
-        torch.jit.script(whole),
-        torch.jit.script(nn.Sequential(whole)),
-        torch.jit.trace(whole, x),  # type: ignore[no-untyped-call]  # torch's, untyped
-        torch.export.export(whole, (x,), strict=True).module(),
-        torch.export.export(whole, (x,), strict=False).module(),
-        torch.compile(whole, backend="eager", fullgraph=True),
-        torch.fx.symbolic_trace(whole),
+def _weights_that_do_not_fit(model: Whole) -> None:
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({"foo": torch.ones(1)})
+
+
+def _weights_of_a_part(model: Whole) -> None:
+    model.head.load_state_dict(copy.deepcopy(model.head).state_dict())
+
+
+@pytest.mark.parametrize("load", [_weights_that_do_not_fit, _weights_of_a_part], ids=lambda one: one.__name__)
+def test_what_leaves_the_model_as_it_was_hides_nothing(
+    whole: Whole, telling: Telling, load: Callable[[Whole], None]
+) -> None:
+    load(whole)
+    whole.state_dict()
+    assert len(telling.findings) == 1
+
+
+class Tuned(nn.Module):
+    """Of its encoder, which is frozen, only the statistics of a batch norm are the device's to change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+        self.criterion = nn.CrossEntropyLoss()
+        for frozen in (self.encoder, self.norm):
+            frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.head(self.norm(self.encoder(x)))
+        return self.criterion(z, y), z
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> tuple[Tuned, Tensor]:
+    """Trained for a step, and the outputs of that."""
+    model, batch = Tuned(), [torch.randn(4, 3), torch.tensor([0, 1, 0, 1])]
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.head.parameters(), lr=0.1)
+    pef = session.compile(model, batch, optimizer, "tuned", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, batch, optimizer, pef=pef)
+    outputs = session.run(batch)
+    assert isinstance(outputs, tuple)
+    return model, samba.to_torch(outputs[1])
+
+
+def test_modules_that_the_device_leaves_as_they_are_are_no_finding(
+    tuned: tuple[Tuned, Tensor], telling: Telling
+) -> None:
+    model, z = tuned
+    with torch.no_grad():
+        model.criterion(z, torch.tensor([0, 1, 0, 1]))
+        model.encoder(torch.ones(4, 3))
+    torch.save(model.encoder, io.BytesIO())
+    torch.save({"criterion": model.criterion}, io.BytesIO())
+    assert telling.findings == ()
+
+
+@pytest.mark.parametrize("name", ["head", "norm"])
+def test_those_that_it_changes_are(tuned: tuple[Tuned, Tensor], telling: Telling, name: str) -> None:
+    model, _ = tuned
+    with torch.no_grad():
+        model.get_submodule(name)(torch.ones(4, 4))
+    torch.save(model.get_submodule(name), io.BytesIO())
+    assert [finding.words.split(" the weights")[0] for finding in telling.findings] == [
+        "AP06: the app computes with",
+        "AP06: the app saves",
     ]
-    assert all(torch.equal(one(x), expected) for one in made)
+
+
+def test_a_call_in_training_mode_is_found_once_no_backward_has_followed(whole: Whole, telling: Telling) -> None:
+    whole(*BATCH)
+    assert not telling.findings, "a backward may follow"
     session.run(BATCH)
-    whole(x)
-    assert len(telling.findings) == 1, "the model is watched as before"
+    (finding,) = telling.findings
+    assert finding.words == (
+        "AP06: the app computes with the weights on the host, and the device has trained on for 2 steps since"
+    )
+    assert str(finding.where).endswith(": whole(*BATCH)")
 
 
-def test_the_model_can_still_be_pickled(pef: str) -> None:
+@pytest.mark.parametrize(
+    "end", [lambda model: model.state_dict(), session.to_cpu, session.to_device, lambda _: unfetched._settle_all()]
+)
+def test_it_is_told_at_the_latest_when_weights_are_exchanged_or_the_app_ends(
+    whole: Whole, telling: Telling, end: Callable[[nn.Module], object]
+) -> None:
+    whole(*BATCH)
+    end(whole)
+    assert "computes with" in telling.findings[0].words
+
+
+def _backward(model: nn.Module) -> None:
+    model(*BATCH).mean().backward()
+
+
+def _backward_and_step_of_its_own(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(*BATCH).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _loading(model: nn.Module) -> None:
+    model(*BATCH)
+    model.load_state_dict(copy.deepcopy(model).state_dict())
+
+
+@pytest.mark.parametrize(
+    "train", [_backward, _backward_and_step_of_its_own, _loading], ids=lambda train: train.__name__
+)
+def test_a_call_that_begins_a_training_step_is_not(
+    whole: Whole, telling: Telling, train: Callable[[nn.Module], None]
+) -> None:
+    train(whole)
+    session.run(BATCH)
+    assert telling.findings == ()
+
+
+def test_the_loss_of_the_first_step_may_be_compared_with_that_of_the_host(pef: str, telling: Telling) -> None:
     model = _loaded(pef)
     session.run(BATCH)
-    again = pickle.loads(pickle.dumps(model))
-    assert torch.equal(again[0].weight, model.get_parameter("0.weight"))
+    model(*BATCH)
+    session.run(BATCH)
+    assert telling.findings == ()
+
+
+def test_a_module_that_has_no_hash_can_be_read_and_loaded() -> None:
+    class Equal(nn.Linear):
+        __hash__ = None  # type: ignore[assignment]  # as that of a dataclass
+
+    module = Equal(2, 1)
+    assert module.load_state_dict(module.state_dict())
