@@ -27,7 +27,9 @@ from sambasim.cli.terminal import show
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
 @click.option(
-    "--trace", type=click.Path(path_type=Path), help="Write a step of the most replicas as a trace for Perfetto."
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Write a step as a trace for Perfetto: most replicas, last --sync, first -b.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
 @shared.output_folder
@@ -98,7 +100,8 @@ def simulate_command(
     if csv_file is not None:
         _write(csv_file, scaling_csv(rows))
     if trace is not None:
-        _write(trace, predicted_trace(found[0].scaled[ways[-1]][-1], found[0].program.name))
+        most = max(found[0].scaled[ways[-1]], key=lambda step: step.placement.replicas)
+        _write(trace, predicted_trace(most, found[0].program.name))
     if plot is not None:
         _write(plot, scaling_plot(f"{found[0].program.name} on {found[0].alone.budget.where}", rows))
 

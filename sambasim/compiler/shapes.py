@@ -1,5 +1,6 @@
 """Compile a model for what it would cost alone: on fake tensors, which have shapes and no memory."""
 
+import warnings
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
@@ -9,14 +10,6 @@ from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
 from sambasim.compiler.passes import run_pipeline
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-
-
-class _FakeMode(FakeTensorMode):
-    """One for a model and all copies that it makes of its parts: copy.deepcopy would make another for each tensor."""
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "_FakeMode":
-        return self
-
 
 Example = tuple[Mapping[str, Tensor], bool]
 """A batch of inputs by name, and whether the model takes its inputs by name."""
@@ -39,11 +32,15 @@ def compile_shapes(
     Raises ModelError and CaptureError for what the model does wrong, MachineError for one that does not fit.
     """
     watch = Stopwatch(hear)
-    mode = _FakeMode(allow_non_fake_inputs=True)
-    with mode:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
+    mode.__dict__["__deepcopy__"] = lambda memo: mode
+    with mode, warnings.catch_warnings():
+        # Torch looks where a copied tensor lies in memory, and warns itself that a fake one is nowhere.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         model = make()
     inputs, by_keyword = example(model)
-    shapes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     if batch_size is not None:
         shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
     built = capture_model(model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)

@@ -31,11 +31,14 @@ class Need:
         return self.kept_bytes + self.residency.size_bytes
 
 
-def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]]) -> Need:
-    """Of the training step of `program`, or its evaluation, whose `sections` are ranges of stages of `work`."""
+def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None) -> Need:
+    """Of the training step of `program`, or its evaluation, whose `sections` are ranges of stages of `work`; `samples`
+    are those of a batch, if there are other than the program was compiled for."""
     graph = program.training or program.evaluation
     homes = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _WITH_A_HOME)
-    return Need(program.device_bytes, reside(work, sections, homes))
+    inputs_bytes = sum(one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.INPUT)
+    more_bytes = 0 if samples is None else inputs_bytes * (samples - program.batch_size) // program.batch_size
+    return Need(program.device_bytes + more_bytes, reside(work, sections, homes))
 
 
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:

@@ -105,6 +105,12 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     widened = _of_the_loss(graph, stages, types)
     kept = frozenset(made_of.get(output.value, output.value) for output in graph.outputs)
     resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, made_of)
+    stages = [
+        replace(stage, units=units_of(graph.nodes[stage.node], types, lambda name: made_of.get(name, name) in resident))
+        if stage.product_flops
+        else stage
+        for stage in stages
+    ]
     values = dict.fromkeys(value for stage in stages for value in _values(stage))
     tensors = {value: _tensor(types[value], value in widened, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
@@ -172,7 +178,7 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, st
             reads=_reads(node, read, types, made_of),
             writes=tuple(results),
             product_flops=operator.flops(node, types.__getitem__) if is_product else 0,
-            units=units_of(node, types) if is_product else 0.0,
+            units=0.0,
             needs_all=_needs_all(node),
         )
 
@@ -186,8 +192,10 @@ def _reads(
     for number, name in enumerate(names):
         value = made_of.get(name, name)
         whole = max(types[value].numel, 1)
-        wanted = min(given, types[name].numel) if number == 0 and node.operator in _PICKS else types[name].numel
-        read = Read(value, name, min(1.0, wanted / whole))
+        picks = number == 0 and node.operator in _PICKS
+        wanted = min(given, types[name].numel) if picks else types[name].numel
+        # Two lookups in one table find different rows, as two views show different parts.
+        read = Read(value, node.name if picks else name, min(1.0, wanted / whole))
         if value not in reads or reads[value].part < read.part:
             reads[value] = read
     return tuple(reads.values())

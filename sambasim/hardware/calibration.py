@@ -41,6 +41,7 @@ class Fit(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: str
+    arch: str
     rows: str
     mean_error: PositiveFloat
     worst_error: PositiveFloat

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import Spec
@@ -15,7 +15,7 @@ class LinkSpec(Spec):
     """A link: bytes per second in each direction, and seconds for a message of no bytes."""
 
     bandwidth_bytes_per_s: PositiveFloat
-    latency_s: PositiveFloat
+    latency_s: NonNegativeFloat
 
 
 class ClusterSpec(Spec):

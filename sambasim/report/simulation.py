@@ -7,10 +7,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
-from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.report.scaling import ScalingRecord, scaling_records
 from sambasim.report.tables import add_row, plain_table
-from sambasim.simulation.backing import backing_of, likely_s
+from sambasim.simulation.backing import backing_of, is_recurrent, likely_s
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
@@ -166,6 +165,9 @@ def _record(section: TimedSection) -> SectionRecord:
 
 
 def _most_replicas(facts: Prediction) -> int:
+    """That sync: 1 without training."""
+    if facts.program.training is None:
+        return 1
     return max(step.placement.replicas for steps in facts.scaled.values() for step in steps)
 
 
@@ -179,12 +181,12 @@ def _notes(facts: Prediction) -> list[str]:
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)
         notes.append(f"a launch takes {each}; sections bound by it compute for less: a larger batch costs little more")
-    if any(OPERATORS[node.operator].kind is OperatorKind.RECURRENT for node in facts.graph.nodes):
+    if is_recurrent(facts):
         notes.append("recurrent layers are priced as products: that each step waits for the one before is not modelled")
     if most > 1:
         notes.append(
-            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources; nothing"
-            " is congested, and none is late"
+            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources;"
+            " nothing is congested, and none is late"
         )
         if facts.program.training is not None:
             notes.append("replicas that sync on RDUs update a slice each, so efficiency can exceed 100%")

@@ -17,6 +17,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, updates
 from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
+from sambasim.simulation.tiers import slowed
 from sambasim.simulation.timeline import Span, Track
 
 
@@ -64,21 +65,33 @@ class ScaledStep:
 
 
 def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
-    """The step of `program`, predicted for one replica as `alone`, on all replicas of `placement`."""
+    """The step of `program`, predicted for one replica as `alone`, on all replicas of `placement`.
+
+    RDUs may take the way through the host as well: they do where that is quicker, as for few bytes on replicas in a
+    number that is no power of two.
+    """
+    scaled = _scaled(program, alone, placement, path)
+    if scaled.path is SyncPath.RDU:
+        by_host = _scaled(program, alone, placement, SyncPath.HOST)
+        if by_host.predicted_s < scaled.predicted_s:
+            return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
+    return scaled
+
+
+def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
     replicas = placement.replicas
     model, update = _parts(alone)
     if replicas == 1 or program.training is None:
         spans = _model(alone, model)
         spans += _run(update, spans[-1].stop_s, len(model))
         return ScaledStep(alone, placement, None, tuple(spans), 0.0, 0.0, "")
+    rate = slowed(alone.budget, alone.tiers.rest)
+    syncs = {group.name: group_sync(path, WIRE_BYTES * group.numel, placement, rate) for group in program.groups}
     if path is SyncPath.RDU:
         update = tuple(updates(program, alone.budget, alone.tiers, replicas))
     step = replace(alone, sections=(*model, *update))
     # On the host path it covers the way there and the way back.
     launch_s = alone.budget.launch_s * (2 if path is SyncPath.HOST else 1)
-    syncs = {
-        group.name: group_sync(path, WIRE_BYTES * group.numel, placement, alone.budget) for group in program.groups
-    }
     spans = _model(step, model)
     backward_s = spans[-1].stop_s
     at_the_end = dict.fromkeys(syncs, backward_s)

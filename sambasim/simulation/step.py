@@ -127,7 +127,16 @@ def predict_step(
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)
-    return price_pieces(program, work, cut(graph, work, budget, level), budget, calibration, samples, micro_steps)
+
+    def cut_for(cutting: Budget) -> PredictedStep:
+        pieces = cut(graph, work, cutting, level)
+        return price_pieces(program, work, pieces, budget, calibration, samples, micro_steps)
+
+    step = cut_for(budget)
+    if not step.tiers.rest:
+        return step
+    # What is fastest where everything lies in HBM need not be so where some of it does not.
+    return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
 
 
 def price_pieces(
@@ -142,7 +151,7 @@ def price_pieces(
     """The step of `program` with `pieces` of its `work` as sections. `samples` are those of a micro-step. Raises
     MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
-    need = need_of(program, work, [piece.stages for piece in pieces])
+    need = need_of(program, work, [piece.stages for piece in pieces], samples)
     check_memory(graph, need, budget)
     tiers = tiers_of(need, states_bytes(program.symbols.values()), budget)
     usual = slowed(budget, tiers.rest)

@@ -225,5 +225,19 @@ def test_a_model_of_copied_layers_at_a_batch_larger_than_its_data(simulate: Simu
     options = [*model, "--set", "data.samples=8", "--set", "optimizer.name=adamw", "-b", "512"]
     printed = simulate(*options)
     assert "batch 512" in printed
-    assert "range" in printed
+    assert "range" not in printed, "no calibration row is recurrent"
     assert "that each step waits for the one before is not modelled" in printed
+
+
+def test_a_link_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> None:
+    """As the page about clusters has it."""
+    page = Path("sambasim/hardware/README.md").read_text(encoding="utf-8")
+    link = page[page.index("[network_link]") : page.rindex("```")]
+    given = Path("sambasim/hardware/clusters/sn30-8.toml").read_text(encoding="utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(given.replace('network_link = "roce_100"\n', "", 1) + link, encoding="utf-8")
+    slow, quick = (
+        json.loads(simulate("digits", "--json", "--replicas", "32", "--sync", "rdu", *cluster))["scaling"][0]
+        for cluster in ((), ("--cluster", str(file)))
+    )
+    assert quick["predicted_exposed_sync_s"] < slow["predicted_exposed_sync_s"]

@@ -28,6 +28,9 @@ BATCH = [torch.zeros(2, 3)]
 LINE = "app.py:1: sampler = DistributedSampler(data)"
 OWN = Division(2, 0, 8, (0, 1), False, LINE)
 
+ALONE = SimpleNamespace(local_ranks=[0], local_size=1, local_rank=0)
+"""A rank that shares its node with nobody."""
+
 Change: TypeAlias = Callable[[Look], Look]
 
 
@@ -60,7 +63,7 @@ def compare(pef: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change]
         world_size=2,
         node_of=[0, 0],
         all_gather_object=gather,
-        topology=SimpleNamespace(local_ranks=[0], local_size=1, local_rank=0),
+        topology=ALONE,
         allocate_shared=private_window,
     )
     watched = watching.Watching(communicator)
@@ -184,7 +187,12 @@ def test_what_another_rank_alone_has_found_is_told_at_the_end(
     told.tell(both)
     monkeypatch.setattr(watching, "telling", told)
     shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
-    communicator: Any = SimpleNamespace(node_of=[0] * 3, all_gather_object=lambda own: shown if own else [own] * 3)
+    communicator: Any = SimpleNamespace(
+        node_of=[0] * 3,
+        all_gather_object=lambda own: shown if own else [own] * 3,
+        topology=ALONE,
+        allocate_shared=private_window,
+    )
     monkeypatch.setattr(watching, "_watching", watching.Watching(communicator))
     watching.finish()
     assert capsys.readouterr().err == (
