@@ -1,5 +1,6 @@
 """What a trace is made of: which steps, what stands in for methods and for how long, how much there is room for."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,11 @@ def test_what_stands_in_goes_away_without_a_trace() -> None:
     owner, other, calls = _Owner(), _Owner(), []
     before, stand_ins = dict(vars(owner)), StandIns()
 
-    def counting(name: str):  # type: ignore[no-untyped-def]
-        def make(function):  # type: ignore[no-untyped-def]
-            def call(*args: int) -> int:
+    def counting(name: str) -> Callable[[Callable[[int], int]], Callable[[int], int]]:
+        def make(function: Callable[[int], int]) -> Callable[[int], int]:
+            def call(number: int) -> int:
                 calls.append(name)
-                result: int = function(*args)
-                return result
+                return function(number)
 
             return call
 
