@@ -3,19 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from sambasim.compiler.shapes import compile_shapes
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
 from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_device
-from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.published.models import MODELS
 from sambasim.published.rows import Row
-from sambasim.simulation.scaling import scale
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.prediction import predict
+from sambasim.simulation.step import MODEL_KINDS
 from sambasim.simulation.sync import SyncPath
 from sambasim.simulation.validation import Held
 
@@ -31,11 +27,10 @@ def hold(rows: Sequence[Row], hear: Callable[[str], None]) -> list[Held]:
             hear(f"capture {row.name}")
             programs[key] = _captured(row)
         hear(f"predict {row.name}, {row.level}")
-        device, calibration = load_device(row.device), load_calibration()
-        step = predict_step(programs[key], budget_of(device, calibration, row.tiles), row.level, calibration)
-        seats = place(row.replicas, device, row.tiles, load_cluster(device.cluster))
-        scaled = scale(programs[key], step, seats, SyncPath.RDU)
-        sections = sum(section.kind in (SectionKind.FWD, SectionKind.BCKWD) for section in step.sections)
+        device = load_device(row.device)
+        found = predict(programs[key], device, row.tiles, row.level, load_cluster(device.cluster), (row.replicas,))
+        step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
+        sections = sum(section.kind in MODEL_KINDS for section in step.sections)
         predicted = row.figure_of(step.device_s, scaled.predicted_s)
         held.append(Held(row, predicted, None if row.host_s is None else step.host_s, sections))
     return held

@@ -18,14 +18,14 @@ class Question:
     """What was typed. None and no batch sizes are for those of the subject, no replicas for the usual ones."""
 
     subject: str
-    overrides: Sequence[str]
     output_folder: Path
-    arch: str | None
-    num_tiles: int | None
-    level: str | None
-    batch_sizes: Sequence[int]
-    replicas: Sequence[int]
-    cluster: str | None
+    overrides: Sequence[str] = ()
+    arch: str | None = None
+    num_tiles: int | None = None
+    level: str | None = None
+    batch_sizes: Sequence[int] = ()
+    replicas: Sequence[int] = ()
+    cluster: str | None = None
 
 
 def predictions(question: Question, *, quiet: bool) -> list[Prediction]:

@@ -93,12 +93,9 @@ def report_command(
         _keep(given_file, page)
     question = Question(
         subject=subject if pef is None else str(pef),
-        overrides=(),
         output_folder=output_folder,
         arch=arch,
         num_tiles=num_tiles,
-        level=None,
-        batch_sizes=(),
         replicas=sorted(counts(replicas, "--replicas")),
         cluster=cluster,
     )

@@ -34,14 +34,10 @@ def tilestat_command(
 
     question = Question(
         subject=shared.one_pef(subject, named),
-        overrides=(),
         output_folder=output_folder,
         arch=arch,
         num_tiles=num_tiles,
-        level=None,
-        batch_sizes=(),
         replicas=(1,),
-        cluster=None,
     )
     (facts,) = predictions(question, quiet=as_json)
     record = tilestat(facts)

@@ -104,14 +104,14 @@ class Samplers:
             self._yielded = True
             return batch
 
-        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # apps make these samplers, and not we
-        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # as above; it takes any arguments
-        _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # as above
+        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
+        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
+        _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # replaced on purpose
 
     def stop(self) -> None:
         """Leave torch as it was."""
         if self._originals is not None:
-            DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__ = self._originals  # type: ignore[method-assign]  # as above
+            DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__ = self._originals  # type: ignore[method-assign]  # put back
             self._originals = None
 
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:

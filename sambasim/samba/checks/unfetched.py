@@ -163,7 +163,7 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
 def _is_transforming() -> bool:
     """Whether torch traces, or transforms, what is computed now, or hands it to a mode of the app's."""
     return (
-        torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch's, untyped
+        torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack() > 0
     )
@@ -173,10 +173,10 @@ def _is_transforming() -> bool:
 def _watch() -> None:
     """Be told of what is read from now on, once in a process."""
     # Apps call the methods of torch's class.
-    nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # mypy knows no method that is watched
-    nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # as above
+    nn.Module.state_dict = _watched(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose, to see the app's calls
+    nn.Module.load_state_dict = _noting(nn.Module.load_state_dict)  # type: ignore[method-assign]  # replaced on purpose
     if "__reduce_ex__" not in vars(nn.Module):  # there it is that of the next class, which an app may have mixed in
-        nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[method-assign, assignment]  # as above
+        nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[method-assign, assignment]  # replaced on purpose
     for module, name, watched in (*((serialization, one, _saving) for one in _SAVES), (_recursive, _SCRIPTS, _bare)):
         original = getattr(module, name, None)
         if original is not None:
