@@ -37,7 +37,7 @@ from sambasim.runtime.sync.group_work import GroupWork
 from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed, slices_of
 from sambasim.runtime.sync.mean import TreeMean
 from sambasim.runtime.sync.network import Network
-from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
+from sambasim.runtime.sync.numbers import gather_losses, gather_norms
 from sambasim.runtime.sync.readiness import readiness, section_count
 from sambasim.runtime.trace.watched import Args, Watched
 
@@ -103,7 +103,7 @@ class DeviceSync(GradientSync):
             self._finish(self._pending.pop())
         self._hidden_s += time.perf_counter() - began_s
 
-    def finish_step(self, losses: Sequence[float]) -> StepSync:
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync:
         hidden_s = self._hidden_s - self._updating_s
         began_s, updating_s = time.perf_counter(), self._updating_s
         self._end_pass()
@@ -114,9 +114,9 @@ class DeviceSync(GradientSync):
         if self._topology.node_count > 1:
             self._wait_for_node()
             self._network.exchange("parameter")
-        everybody = self._meet(losses)
+        everybody, wished = self._meet(losses, wish)
         exposed_s = time.perf_counter() - began_s - (self._updating_s - updating_s)
-        return StepSync(everybody, norm, exposed_s, hidden_s)
+        return StepSync(everybody, wished, norm, exposed_s, hidden_s)
 
     def reduce_alone(self) -> None:
         """Collective. REDUCE and nothing else, to be measured: on return, every mean can be read on this node, in the
@@ -130,7 +130,7 @@ class DeviceSync(GradientSync):
             self._network.done(group)
         if self._topology.node_count > 1:
             self._network.exchange("gradient")
-        self._meet((0.0,))
+        self._meet((0.0,), 0)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         readable = {rank: memory.region(group, state) for rank, memory in self._memories.items()}
@@ -211,15 +211,15 @@ class DeviceSync(GradientSync):
         self._updating_s += time.perf_counter() - began_s
         return norm
 
-    def _meet(self, losses: Sequence[float]) -> Sequence[float]:
-        """Until all replicas have updated their slices. The losses come the same way: on one node by the flags."""
+    def _meet(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
+        """Until all replicas have updated their slices. Losses and wishes come the same way: on a node by the flags."""
         self._steps += 1
         if self._topology.node_count > 1:
             self._flags.publish(Counter.UPDATED, self._steps)
-            everybody = all_gather_floats(self._communicator, losses, [1] * self._topology.world_size)
+            everybody = gather_losses(self._communicator, losses, wish, range(self._topology.world_size))
             self._flags.wait(Counter.UPDATED, self._steps)  # nobody is waited for: all have been in the exchange
             return everybody
         place = self._steps % 2  # a rank may be one step ahead of who reads
-        self._flags.put(place, losses[0])
+        self._flags.put(place, losses[0], wish)
         self._flags.meet(Counter.UPDATED, self._steps)
         return self._flags.numbers(place)

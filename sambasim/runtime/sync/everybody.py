@@ -10,7 +10,7 @@ from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.sync.numbers import all_gather_floats
+from sambasim.runtime.sync.numbers import gather_losses
 from sambasim.runtime.sync.phased import PhasedSync
 
 
@@ -37,8 +37,8 @@ class EverybodySync(PhasedSync):
     def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
         return [block for group in self.program.groups for block in sums[group.name]]
 
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        return all_gather_floats(self._communicator, losses, [1] * self._communicator.topology.world_size)
+    def gather_losses(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
+        return gather_losses(self._communicator, losses, wish, range(self._communicator.world_size))
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         if self._communicator.topology.rank != 0:

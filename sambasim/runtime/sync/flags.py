@@ -31,7 +31,7 @@ class Counter(IntEnum):
 
 
 class NodeFlags:
-    """The counters of all ranks of this node, and two places for one number each."""
+    """The counters of all ranks of this node, and two places, each for a loss and a wish."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
@@ -82,13 +82,17 @@ class NodeFlags:
         self.publish(counter, value)
         self.wait(counter, value)
 
-    def put(self, place: int, number: float) -> None:
-        """Leave `number` at `place`, 0 or 1; the next counter that is published makes it known."""
-        self._floats[self._rank][_NUMBERS_AT + place] = number
+    def put(self, place: int, loss: float, wish: int) -> None:
+        """Leave a loss and a wish at `place`, 0 or 1; the next counter that is published makes them known."""
+        at = _NUMBERS_AT + 2 * place
+        self._floats[self._rank][at] = loss
+        self._floats[self._rank][at + 1] = wish
 
-    def numbers(self, place: int) -> Sequence[float]:
-        """What every rank of the node left at `place`, by local rank."""
-        return [floats[_NUMBERS_AT + place] for floats in self._floats]
+    def numbers(self, place: int) -> tuple[Sequence[float], int]:
+        """What the ranks of the node left at `place`: the losses, by local rank, and the largest wish."""
+        at = _NUMBERS_AT + 2 * place
+        wish = max([floats[at + 1] for floats in self._floats])
+        return [floats[at] for floats in self._floats], int(wish)
 
 
 def _waited_for(result: None, counter: Counter, value: int) -> Args:

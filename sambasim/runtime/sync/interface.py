@@ -29,12 +29,14 @@ class StepSync(NamedTuple):
     """What came of one step's sync.
 
     losses: of all replicas, in rank order
+    wish: the largest of what the ranks wished
     norm: of the mean gradients before they were clipped; None for a program that does not clip
     exposed_s: seconds in sync after this replica's own backward had ended, waiting for others included
     hidden_s: seconds in sync before that, in the middle of the backward
     """
 
     losses: Sequence[float]
+    wish: int
     norm: float | None
     exposed_s: float
     hidden_s: float = 0.0
@@ -85,9 +87,12 @@ class GradientSync(ABC):
         """This replica has run `count` sections of its last pass; what they complete may be synced from now on."""
 
     @abstractmethod
-    def finish_step(self, losses: Sequence[float]) -> StepSync:
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync:
         """Collective. Gradients are complete here, and `losses` are those of this process's replicas; on return, the
-        parameters of every replica are those of the next step."""
+        parameters of every replica are those of the next step.
+
+        wish: a number that this rank tells all others, who learn of the largest
+        """
 
     @abstractmethod
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:

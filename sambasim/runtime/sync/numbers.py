@@ -1,6 +1,7 @@
-"""Bring together a few numbers of every rank: the block sums of a norm, the losses of a step."""
+"""Bring together a few numbers of every rank: the block sums of a norm, the losses of a step and what ranks wish."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,6 +20,17 @@ def all_gather_floats(communicator: Communicator, own: Sequence[float], counts: 
     communicator.all_gather(send.view(np.uint8), receive.view(np.uint8), sizes)
     numbers: list[float] = receive.tolist()
     return numbers
+
+
+def gather_losses(
+    communicator: Communicator, losses: Sequence[float], wish: int, workers: Collection[int]
+) -> tuple[list[float], int]:
+    """Collective. The losses of all replicas, in rank order, and the largest wish; only `workers` have a replica."""
+    counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
+    numbers = all_gather_floats(communicator, [wish, *losses], counts)
+    firsts = list(accumulate(counts, initial=0))[:-1]
+    wished = max(int(numbers[first]) for first in firsts)
+    return [numbers[first + 1] for first, count in zip(firsts, counts, strict=True) if count > 1], wished
 
 
 def gather_norms(

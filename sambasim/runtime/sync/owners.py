@@ -11,7 +11,7 @@ from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.collect import collect
 from sambasim.runtime.sync.exchange import Places, all_gather, reduce_scatter
-from sambasim.runtime.sync.numbers import all_gather_floats, gather_norms
+from sambasim.runtime.sync.numbers import gather_losses, gather_norms
 from sambasim.runtime.sync.phased import PhasedSync
 from sambasim.runtime.trace.watched import Watched
 
@@ -46,9 +46,8 @@ class OwnersSync(PhasedSync):
     def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
         return gather_norms(self.program, self._places.slices, self._communicator, sums)
 
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        counts = [int(rank in self._places.workers) for rank in range(self._communicator.topology.world_size)]
-        return all_gather_floats(self._communicator, losses, counts)
+    def gather_losses(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
+        return gather_losses(self._communicator, losses, wish, self._places.workers)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = {self._rank: self.memory.region(group, state)}

@@ -44,8 +44,8 @@ class PhasedSync(GradientSync):
         """Collective. The block sums of all groups and slices, in order, from those of the owned slices by group."""
 
     @abstractmethod
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        """Collective. The losses of all replicas, in rank order."""
+    def gather_losses(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
+        """Collective. The losses of all replicas, in rank order, and the largest wish of a rank."""
 
     def begin_step(self) -> None:
         """Nothing: the first phase begins when the backward has ended."""
@@ -53,7 +53,7 @@ class PhasedSync(GradientSync):
     def section_done(self, count: int) -> None:
         """Nothing, likewise."""
 
-    def finish_step(self, losses: Sequence[float]) -> StepSync:
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync:
         watch = _Watch()
         with watch:
             self.reduce()
@@ -65,8 +65,8 @@ class PhasedSync(GradientSync):
             self.kind_over(SectionKind.OPT)
         with watch:
             self.gather()
-            everybody = self.gather_losses(losses)
-        return StepSync(everybody, norm, exposed_s=watch.elapsed_s)
+            everybody, wished = self.gather_losses(losses, wish)
+        return StepSync(everybody, wished, norm, exposed_s=watch.elapsed_s)
 
     def watched(self) -> Sequence[Watched]:
         return [

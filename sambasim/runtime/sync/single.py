@@ -28,8 +28,8 @@ class SingleSync(PhasedSync):
     def gather_norms(self, sums: Mapping[str, Sequence[float]]) -> list[float]:
         return [block for group in self.program.groups for block in sums[group.name]]
 
-    def gather_losses(self, losses: Sequence[float]) -> Sequence[float]:
-        return losses
+    def gather_losses(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
+        return losses, wish
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         return self.memory.region(group, state)[member.start : member.start + member.numel]

@@ -67,12 +67,12 @@ class SmallDeviceSync(GradientSync):
     def section_done(self, count: int) -> None:
         """Nothing: so few gradients are added up at once."""
 
-    def finish_step(self, losses: Sequence[float]) -> StepSync:
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync:
         began_s = time.perf_counter()
         place = self._steps % 2  # a rank may be one step ahead of who reads
-        self._flags.put(place, losses[0])
+        self._flags.put(place, losses[0], wish)
         self._flags.meet(Counter.PROGRESS, self._steps + 1)
-        everybody = self._flags.numbers(place)
+        everybody, wished = self._flags.numbers(place)
         for reduce in self._reductions:
             reduce()
         self.kind_over(SectionKind.REDUCE)
@@ -85,7 +85,7 @@ class SmallDeviceSync(GradientSync):
             update(mean)
             self.kind_over(SectionKind.OPT)
         self.bytes_moved.peer += self._peer_bytes
-        return StepSync(everybody, norm, exposed_s)
+        return StepSync(everybody, wished, norm, exposed_s)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = self._memory.region(group, state)[member.start : member.start + member.numel]

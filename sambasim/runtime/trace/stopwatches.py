@@ -141,11 +141,11 @@ class _Update:
         return told
 
     def _finish(self, finish_step: Callable[..., Any]) -> Callable[..., Any]:
-        def finish(losses: Sequence[float]) -> object:
+        def finish(losses: Sequence[float], wish: int = 0) -> object:
             self._rest = [section for section in self._graph.sections if section.kind not in _DIFFERENTIATING]
             began_ns, moved = perf_counter_ns(), self._counts()
             self._began_ns, self._moved = began_ns, moved
-            result = finish_step(losses)
+            result = finish_step(losses, wish)
             stopped_ns = perf_counter_ns()
             self._recorder.add(
                 self._rank, Track.HOST, "sync and update", began_ns, stopped_ns, self._bytes_since(moved)
