@@ -5,6 +5,7 @@
     ArtifactError   you: this PEF or these weights are wrong   3
     PeerError       look at another rank: it failed first      4
     InternalError   us: please report it                       70
+    Interrupted     nobody: the run was asked to stop          128 + the number of the signal
 
 A message has three parts: `what` is wrong, `where` it is, and the `remedy`: what to type next. Each class has a
 `code` that stays the same between releases, so that scripts can tell errors apart. Only `cli` prints them.
@@ -17,7 +18,7 @@ class SambasimError(Exception):
     """The root of the tree; never raised itself."""
 
     code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 70
+    exit_code: int = 70
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         super().__init__(what)
@@ -108,11 +109,27 @@ class WeightsError(ArtifactError):
     code = "weights"
 
 
+class CheckpointError(ArtifactError):
+    """A checkpoint is damaged, breaks a rule of its format, or is of another run."""
+
+    code = "checkpoint"
+
+
 class PeerError(SambasimError):
     """Another rank failed, or does not hold what this rank holds."""
 
     code = "peer"
     exit_code = 4
+
+
+class Interrupted(SambasimError):
+    """A run has stopped because a signal asked it to."""
+
+    code = "interrupted"
+
+    def __init__(self, signal_number: int, what: str, *, remedy: str | None = None) -> None:
+        super().__init__(what, remedy=remedy)
+        self.exit_code = 128 + signal_number
 
 
 class InternalError(SambasimError):

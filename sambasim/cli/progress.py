@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import OptionError
-from sambasim.records.metrics import EvaluationRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.listener import Start, Step
 from sambasim.units import format_bytes, format_seconds
 
@@ -86,6 +86,10 @@ class RunProgress:
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
         line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {', '.join(facts)}"
         self.noted(line)
+
+    def saved(self, record: CheckpointRecord) -> None:
+        took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
+        self.noted(f"checkpoint after step {record.step}: {record.path} ({took})")
 
     def noted(self, what: str) -> None:
         if self._live:
@@ -178,7 +182,7 @@ class RankLog:
     def started(self, start: Start) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", encoding="utf-8")
+            self._file = self._path.open("a" if start.plan.start.step else "w", encoding="utf-8")
         except OSError as error:
             raise OptionError(
                 f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
@@ -191,6 +195,9 @@ class RankLog:
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")
+
+    def saved(self, record: CheckpointRecord) -> None:
+        self._write(f"checkpoint after step {record.step}: {record.path} in {format_seconds(record.checkpoint_s)}")
 
     def noted(self, what: str) -> None:
         self._write(what)

@@ -59,6 +59,22 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
+@click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
+@click.option("--checkpoint-every", metavar="N[steps|epochs|s|min]", help="How often. Default: 10min; also at the end.")
+@click.option("--keep", type=int, metavar="K", help="How many checkpoints stay, the newest ones. Default: 3.")
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="newest",
+    metavar="[auto|PATH]",
+    help="Go on from the newest checkpoint; auto: the newest that is whole; or from the one at PATH.",
+)
+@click.option("--exact", is_flag=True, default=None, help="With --resume: refuse what would change the run's bits.")
+@click.option(
+    "--on-checkpoint-failure",
+    type=click.Choice(["warn", "stop"]),
+    help="When one cannot be written: go on without it (default), or end the run.",
+)
 @click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
 @click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
 @click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")

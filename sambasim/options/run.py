@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from sambasim.errors import OptionError, PefError
 from sambasim.options.base import FilePath, JsonTable, Options
+from sambasim.options.checkpoint import CheckpointOptions
 from sambasim.options.data import DataOptions
 from sambasim.options.load import absolute_names, apply_flags, apply_overrides, build, override_name, refusal
 from sambasim.options.problems import Problem, Refused, show
@@ -48,8 +49,8 @@ class RunOptions(Options):
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
     `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
-    replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
-    that of the device.
+    replicas in one process. `checkpoint` says where and how often a run saves where it is. `cluster` is the simulated
+    machine on which replicas sit, a name or a TOML file; None is that of the device.
     """
 
     pef: str = Field(min_length=1)
@@ -70,6 +71,7 @@ class RunOptions(Options):
     save: FilePath | None = None
     log_dir: FilePath | None = None
     predictions: FilePath | None = None
+    checkpoint: CheckpointOptions = CheckpointOptions()
     json_output: bool = False
 
     @model_validator(mode="after")
@@ -92,6 +94,13 @@ class RunOptions(Options):
             if self.inference and getattr(self, field) is not None:
                 what = "is for training, and this is inference"
                 problems.append(Problem(field, what, f"leave out {_typed(field)}, or leave out --inference"))
+        if self.inference and self.checkpoint != CheckpointOptions():
+            what = "is for training, and this is inference"
+            remedy = "leave out the flags of checkpoints, or leave out --inference"
+            problems.append(Problem("checkpoint", what, remedy))
+        if self.checkpoint.resume is not None and self.weights is not None:
+            what = "are those of the checkpoint, where a run is resumed"
+            problems.append(Problem("weights", what, "leave out --weights, or leave out --resume", str(self.weights)))
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             problems.append(Problem("emulate_replicas", what, given=str(self.emulate_replicas)))
@@ -160,6 +169,12 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
     "predictions": ("--predictions", "predictions"),
+    "checkpoint_dir": ("--checkpoint-dir", "checkpoint.dir"),
+    "checkpoint_every": ("--checkpoint-every", "checkpoint.every"),
+    "keep": ("--keep", "checkpoint.keep"),
+    "resume": ("--resume", "checkpoint.resume"),
+    "exact": ("--exact", "checkpoint.exact"),
+    "on_checkpoint_failure": ("--on-checkpoint-failure", "checkpoint.on_failure"),
     "json_output": ("--json", "json_output"),
     "data": ("--data", "overrides.data.source"),
     "workers": ("--workers", "overrides.data.workers"),

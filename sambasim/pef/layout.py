@@ -49,14 +49,18 @@ class Layout:
 
 
 def weights_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of the weights among `symbols`, whose dtypes are known.
+    """The layout of the weights among `symbols`, whose dtypes are known."""
+    return tensors_layout(symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS)
+
+
+def tensors_layout(symbols: Iterable[Symbol]) -> Layout:
+    """The layout of one tensor for each of `symbols`, whose dtypes are known.
 
     The widest elements come first, then by name: data without gaps in which each tensor is aligned to its elements.
     """
-    kept = (symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS)
     spans: list[Span] = []
     stop = 0
-    for symbol in sorted(kept, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
+    for symbol in sorted(symbols, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
         start, stop = stop, stop + symbol.type.size_bytes
         spans.append(Span(symbol, start, stop))
     entries: dict[str, object] = {span.symbol.name: _entry(span) for span in spans}

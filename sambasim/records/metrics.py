@@ -44,6 +44,18 @@ class EvaluationRecord(_Record):
     evaluation_s: float
 
 
+class CheckpointRecord(_Record):
+    """A checkpoint that was written after `step`, in the epoch that counts from 1. `checkpoint_s` is what the run stood
+    still for it."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    step: int
+    epoch: int
+    path: str
+    size_bytes: int
+    checkpoint_s: float
+
+
 class BytesRecord(_Record):
     """Bytes that gradient sync moved on all ranks together, by kind, each counted once, where it arrived.
 
@@ -95,7 +107,8 @@ class SummaryRecord(_Record):
 
     `world_size` counts replicas. `host_sync` is None unless `sync` is "host". `parameter_servers` are ranks that only
     served, beside the replicas. Of `training_s`, rank 0 spent `model_s` in forward and backward, with the data for them
-    and what is hidden of the sync behind them. `predicted` is None where `not_predicted` says why.
+    and what is hidden of the sync behind them. A run that was resumed says after which step; its seconds are of the
+    steps since. `checkpoint` is the last one that was written. `predicted` is None where `not_predicted` says why.
     """
 
     kind: Literal["summary"] = "summary"
@@ -130,12 +143,15 @@ class SummaryRecord(_Record):
     weights_sha256: str
     state_sha256: str
     exempt_from_exactness: list[str]
+    resumed_after_step: int | None = None
+    checkpoint: str | None = None
+    failed_checkpoints: int = 0
     placement: PlacementRecord | None = None
     predicted: PredictedRecord | None = None
     not_predicted: str | None = None
 
 
-Record = StepRecord | EvaluationRecord | SummaryRecord
+Record = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
 class PredictionRecord(_Record):

@@ -13,20 +13,24 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources
+from sambasim.runtime.checkpoint.resume import Resumption, find
+from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.checkpoint.snapshot import restore
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
 from sambasim.runtime.outcome import summarize
-from sambasim.runtime.plan import Plan, plan
+from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
+from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
-from sambasim.runtime.training import Trainer
+from sambasim.runtime.training import Totals, Trainer
 from sambasim.runtime.weights import save_weights
 
 
@@ -38,6 +42,8 @@ class TrainingJob:
         self._setup: Setup = set_up(path, options, communicator)
         self._communicator = communicator
         self._listener = listener
+        self._saver: Saver | None = None
+        self._signals = StopSignals(self._heard)
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
@@ -53,20 +59,32 @@ class TrainingJob:
         setup = self._setup
         program, training = setup.program, setup.resolved.training
         sources = self._open_sources()
-        steps = plan(len(sources[0].train), setup.world_size, training)
+        samples = len(sources[0].train)
+        resumption = find(setup, samples)
+        steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         team = assemble(setup, sources, self._listener)
-        trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers)
+        trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers, self._wish)
+        if resumption is not None:
+            restore(setup, team, resumption.checkpoint)
+            resumption.carry_over(trainer.totals)
+        if setup.options.checkpoint.dir is not None:
+            self._saver = Saver(setup, team, samples, self._listener, setup.options.checkpoint.dir)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data)
-        self._listener.started(self._start(steps, team, sources[0]))
+        self._listener.started(self._start(steps, team, sources[0], resumption))
         trace = self._trace(team, steps)
-        evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
-        summary = summarize(setup, team, steps, trainer.totals, evaluation)
+        with self._signals:
+            evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+        summary = summarize(setup, team, steps, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
             save_weights(setup.options.save, program, team.memory)
         self._listener.ended(summary)
         return summary
+
+    def _heard(self, name: str) -> None:
+        if self._setup.is_first:
+            self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
 
     def _open_sources(self) -> Sequence[Source]:
         """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
@@ -95,19 +113,46 @@ class TrainingJob:
         team: Team,
         trace: RunTrace | None,
     ) -> EvaluationRecord | None:
-        evaluation = None
-        for epoch in range(steps.epochs):
+        evaluation, position = None, steps.start
+        for epoch in range(steps.start.epoch, steps.epochs):
             trainer.begin_epoch(epoch)
-            while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
+            while trainer.totals.steps < steps.last_step(epoch):
                 self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
+                position = steps.position(trainer.totals.steps, epoch)
+                self._stop_if(trainer.wished, position, trainer.totals)
+                if self._saver is not None and position.step < steps.last_step(epoch):
+                    self._saver.after_step(position, trainer.totals, wished=trainer.wished == SAVE)
             if evaluator is not None:
-                evaluation = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
+                evaluation, wished = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
+                self._stop_if(wished, position, trainer.totals)
+            if position.step == steps.end_of(epoch):
+                position = Position(position.step, epoch + 1)
+                if self._saver is not None:
+                    self._saver.after_epoch(position, trainer.totals, wished=trainer.wished == SAVE)
+        if self._saver is not None:
+            self._saver.at_end(position, trainer.totals)
         return evaluation
+
+    def _wish(self) -> int:
+        """What this rank wishes of the run after its step."""
+        if stop := self._signals.wish():
+            return stop
+        return SAVE if self._setup.is_first and self._saver is not None and self._saver.is_time() else 0
+
+    def _stop_if(self, wished: int, position: Position, totals: Totals) -> None:
+        """Raises Interrupted, on all ranks, if one of them was asked to end, once it is saved where the run is."""
+        number = signal_of(wished)
+        if number is None:
+            return
+        if self._saver is not None:
+            self._saver.save(position, totals)
+        raise interrupted(number, position.step, None if self._saver is None else self._saver.last)
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
-    ) -> EvaluationRecord:
+    ) -> tuple[EvaluationRecord, int]:
+        """Collective. One evaluation, and the largest wish of a rank after it."""
         setup, began_s = self._setup, time.perf_counter()
         evaluator.use_buffers(self._buffers_of_first(team))
         own = [
@@ -115,9 +160,10 @@ class TrainingJob:
             for number, source in zip(setup.own_replicas, sources, strict=False)
             if source.evaluation is not None
         ]
-        everybody = self._communicator.all_gather_object(own)
-        total = sum((sums for of_rank in everybody for sums in of_rank), Sums())
-        return record(total, step, epoch, setup.program.loss is not None, began_s)
+        everybody = self._communicator.all_gather_object((own, self._signals.wish()))
+        total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
+        wished = max(wish for _, wish in everybody)
+        return record(total, step, epoch, setup.program.loss is not None, began_s), wished
 
     def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
         """Collective: the buffers of replica 0."""
@@ -126,14 +172,14 @@ class TrainingJob:
         own = {name: team.memory.tensor(name).clone() for name in names}
         return self._communicator.broadcast_object(own) if names else own
 
-    def _start(self, steps: Plan, team: Team, source: Source) -> Start:
+    def _start(self, steps: Plan, team: Team, source: Source, resumption: Resumption | None) -> Start:
         return Start(
             name=self._setup.program.name,
             plan=steps,
             sync=team.sync.title,
             threads=self._setup.threads,
             data=source.description,
-            notices=tuple(self._notices(team)),
+            notices=(*self._notices(team), *(resumption.notices if resumption else ())),
             seconds_to_start_s=time.perf_counter() - self._began_s,
             placement=str(self._setup.placement),
         )

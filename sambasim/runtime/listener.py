@@ -1,12 +1,14 @@
 """What a run tells while it goes: to the progress on the screen, and to the metrics file."""
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
 from sambasim.errors import MachineError, OptionError
-from sambasim.records.metrics import EvaluationRecord, Record, StepRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
 from sambasim.runtime.plan import Plan
 
 
@@ -57,6 +59,9 @@ class Listener(Protocol):
     def evaluated(self, record: EvaluationRecord) -> None:
         """One evaluation is done."""
 
+    def saved(self, record: CheckpointRecord) -> None:
+        """A checkpoint has been written."""
+
     def ended(self, summary: SummaryRecord) -> None:
         """The run is over, and went well."""
 
@@ -74,14 +79,17 @@ class SilentListener:
 
     def evaluated(self, record: EvaluationRecord) -> None: ...
 
+    def saved(self, record: CheckpointRecord) -> None: ...
+
     def ended(self, summary: SummaryRecord) -> None: ...
 
 
 class MetricsFile(SilentListener):
     """Writes every record as one JSON line, and flushes it. The file is there from the first record on.
 
-    The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten.
-    Raises OptionError if the file cannot be made, and MachineError if the disk is full.
+    The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten. A
+    run that is resumed keeps what an earlier part of it has written of the steps that it does not take again. Raises
+    OptionError if the file cannot be made, and MachineError if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,13 +97,19 @@ class MetricsFile(SilentListener):
         self._file: TextIO | None = None
 
     def started(self, start: Start) -> None:
-        if self._path.is_file():
-            self._open().close()  # what an earlier run left must not look like the end of this one
+        if not self._path.is_file():
+            return
+        kept = self._lines_until(start.plan.start.step)
+        self._file = self._open()  # what an earlier run left must not look like the end of this one
+        self._put("".join(kept))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
 
     def evaluated(self, record: EvaluationRecord) -> None:
+        self._write(record)
+
+    def saved(self, record: CheckpointRecord) -> None:
         self._write(record)
 
     def ended(self, summary: SummaryRecord) -> None:
@@ -109,15 +123,37 @@ class MetricsFile(SilentListener):
             what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
             raise OptionError(what, remedy="another place: --metrics FILE") from error
 
+    def _lines_until(self, step: int) -> list[str]:
+        """The lines that an earlier part of this run has written of its first steps."""
+        if not step:
+            return []
+        with self._path.open(encoding="utf-8", errors="replace") as file:
+            return [line for line in file if line.endswith("\n") and _step_of(line) <= step]
+
     def _write(self, record: Record) -> TextIO:
         self._file = self._file or self._open()
+        return self._put(record.model_dump_json() + "\n")
+
+    def _put(self, text: str) -> TextIO:
+        file = self._file or self._open()
         try:
-            self._file.write(record.model_dump_json() + "\n")
-            self._file.flush()
+            file.write(text)
+            file.flush()
         except OSError as error:
             what = f"the metrics file {self._path} cannot be written any more: {error.strerror}"
             raise MachineError(what, remedy="make room there, or another place: --metrics FILE") from error
-        return self._file
+        return file
+
+
+def _step_of(line: str) -> float:
+    """The step that a line is of; more than any for the summary, and for what is no record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return math.inf
+    is_kept = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "checkpoint")
+    step = record.get("step") if is_kept else None
+    return step if isinstance(step, int) else math.inf
 
 
 class Listeners:
@@ -145,6 +181,10 @@ class Listeners:
     def evaluated(self, record: EvaluationRecord) -> None:
         for member in self._members:
             member.evaluated(record)
+
+    def saved(self, record: CheckpointRecord) -> None:
+        for member in self._members:
+            member.saved(record)
 
     def ended(self, summary: SummaryRecord) -> None:
         for member in self._members:

@@ -6,6 +6,7 @@ from torch import Tensor
 from sambasim.ir.verify import state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.agreement import check_weights
+from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.device_times import predict_run
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
@@ -22,10 +23,11 @@ from sambasim.simulation.sync import SyncPath
 
 
 def summarize(
-    setup: Setup, team: Team, steps: Plan, totals: Totals, evaluation: EvaluationRecord | None
+    setup: Setup, team: Team, steps: Plan, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
 ) -> SummaryRecord:
-    """Collective. The summary of a run that is over; `evaluation` is the last one."""
+    """Collective. The summary of a run that is over; `evaluation` is the last one, `saver` has written checkpoints."""
     predicted, not_predicted = _predicted(setup, steps)
+    taken = totals.steps - steps.start.step
     return SummaryRecord(
         pef_digest=setup.document.digest,
         world_size=setup.world_size,
@@ -43,12 +45,12 @@ def summarize(
         accumulation_steps=steps.accumulation_steps,
         epochs=steps.epochs,
         steps=totals.steps,
-        samples=totals.steps * steps.samples_per_step,
+        samples=totals.samples,
         samples_left_out_each_epoch=steps.left_out,
         training_s=totals.training_s,
         model_s=totals.model_s,
-        samples_per_s=totals.steps * steps.samples_per_step / totals.training_s,
-        sync_share=totals.sync_s / totals.training_s,
+        samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
+        sync_share=totals.sync_s / totals.training_s if taken else 0.0,
         hidden_sync_s=totals.hidden_sync_s,
         loss_first=totals.loss_first,
         loss_last=totals.loss_last,
@@ -58,6 +60,9 @@ def summarize(
         weights_sha256=_weights_sha256(setup, team),
         state_sha256=_state_sha256(setup, team, totals.steps),
         exempt_from_exactness=_exempt(setup, team),
+        resumed_after_step=None if setup.options.checkpoint.resume is None else steps.start.step,
+        checkpoint=None if saver is None or saver.last is None else str(saver.last),
+        failed_checkpoints=0 if saver is None else saver.failed,
         placement=placement_record(setup.inventory, setup.placement),
         predicted=predicted,
         not_predicted=not_predicted,

@@ -1,7 +1,8 @@
 """How a run goes through its data, worked out before the first step.
 
 Each replica gets equally many samples and uses them in whole steps. So an epoch leaves out what does not divide evenly:
-samples over the replicas, a last partial batch, and an incomplete last accumulation.
+samples over the replicas, a last partial batch, and an incomplete last accumulation. A run that is resumed in the midst
+of an epoch goes on with the samples that are left of it, however many replicas it has by then.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,26 @@ from sambasim.options.training import TrainingOptions
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run has come: `step` optimizer steps in all, and `used` samples of epoch `epoch`, which counts from 0.
+
+    Those samples are the first ones of the epoch's order, whoever had them.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    used: int = 0
+
+
+BEGINNING = Position()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run goes through its data. `left_out` counts the samples that an epoch does not use, over all replicas."""
+    """How a run goes through its data. `left_out` counts the samples of a whole epoch that no replica uses.
+
+    `steps` is the number of the last step; steps are counted from the beginning, also where a run starts later.
+    """
 
     world_size: int
     batch_size: int
@@ -21,6 +40,7 @@ class Plan:
     steps_per_epoch: int
     steps: int
     left_out: int
+    start: Position = BEGINNING
 
     @property
     def global_batch_size(self) -> int:
@@ -34,14 +54,38 @@ class Plan:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are begun."""
-        return -(-self.steps // self.steps_per_epoch)
+        """Epochs that are begun in the end."""
+        if self.steps <= self.start.step and not self.start.used:
+            return self.start.epoch
+        after_first = max(self.steps - self._first_ends, 0)
+        return self.start.epoch + 1 + -(-after_first // self.steps_per_epoch)
+
+    def end_of(self, epoch: int) -> int:
+        """The number of the step with which `epoch` ends."""
+        return self._first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
+
+    def last_step(self, epoch: int) -> int:
+        """The same; or of the run's last step, if that comes before."""
+        return min(self.end_of(epoch), self.steps)
+
+    def position(self, step: int, epoch: int) -> Position:
+        """Where the run is after `step`, which belongs to `epoch`."""
+        is_first = epoch == self.start.epoch
+        begun = self.start.step if is_first else self.end_of(epoch - 1)
+        return Position(step, epoch, (self.start.used if is_first else 0) + (step - begun) * self.samples_per_step)
+
+    @property
+    def _first_ends(self) -> int:
+        """The step with which the first epoch of this run ends."""
+        return self.start.step + _whole_steps(
+            self.samples - self.start.used, self.world_size, self.batch_size, self.accumulation_steps
+        )
 
 
-def plan(samples: int, world_size: int, training: TrainingOptions) -> Plan:
-    """How a run of `training` goes through `samples`. Raises DataError if they do not make one step."""
-    micro_steps = samples // world_size // training.batch_size
-    steps_per_epoch = micro_steps // training.accumulation_steps
+def plan(samples: int, world_size: int, training: TrainingOptions, start: Position = BEGINNING) -> Plan:
+    """How a run of `training` goes through `samples`, from `start` on. Raises DataError if they make not one step."""
+    shape = world_size, training.batch_size, training.accumulation_steps
+    steps_per_epoch = _whole_steps(samples, *shape)
     if steps_per_epoch == 0:
         needed = training.batch_size * training.accumulation_steps * world_size
         raise DataError(
@@ -49,13 +93,21 @@ def plan(samples: int, world_size: int, training: TrainingOptions) -> Plan:
             f"{training.accumulation_steps} accumulation steps × {world_size} replicas",
             remedy="use more data, fewer replicas, or compile for a smaller --batch-size",
         )
-    used = steps_per_epoch * training.accumulation_steps * training.batch_size * world_size
+    rest = _whole_steps(samples - start.used, *shape)
+    epochs_left = (training.epochs or 1) - start.epoch
+    by_epochs = start.step + (rest + (epochs_left - 1) * steps_per_epoch if epochs_left > 0 else 0)
     return Plan(
         world_size=world_size,
         batch_size=training.batch_size,
         accumulation_steps=training.accumulation_steps,
         samples=samples,
         steps_per_epoch=steps_per_epoch,
-        steps=training.steps or (training.epochs or 1) * steps_per_epoch,
-        left_out=samples - used,
+        steps=max(training.steps or by_epochs, start.step),
+        left_out=samples - steps_per_epoch * training.accumulation_steps * training.batch_size * world_size,
+        start=start,
     )
+
+
+def _whole_steps(samples: int, world_size: int, batch_size: int, accumulation_steps: int) -> int:
+    """How many steps `samples` make that are dealt out to all replicas."""
+    return samples // world_size // batch_size // accumulation_steps

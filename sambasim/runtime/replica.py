@@ -59,7 +59,7 @@ class Replica:
             self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
         total = 0.0
         for micro_step in range(micro_steps):
-            place_inputs(self.memory, self.shard.next_batch(step, micro_step))
+            place_inputs(self.memory, self.shard.next_batch())
             if self._draws:
                 seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
             outputs = self.executable.run(

@@ -1,83 +1,81 @@
 """The training data of one replica: its shard, its batches, its randomness.
 
-Each epoch, torch's DistributedSampler deals the samples out: shuffled by seed and epoch, equally many to each replica,
-no sample to two. What does not divide evenly is left out; `plan` counts it.
+Each epoch, torch's DistributedSampler puts the samples into an order, by seed and epoch. They are dealt out from it one
+by one, equally many to each replica, no sample to two. What does not divide evenly is left out; `plan` counts it. So
+what all replicas together have used after some steps is the beginning of that order, and a run that goes on from there,
+with whatever number of replicas, deals out the rest.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import reading_batch
+from sambasim.data.samples import Samples, WatchedDataset, reading_batch
 from sambasim.data.tensor_batches import tensor_batches
 from sambasim.errors import InternalError
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import InputSpec
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 
+_Draw = list[int]
+"""One batch to be read: first what the generators are set to before, then the positions of its samples."""
+
 
 class Shard:
-    """The batches of replica `rank` of `world_size`, by input name, checked against what the graph takes in."""
+    """The batches of replica `rank` of `world_size`, by input name, checked against what the graph takes in.
+
+    Of each step it has `accumulation_steps` batches.
+    """
 
     def __init__(
         self,
-        dataset: Dataset[object],
+        dataset: WatchedDataset,
         *,
         rank: int,
         world_size: int,
         batch_size: int,
+        accumulation_steps: int,
         options: DataOptions,
         inputs: Sequence[InputSpec],
         seed: int,
     ) -> None:
         self._name = options.source or "the data"
-        self._rank = rank
-        self._seed = seed
         self._inputs = inputs
         self._names = tuple(spec.name for spec in inputs)
         self._batch_size = batch_size
-        self._workers = options.workers
-        self._sampler: DistributedSampler[int] = DistributedSampler(
-            dataset, num_replicas=world_size, rank=rank, shuffle=options.shuffle, seed=seed, drop_last=True
-        )
+        self._deal = _Deal(dataset, rank, world_size, batch_size, accumulation_steps, seed, shuffle=options.shuffle)
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
-        self._generator = torch.Generator()
+        self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=self._sampler,
-            drop_last=True,
+            _Seeded(dataset),
+            batch_sampler=self._deal,
             collate_fn=collate,
             num_workers=options.workers,
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
-            worker_init_fn=_worker_seeder(seed, rank) if options.workers else None,
             generator=self._generator,
         )
         self._tensors = None if options.workers else tensor_batches(dataset)
         self._iterator: Iterator[Batch] = iter(())
         self._checked = False
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Deal the samples out anew."""
-        self._sampler.set_epoch(epoch)
+    def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
+        """Deal the samples out anew: those behind the first `used` of the epoch's order. `step` is the number of the
+        optimizer step that comes next, from 0."""
+        self._deal.begin(epoch, step, used)
         if self._tensors is not None:
-            order = list(self._sampler)
-            self._iterator = self._tensors.batches(order, self._batch_size)
+            self._iterator = self._tensors.batches(self._deal.own, self._batch_size)
             return
-        self._generator.manual_seed(derive(self._seed, self._rank, epoch, 0, Stream.WORKER))
+        self._generator.manual_seed(self._deal.derive(epoch, 0, Stream.WORKER))
         self._iterator = iter(self._loader)
 
-    def next_batch(self, step: int, micro_step: int) -> Mapping[str, Tensor]:
+    def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         if self._tensors is not None and self._checked:
             return dict(zip(self._names, self._next_tensors(), strict=True))
-        if self._tensors is None:  # otherwise nobody draws
-            seed_everything(derive(self._seed, self._rank, step, micro_step, Stream.DATA))
         with reading_batch(self._name):
             batch = next(self._iterator)
         tensors = bind(batch, self._names)
@@ -93,9 +91,68 @@ class Shard:
         return batch
 
 
-def _worker_seeder(seed: int, rank: int) -> Callable[[int], None]:
-    def seed_worker(worker: int) -> None:
-        base = torch.initial_seed() % 2**32  # differs by epoch: it comes from the loader's generator
-        seed_everything(derive(seed, rank, base, worker, Stream.WORKER))
+class _Deal:
+    """The batches of one replica in one epoch, for a DataLoader. `own` are the positions of its samples."""
 
-    return seed_worker
+    def __init__(
+        self,
+        dataset: WatchedDataset,
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        accumulation_steps: int,
+        seed: int,
+        *,
+        shuffle: bool,
+    ) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._batch_size = batch_size
+        self._accumulation_steps = accumulation_steps
+        self._seed = seed
+        # One replica that gets everything: what it gives is the order from which all are dealt their samples.
+        self._order: DistributedSampler[int] = DistributedSampler(
+            dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed
+        )
+        self._step = 0
+        self.own: Sequence[int] = ()
+
+    def begin(self, epoch: int, step: int, used: int) -> None:
+        """As `Shard.begin_epoch`."""
+        self._order.set_epoch(epoch)
+        left = list(self._order)[used:]
+        each = len(left) // self._world_size
+        self.own = left[self._rank : each * self._world_size : self._world_size]
+        self._step = step
+
+    def derive(self, step: int, micro_step: int, stream: Stream) -> int:
+        """What a generator of this replica is set to."""
+        return derive(self._seed, self._rank, step, micro_step, stream)
+
+    def __len__(self) -> int:
+        return len(self.own) // self._batch_size
+
+    def __iter__(self) -> Iterator[_Draw]:
+        for index in range(len(self)):
+            step, micro_step = divmod(index, self._accumulation_steps)
+            first = index * self._batch_size
+            seed = self.derive(self._step + step, micro_step, Stream.DATA)
+            yield [seed, *self.own[first : first + self._batch_size]]
+
+
+class _Seeded(Dataset[object]):
+    """`dataset`, read in batches, before each of which all generators are set, whoever reads it."""
+
+    def __init__(self, dataset: WatchedDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, draw: _Draw) -> Samples:
+        seed, *positions = draw
+        seed_everything(seed)
+        return self._dataset.__getitems__(positions)
+
+    def __getitem__(self, index: int) -> object:
+        raise InternalError(f"sample {index} is read by itself, without a seed")

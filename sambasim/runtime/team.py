@@ -124,6 +124,7 @@ def _shard(setup: Setup, source: Source, rank: int) -> Shard:
         rank=rank,
         world_size=setup.world_size,
         batch_size=setup.program.batch_size,
+        accumulation_steps=setup.resolved.training.accumulation_steps,
         options=setup.resolved.data,
         inputs=input_specs(setup.program),
         seed=setup.seed,

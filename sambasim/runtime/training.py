@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sambasim.errors import InternalError
@@ -18,22 +18,31 @@ from sambasim.runtime.sync.interface import GradientSync, StepSync
 
 @dataclass(slots=True)
 class Totals:
-    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for."""
+    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for.
+
+    Of a run that was resumed, the seconds and `loss_last` are of this process, and all else of the whole run.
+    """
 
     training_s: float = 0.0
     model_s: float = 0.0
     sync_s: float = 0.0
     hidden_sync_s: float = 0.0
     steps: int = 0
+    samples: int = 0
     loss_first: float = float("nan")
     loss_last: float = float("nan")
     first_nonfinite_step: int | None = None
 
 
+def _nothing() -> int:
+    return 0
+
+
 class Trainer:
     """Trains the replicas that this process plays: one, or all of them in an emulation.
 
-    `optimizers` is what `sync` updates parameters with; its step begins here.
+    `optimizers` is what `sync` updates parameters with; its step begins here. `wish` says what this rank wishes of the
+    run: the largest wish of a rank is known to all after each step.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class Trainer:
         plan: Plan,
         training: TrainingOptions,
         optimizers: Optimizers,
+        wish: Callable[[], int] = _nothing,
     ) -> None:
         if program.training is None:
             raise InternalError("training a program without a training step")
@@ -53,15 +63,18 @@ class Trainer:
         self._plan = plan
         self._training = training
         self._optimizers = optimizers
-        self.totals = Totals()
+        self._wish = wish
+        self.totals = Totals(steps=plan.start.step)
+        self.wished = 0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Deal the samples of `epoch` out to the replicas."""
+        """Deal the samples of `epoch` out to the replicas; of the one in which the run starts, those that are left."""
+        start = self._plan.start
         for replica in self._replicas:
-            replica.shard.begin_epoch(epoch)
+            replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
     def step(self, epoch: int) -> Step:
-        """One optimizer step on the next batches of every replica."""
+        """One optimizer step on the next batches of every replica. What ranks wish of the run is in `wished` then."""
         number = self.totals.steps
         began_s = time.perf_counter()
         rate = factor(self._training.schedule, number, self._plan.steps)
@@ -70,7 +83,8 @@ class Trainer:
         micro_steps = self._plan.accumulation_steps
         losses = [replica.differentiate(number, micro_steps, self._sync.section_done) for replica in self._replicas]
         self.totals.model_s += time.perf_counter() - began_s
-        sync = self._sync.finish_step(losses)
+        sync = self._sync.finish_step(losses, self._wish())
+        self.wished = sync.wish
         loss = sum(sync.losses) / len(sync.losses)
         step_s = time.perf_counter() - began_s
         self._count(loss, step_s, sync)
@@ -92,8 +106,9 @@ class Trainer:
         totals.training_s += step_s
         totals.sync_s += sync.exposed_s
         totals.hidden_sync_s += sync.hidden_s
+        totals.samples += self._plan.samples_per_step
         totals.loss_last = loss
-        if totals.steps == 1:
+        if math.isnan(totals.loss_first) and totals.steps == self._plan.start.step + 1:
             totals.loss_first = loss
         if totals.first_nonfinite_step is None and not math.isfinite(loss):
             totals.first_nonfinite_step = totals.steps

@@ -56,6 +56,7 @@ class Ours:
             rank=0,
             world_size=1,
             batch_size=self.program.batch_size,
+            accumulation_steps=resolved.training.accumulation_steps,
             options=resolved.data,
             inputs=input_specs(self.program),
             seed=resolved.training.seed,

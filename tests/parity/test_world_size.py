@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS, cut
+from sambasim.data.samples import WatchedDataset
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import parse_input
 from sambasim.options.training import TrainingOptions
@@ -52,12 +53,13 @@ class Numbered(Dataset[tuple[Tensor, Tensor]]):
         return torch.tensor(index), torch.tensor(drawn)
 
 
-def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0) -> Shard:
+def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0, accumulation: int = 1) -> Shard:
     return Shard(
-        Numbered(),
+        WatchedDataset(Numbered(), "numbers"),
         rank=rank,
         world_size=world_size,
         batch_size=batch_size,
+        accumulation_steps=accumulation,
         options=DataOptions(source="synthetic", workers=workers),
         inputs=[parse_input("number", "int64[]"), parse_input("drawn", "float32[]")],
         seed=3,
@@ -73,11 +75,10 @@ def test_shards_are_disjoint_and_the_plan_counts_what_they_leave_out(world_size:
     for epoch in range(2):
         seen: list[int] = []
         for rank in range(world_size):
-            shard = _shard(rank, world_size)
-            shard.begin_epoch(epoch)
-            for step in range(planned.steps_per_epoch):
-                for micro_step in range(accumulation):
-                    seen += shard.next_batch(step, micro_step)["number"].tolist()
+            shard = _shard(rank, world_size, accumulation=accumulation)
+            shard.begin_epoch(epoch, 0)
+            for _ in range(planned.steps_per_epoch * accumulation):
+                seen += shard.next_batch()["number"].tolist()
         assert len(seen) == len(set(seen)) == len(Numbered()) - planned.left_out
         assert planned.left_out < 4 * accumulation * world_size
         epochs.append(seen)
@@ -91,10 +92,10 @@ def test_what_a_dataset_draws_depends_on_the_replica_and_the_step_alone(workers:
     def drawn(rank: int, *, after: int) -> list[float]:
         seed_everything(after)
         shard = _shard(rank, 2, workers=workers)
-        shard.begin_epoch(0)
+        shard.begin_epoch(0, 0)
         batches = []
-        for step in range(2):
-            batches += shard.next_batch(step, 0)["drawn"].tolist()
+        for _ in range(2):
+            batches += shard.next_batch()["drawn"].tolist()
             torch.rand(after)
         return batches
 

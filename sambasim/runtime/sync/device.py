@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives.hierarchy import around
+from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import Addition
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.gradient_norm import coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, divides_exactly
 from sambasim.runtime.ranks import Communicator
@@ -131,6 +133,13 @@ class DeviceSync(GradientSync):
         if self._topology.node_count > 1:
             self._network.exchange("gradient")
         self._meet((0.0,), 0)
+
+    @property
+    def keeper(self) -> DeviceMemory:
+        return self._memories[self._rank]
+
+    def owned(self, group: ParameterGroup) -> Slice:
+        return self._slices[group.name][self._rank]
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         readable = {rank: memory.region(group, state) for rank, memory in self._memories.items()}

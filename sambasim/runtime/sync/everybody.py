@@ -10,6 +10,7 @@ from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.sync.interface import slices_of
 from sambasim.runtime.sync.numbers import gather_losses
 from sambasim.runtime.sync.phased import PhasedSync
 
@@ -30,6 +31,9 @@ class EverybodySync(PhasedSync):
 
     def owned(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
+
+    def saved(self, group: ParameterGroup) -> Slice:
+        return slices_of(self.program, self._communicator.world_size)[group.name][self._communicator.rank]
 
     def gather(self) -> None:
         """Nothing: every rank has updated all parameters, alike."""

@@ -11,6 +11,7 @@ from sambasim.collectives.slices import CUT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.trace.watched import Watched
 
@@ -93,6 +94,19 @@ class GradientSync(ABC):
 
         wish: a number that this rank tells all others, who learn of the largest
         """
+
+    @property
+    @abstractmethod
+    def keeper(self) -> DeviceMemory:
+        """Where the parameters and the state of the optimizer lie that this rank keeps up to date."""
+
+    @abstractmethod
+    def owned(self, group: ParameterGroup) -> Slice:
+        """The part of `group` whose parameters and optimizer state this rank updates, in `keeper`."""
+
+    def saved(self, group: ParameterGroup) -> Slice:
+        """The part of `group` that this rank saves: all ranks together save everything once."""
+        return self.owned(group)
 
     @abstractmethod
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:

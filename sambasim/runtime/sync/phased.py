@@ -7,9 +7,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import Program
 from sambasim.records.trace import Track
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.device import DeviceMemory
@@ -20,16 +19,19 @@ from sambasim.runtime.trace.watched import Watched
 
 
 class PhasedSync(GradientSync):
-    """`memory` is the one whose gradients are complete and whose parameters are updated: this rank's replica."""
+    """`memory` is the one whose gradients are complete and whose parameters are updated: this rank's replica.
+
+    The mean gradient of what this rank owns of a group is there after `reduce`.
+    """
 
     def __init__(self, program: Program, arguments: Arguments, optimizers: Optimizers, memory: DeviceMemory) -> None:
         super().__init__(program, arguments, optimizers)
         self.memory = memory
         self._normed = is_normed(program)
 
-    @abstractmethod
-    def owned(self, group: ParameterGroup) -> Slice:
-        """The slice of `group` whose mean gradient this rank has after `reduce`, and which its optimizer updates."""
+    @property
+    def keeper(self) -> DeviceMemory:
+        return self.memory
 
     @abstractmethod
     def reduce(self) -> None:

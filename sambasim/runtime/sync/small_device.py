@@ -11,17 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.arguments import Arguments
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
 from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.sync.device_memories import Devices
 from sambasim.runtime.sync.flags import Counter, NodeFlags
-from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed
+from sambasim.runtime.sync.interface import GradientSync, StepSync, is_normed, slices_of
 from sambasim.runtime.sync.mean import TreeMean
 from sambasim.runtime.trace.watched import Watched
 
@@ -39,7 +41,7 @@ class SmallDeviceSync(GradientSync):
     ) -> None:
         super().__init__(program, arguments, optimizers)
         self._memory = devices.by_rank[communicator.topology.rank]
-        self._first = communicator.topology.rank == 0
+        self._rank, self._world_size = communicator.rank, communicator.world_size
         self._normed = is_normed(program)
         self._flags = NodeFlags(communicator)
         self._steps = 0
@@ -87,9 +89,19 @@ class SmallDeviceSync(GradientSync):
         self.bytes_moved.peer += self._peer_bytes
         return StepSync(everybody, wished, norm, exposed_s)
 
+    @property
+    def keeper(self) -> DeviceMemory:
+        return self._memory
+
+    def owned(self, group: ParameterGroup) -> Slice:
+        return (0, group.numel)
+
+    def saved(self, group: ParameterGroup) -> Slice:
+        return slices_of(self.program, self._world_size)[group.name][self._rank]
+
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         own = self._memory.region(group, state)[member.start : member.start + member.numel]
-        return own if self._first else None
+        return own if self._rank == 0 else None
 
     def watched(self) -> Sequence[Watched]:
         return [self._flags.watched()]

@@ -1,0 +1,1 @@
+"""What a run leaves on the disk so that it can go on: its format is README.md beside this file."""

@@ -1,0 +1,103 @@
+"""The checkpoints of one run: when they are written, how many are kept, and what it means if one cannot be written."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from sambasim.errors import MachineError
+from sambasim.records.metrics import CheckpointRecord
+from sambasim.runtime.checkpoint import folder, snapshot
+from sambasim.runtime.checkpoint.cadence import Clock
+from sambasim.runtime.checkpoint.describe import describe
+from sambasim.runtime.checkpoint.writer import write
+from sambasim.runtime.listener import Listener
+from sambasim.runtime.plan import Position
+from sambasim.runtime.setup import Setup
+from sambasim.runtime.team import Team
+from sambasim.runtime.training import Totals
+
+
+class Saver:
+    """Writes checkpoints into `checkpoint_dir`. Collective: every rank has one, and calls it alike."""
+
+    def __init__(self, setup: Setup, team: Team, samples: int, listener: Listener, checkpoint_dir: Path) -> None:
+        self._setup = setup
+        self._team = team
+        self._samples = samples
+        self._listener = listener
+        self._folder = checkpoint_dir
+        self._clock = Clock(setup.options.checkpoint.cadence)
+        self._last_step: int | None = None
+        self.written = 0
+        self.failed = 0
+        self.last: Path | None = None
+
+    def is_time(self) -> bool:
+        """Whether a checkpoint is due by time, by this rank's clock."""
+        return self._clock.is_time()
+
+    def after_step(self, position: Position, totals: Totals, *, wished: bool) -> None:
+        """A step has been taken, and the epoch goes on. `wished`: a rank's clock says that it is time."""
+        if wished or self._clock.after_step(position.step):
+            self.save(position, totals)
+
+    def after_epoch(self, position: Position, totals: Totals, *, wished: bool) -> None:
+        """An epoch has ended, and was evaluated; `position` is the beginning of the next one."""
+        if wished or self._clock.after_step(position.step) or self._clock.after_epoch(position.epoch):
+            self.save(position, totals)
+
+    def at_end(self, position: Position, totals: Totals) -> None:
+        """The run is over."""
+        if self._last_step != position.step:
+            self.save(position, totals)
+
+    def save(self, position: Position, totals: Totals) -> None:
+        """Write a checkpoint now. Where that fails, what is there stays; the run goes on, or ends with MachineError, as
+        --on-checkpoint-failure says."""
+        began_s = time.perf_counter()
+        setup, team = self._setup, self._team
+        path = self._folder / folder.name_of(position.step)
+        manifest = describe(setup, self._samples, position, totals)
+        try:
+            written = write(
+                path,
+                manifest,
+                snapshot.spans_of(setup.program, team),
+                tuple(replica.rank for replica in team.replicas),
+                snapshot.take(setup, team),
+                setup.communicator,
+            )
+        except MachineError as error:
+            self.failed += 1
+            if setup.options.checkpoint.on_failure == "stop":
+                raise
+            self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self._kept()}")
+            return
+        finally:
+            self._clock.restart()
+            self._last_step = position.step
+        self._prune()
+        self.written += 1
+        self.last = path
+        size_bytes = sum(shard.size_bytes for shard in written.shards)
+        checkpoint_s = time.perf_counter() - began_s
+        self._listener.saved(
+            CheckpointRecord(
+                step=position.step,
+                epoch=position.epoch + bool(position.used),
+                path=str(path),
+                size_bytes=size_bytes,
+                checkpoint_s=checkpoint_s,
+            )
+        )
+
+    def _kept(self) -> str:
+        there = folder.checkpoints_in(self._folder)
+        return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
+
+    def _prune(self) -> None:
+        """Delete the oldest ones, once the newest is safe. What cannot be deleted stays, and nothing is lost by it."""
+        if self._setup.is_first:
+            for path in folder.checkpoints_in(self._folder)[self._setup.options.checkpoint.kept :]:
+                with suppress(OSError):
+                    folder.remove(path)

@@ -1,0 +1,70 @@
+"""SIGTERM, SIGINT and SIGUSR1 ask a run to end after its step; a second one ends the process at once.
+
+Schedulers send SIGTERM; Ctrl-C is SIGINT; SIGUSR1 is there because Open MPI's mpirun passes that on, and kills its
+ranks half a second after any of the others. A signal reaches some ranks or all of them, so each tells the others beside
+its loss: see `wish` in `sync.interface`.
+"""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from sambasim.errors import Interrupted
+
+SAVE: Final = 1
+"""The wish for a checkpoint."""
+
+_STOP = 100
+"""And that for an end, to which the number of the signal is added: an end comes before a checkpoint."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Within its block, the first signal is noted, and `told` of it by name; a second one does what it does elsewhere.
+
+    Outside of the main thread, which alone hears signals, nothing changes.
+    """
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
+        self._before: dict[signal.Signals, object] = {}
+        self._received = 0
+
+    def __enter__(self) -> "StopSignals":
+        try:
+            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        except ValueError:  # another thread
+            self._before = {}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave is what it takes
+
+    def wish(self) -> int:
+        """What this rank wishes of the run: its end, or nothing."""
+        return _STOP + self._received if self._received else 0
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+        self._told(signal.Signals(number).name)
+
+
+def signal_of(wished: int) -> int | None:
+    """The number of the signal that a rank of the run has got, if one has."""
+    return wished - _STOP if wished > _STOP else None
+
+
+def interrupted(number: int, step: int, saved: Path | None) -> Interrupted:
+    """The end of a run that signal `number` has asked for. `saved` is the checkpoint from which it can go on."""
+    name = signal.Signals(number).name
+    if saved is None:
+        what = f"{name}: the run has ended after step {step}, and nothing of it is saved"
+        return Interrupted(number, what, remedy="--checkpoint-dir DIR saves where a run is, for --resume to go on from")
+    what = f"{name}: the run has ended after step {step}, which is saved as {saved}"
+    return Interrupted(number, what, remedy="the same command with --resume goes on from there")
