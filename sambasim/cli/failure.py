@@ -6,7 +6,7 @@ import traceback
 
 import click
 
-from sambasim.errors import SambasimError
+from sambasim.errors import Interrupted, SambasimError
 from sambasim.runtime.launcher import launched_rank
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -32,6 +32,8 @@ def explain(error: BaseException, told_by: str | None = None) -> None:
 
 
 def _words(error: BaseException, behind: str) -> str:
+    if isinstance(error, Interrupted):
+        return str(error)
     if isinstance(error, SambasimError):
         return f"error[{error.code}]{behind}: {error}"
     if isinstance(error, click.exceptions.NoArgsIsHelpError):

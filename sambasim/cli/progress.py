@@ -77,7 +77,7 @@ class RunProgress:
                 self._since = _Since()
         elif self._start:
             steps = self._start.plan.steps
-            if step.step in (1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
+            if step.step in (self._start.plan.start.step + 1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
                 print(f"step {step.step}/{steps}  {self._since.facts(step)}", flush=True)
                 self._since = _Since()
 
@@ -108,8 +108,9 @@ class RunProgress:
             if count
         )
         hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
+        taken = summary.steps - (summary.resumed_after_step or 0)
         print(
-            f"{summary.steps} steps in {format_seconds(summary.training_s)} (measured): "
+            f"{taken} step{'s' * (taken != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
             f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         )
