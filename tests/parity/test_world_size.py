@@ -85,6 +85,46 @@ def test_shards_are_disjoint_and_the_plan_counts_what_they_leave_out(world_size:
     assert epochs[0] != epochs[1], "each epoch deals anew"
 
 
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 3))
+def test_a_run_that_goes_on_with_other_replicas_deals_out_the_rest_of_the_epoch(
+    before: int, after: int, batch_size: int, accumulation: int, epoch: int, steps: int
+) -> None:
+    """Every sample once, but for those that make no whole step in the end."""
+
+    def dealt(world_size: int, count: int, used: int) -> list[int]:
+        seen: list[int] = []
+        for rank in range(world_size):
+            shard = _shard(rank, world_size, batch_size, accumulation=accumulation)
+            shard.begin_epoch(epoch, 0, used)
+            for _ in range(count * accumulation):
+                seen += shard.next_batch()["number"].tolist()
+        return seen
+
+    planned = plan(len(Numbered()), before, TrainingOptions(batch_size=batch_size, accumulation_steps=accumulation))
+    steps = min(steps, planned.steps_per_epoch)
+    here = planned.position(steps, 0).used
+    first = dealt(before, steps, 0)
+    assert len(first) == here
+    left = (len(Numbered()) - here) // after // batch_size // accumulation
+    second = dealt(after, left, here)
+    assert len({*first, *second}) == len(first) + len(second)
+    assert len(Numbered()) - len(first) - len(second) < after * batch_size * accumulation
+    if before == after:
+        assert sorted(first + second) == sorted(dealt(before, planned.steps_per_epoch, 0))
+
+
+def test_what_a_dataset_draws_does_not_depend_on_its_workers() -> None:
+    def drawn(workers: int, used: int) -> list[float]:
+        shard = _shard(1, 2, workers=workers, accumulation=2)
+        shard.begin_epoch(3, used // 16, used)
+        return [number for _ in range(6 - used // 8) for number in shard.next_batch()["drawn"].tolist()]
+
+    alone = drawn(0, 0)
+    assert drawn(1, 0) == alone
+    assert drawn(2, 0) == alone
+    assert drawn(2, 16) == alone[8:], "a run that goes on draws what it would have drawn"
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_dataset_draws_depends_on_the_replica_and_the_step_alone(workers: int) -> None:
     """Not on what was drawn before, nor on the process: replica 1 of 2 draws the same when it is played beside 0."""

@@ -44,7 +44,7 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
     ours, theirs = _parameters(now), _parameters(saved)
     apart = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
     if apart:
-        reasons.append(f"{len(apart)} parameters differ, {apart[0][:80]!r} for one")
+        reasons.append(f"parameters differ: {len(apart)} of them, {apart[0][:80]!r} for one")
     elif [group.states for group in saved.groups] != [group.states for group in now.groups]:
         reasons.append("its optimizer keeps other state")
     what = "; ".join(reasons) or "its parameters are alike; its graph, its options or its initial weights differ"

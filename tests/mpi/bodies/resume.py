@@ -1,0 +1,61 @@
+"""Train every PEF named on the command line, and once more from a checkpoint in the midst of it; print both digests.
+
+With accumulation and a schedule. The checkpoint lies in the midst of the first epoch, and the end in the second. Rank 0
+prints one JSON line for each PEF and way to sync.
+
+    resume.py FOLDER PEF...
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sambasim.options.checkpoint import CheckpointOptions
+from sambasim.options.run import RunOptions
+from sambasim.pef import peek
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Listeners
+from sambasim.runtime.ranks import Communicator
+
+STEPS, SAVED, EPOCH = 5, 2, 3
+"""Optimizer steps of the run, after which of them it goes on, and how many make an epoch."""
+
+ACCUMULATION = 2
+
+
+def main(folder: Path, paths: Sequence[str]) -> None:
+    communicator = connect(sys.argv)
+    ways: Sequence[Mapping[str, object]] = ({"reduce_on_rdu": True}, {}) if communicator.world_size > 1 else ({},)
+    for path in map(Path, paths):
+        for number, way in enumerate(ways):
+            saved = folder / f"{path.stem}-{number}"
+            whole = _train(path, communicator, way, CheckpointOptions(dir=saved, every="1", keep=STEPS))
+            there = saved / f"step-{SAVED:010}"
+            # What was written by one way to sync is read by the other.
+            resumed = _train(path, communicator, ways[-1 - number], CheckpointOptions(resume=str(there), exact=True))
+            if communicator.rank == 0:
+                print(json.dumps({"name": f"{path.stem} {number}", "whole": whole, "resumed": resumed}), flush=True)
+    communicator.close()
+
+
+def _train(
+    path: Path, communicator: Communicator, way: Mapping[str, object], checkpoint: CheckpointOptions
+) -> tuple[str, str, float, int]:
+    samples = EPOCH * ACCUMULATION * peek(path).batch_size * communicator.world_size + 1
+    schedule = {"name": "cosine", "warmup_steps": 2}
+    training = {"steps": STEPS, "accumulation_steps": ACCUMULATION, "evaluate": False, "schedule": schedule}
+    options = RunOptions(
+        pef=str(path),
+        threads=1,
+        overrides={"training": training, "data": {"source": "synthetic", "samples": samples}},
+        checkpoint=checkpoint,
+        **way,
+    )
+    summary = TrainingJob(path, options, communicator, Listeners([])).run()
+    return summary.weights_sha256, summary.state_sha256, summary.loss_last, summary.samples
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,1 @@
+"""Checkpoints: their format, what is read of them, and what is refused."""
