@@ -119,6 +119,9 @@ class RunProgress:
         show(*step_times(summary))
         if summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
+        if summary.failed_checkpoints:
+            failed = summary.failed_checkpoints
+            print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact: {exempt}")
         print(f"weights_sha256 {summary.weights_sha256}")

@@ -22,7 +22,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
 
 @pytest.mark.parametrize("np", [np if np in (1, 2, 4) else whole_case(np) for np in RANKS])
 def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExample], tmp_path: Path) -> None:
-    """In the midst of an epoch, with accumulation and a schedule; by each way to sync, from what another has written."""
+    """In the midst of an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
     argv = [sys.executable, str(BODY), str(tmp_path), *(str(one.path) for one in compiled)]
     result = run_mpi(np, argv, timeout=280).check()
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]

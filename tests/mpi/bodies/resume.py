@@ -8,7 +8,7 @@ prints one JSON line for each PEF and way to sync.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sambasim.options.checkpoint import CheckpointOptions
@@ -27,7 +27,7 @@ ACCUMULATION = 2
 
 def main(folder: Path, paths: Sequence[str]) -> None:
     communicator = connect(sys.argv)
-    ways: Sequence[Mapping[str, object]] = ({"reduce_on_rdu": True}, {}) if communicator.world_size > 1 else ({},)
+    ways = (True, False) if communicator.world_size > 1 else (False,)
     for path in map(Path, paths):
         for number, way in enumerate(ways):
             saved = folder / f"{path.stem}-{number}"
@@ -41,7 +41,7 @@ def main(folder: Path, paths: Sequence[str]) -> None:
 
 
 def _train(
-    path: Path, communicator: Communicator, way: Mapping[str, object], checkpoint: CheckpointOptions
+    path: Path, communicator: Communicator, reduce_on_rdu: bool, checkpoint: CheckpointOptions
 ) -> tuple[str, str, float, int]:
     samples = EPOCH * ACCUMULATION * peek(path).batch_size * communicator.world_size + 1
     schedule = {"name": "cosine", "warmup_steps": 2}
@@ -51,7 +51,7 @@ def _train(
         threads=1,
         overrides={"training": training, "data": {"source": "synthetic", "samples": samples}},
         checkpoint=checkpoint,
-        **way,
+        reduce_on_rdu=reduce_on_rdu,
     )
     summary = TrainingJob(path, options, communicator, Listeners([])).run()
     return summary.weights_sha256, summary.state_sha256, summary.loss_last, summary.samples
