@@ -225,6 +225,8 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
         for path, what, remedy in files:
             if path is not None:
                 check_output_file(path, what, f"another place: {remedy}")
+    if options.checkpoint.dir is not None:
+        check_output_folder(options.checkpoint.dir, "the checkpoints", "another place: --checkpoint-dir DIR")
     if options.log_dir is not None:
         check_output_folder(options.log_dir, "the logs", "another place: --log-dir FOLDER")
 

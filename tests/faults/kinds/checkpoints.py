@@ -1,0 +1,220 @@
+"""Checkpoints: flags that contradict each other, folders without any, and those that are damaged or of another run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+from tests.faults.command import sambasim
+from tests.faults.fault import Fault
+from tests.faults.texts import net
+from tests.runtime.checkpoint import samples
+
+_RUN = "run --pef net --data synthetic --no-evaluate --steps 4"
+_SAVED = Path("saved", "step-0000000002")
+_FILES = {"net.py": net()}
+
+
+def _train(folder: Path) -> None:
+    """Checkpoints after steps 1 and 2 of a run of the PEF `net`."""
+    outcome = sambasim([*_RUN.split()[:-1], "2", "--checkpoint-dir", "saved", "--checkpoint-every", "1"], folder)
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+def _trained(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Those, and the newest of them changed."""
+
+    def prepare(folder: Path) -> None:
+        _train(folder)
+        change(folder / _SAVED)
+
+    return prepare
+
+
+def _lose_the_middle(path: Path) -> None:
+    (path / samples.SHARD).write_bytes((path / samples.SHARD).read_bytes()[:500])
+
+
+def _flip_a_bit(path: Path) -> None:
+    samples.change_bytes(path, samples.SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def _later_version(fields: samples.Fields) -> None:
+    fields.update(version="2.0", writer="sambasim 9.1")
+
+
+def _of_another_pef(fields: samples.Fields) -> None:
+    fields["pef"].update(digest="0" * 64, batch_size=99)
+
+
+def _both_damaged(folder: Path) -> None:
+    _train(folder)
+    for path in (folder / "saved").iterdir():
+        (path / MANIFEST_FILE).write_text(json.dumps({"format": "nothing"}))
+
+
+CHECKPOINTS: tuple[Fault, ...] = (
+    Fault(
+        "a cadence that is none",
+        f"{_RUN} --checkpoint-dir saved --checkpoint-every often",
+        2,
+        (
+            '"often" (from --checkpoint-every): must be a number of steps',
+            "--checkpoint-every 100, 1epoch, 30s or 10min",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "a cadence of nothing",
+        f"{_RUN} --checkpoint-dir saved --checkpoint-every 0steps",
+        2,
+        ('"0steps" (from --checkpoint-every): must be', "at least 1"),
+        pefs=("net",),
+    ),
+    Fault(
+        "a cadence without a folder",
+        f"{_RUN} --checkpoint-every 10",
+        2,
+        ("--checkpoint-every", "none are written", "add --checkpoint-dir DIR"),
+        pefs=("net",),
+    ),
+    Fault("none are kept", f"{_RUN} --checkpoint-dir saved --keep 0", 2, ("--keep", "at least 1"), pefs=("net",)),
+    Fault(
+        "to resume from nowhere",
+        f"{_RUN} --resume auto",
+        2,
+        ("--resume", "does not know where the checkpoints are", "add --checkpoint-dir DIR"),
+        pefs=("net",),
+    ),
+    Fault(
+        "exactness of nothing",
+        f"{_RUN} --exact",
+        2,
+        ("--exact", "is about a run that is resumed", "add --resume"),
+        pefs=("net",),
+    ),
+    Fault(
+        "weights beside a checkpoint",
+        f"{_RUN} --resume saved --weights w.safetensors",
+        2,
+        ("--weights", "are those of the checkpoint", "leave out --weights"),
+        pefs=("net",),
+    ),
+    Fault(
+        "a checkpoint of predictions",
+        "run --pef net --inference --checkpoint-dir saved",
+        2,
+        ("is for training, and this is inference",),
+        pefs=("net",),
+    ),
+    Fault(
+        "no checkpoint to resume from",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        2,
+        ("error[option]: there is no checkpoint in saved", "leave out --resume to begin anew"),
+        pefs=("net",),
+    ),
+    Fault(
+        "no checkpoint, automatically",
+        f"{_RUN} --checkpoint-dir saved --resume auto",
+        2,
+        ("error[option]: there is no checkpoint in saved", "leave out --resume to begin anew"),
+        pefs=("net",),
+    ),
+    Fault(
+        "a folder that is no checkpoint",
+        f"{_RUN} --resume empty",
+        2,
+        ("error[option]: empty is no checkpoint and holds none", "--resume DIR/step-…"),
+        pefs=("net",),
+        prepare=lambda folder: (folder / "empty").mkdir(),
+    ),
+    Fault(
+        "a new run among the checkpoints of another",
+        f"{_RUN} --checkpoint-dir saved",
+        2,
+        ("error[option]: saved holds checkpoints of an earlier run, the newest step-0000000002", "add --resume"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "two courses of one run in a folder",
+        f"{_RUN} --checkpoint-dir saved --resume saved/step-0000000001",
+        2,
+        ("saved holds 1 later checkpoints than step-0000000001", "name another --checkpoint-dir"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "a shard cut short",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        3,
+        ("step-0000000002 breaks rule 12 of the checkpoint format (size)", samples.SHARD, "--resume auto"),
+        pefs=("net",),
+        prepare=_trained(_lose_the_middle),
+    ),
+    Fault(
+        "a bit of a shard",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        3,
+        ("step-0000000002 breaks rule 14 of the checkpoint format (content)", samples.SHARD, "--resume auto"),
+        pefs=("net",),
+        prepare=_trained(_flip_a_bit),
+    ),
+    Fault(
+        "a manifest that is gone",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        3,
+        ("breaks rule 1 of the checkpoint format (folder): checkpoint.json cannot be read: No such file", "--resume"),
+        pefs=("net",),
+        prepare=_trained(lambda path: (path / MANIFEST_FILE).unlink()),
+    ),
+    Fault(
+        "a later version",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        3,
+        ("checkpoint of format 2.0, written by sambasim 9.1", "resume it with sambasim 9.1"),
+        pefs=("net",),
+        prepare=_trained(lambda path: samples.change_fields(path, _later_version)),
+    ),
+    Fault(
+        "nothing that is whole",
+        f"{_RUN} --checkpoint-dir saved --resume auto",
+        3,
+        ("error[checkpoint]: none of the 2 checkpoints in saved is whole", "rule 4", "begin anew"),
+        pefs=("net",),
+        prepare=_both_damaged,
+    ),
+    Fault(
+        "a checkpoint of another PEF",
+        f"{_RUN} --checkpoint-dir saved --resume",
+        3,
+        ("error[checkpoint]: the checkpoint is of another PEF than net: its batch is 99 and not", "name the PEF"),
+        pefs=("net",),
+        prepare=_trained(lambda path: samples.change_fields(path, _of_another_pef)),
+    ),
+    Fault(
+        "another seed in the midst of an epoch",
+        f"{_RUN} --checkpoint-dir saved --resume --seed 9",
+        2,
+        ("in the midst of epoch 1, and training.seed = 9 (checkpoint: 0)", "resume with what the checkpoint was"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "another rate, where exactness is asked for",
+        f"{_RUN} --checkpoint-dir saved --resume --exact --lr 0.7",
+        2,
+        ("error[option]: --exact: ", "optimizer.lr = 0.7 (checkpoint: ", "leave out --exact"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "checkpoints where there is a file",
+        f"{_RUN} --checkpoint-dir net.py",
+        2,
+        ("the checkpoints cannot be written to net.py", "another place: --checkpoint-dir DIR"),
+        pefs=("net",),
+        files=_FILES,
+    ),
+)
