@@ -145,9 +145,9 @@ class TrainingJob:
         number = signal_of(wished)
         if number is None:
             return
-        if self._saver is not None:
-            self._saver.save(position, totals)
-        raise interrupted(number, position.step, None if self._saver is None else self._saver.last)
+        saver = self._saver
+        saved = saver.save(position, totals) if saver is not None else None
+        raise interrupted(number, position.step, saved, saver.last if saver is not None else None)
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team

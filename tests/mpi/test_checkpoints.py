@@ -1,5 +1,6 @@
 """Checkpoints of real jobs: when they are written, what ends a run, and what a disk that is full does."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,24 @@ from tests.support.examples import compile_examples
 from tests.support.mpi import JOB_KEY, is_open_mpi, mpirun, run_mpi
 
 RUN = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
+SLOW = """
+import time
+import torch
+from torch.utils.data import Dataset
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.rand(1, 8, 8), index % 10
+
+
+def samples():
+    return Samples()
+"""
 LONG = ["--steps", "1000000", "--no-evaluate"]
 
 
@@ -39,11 +58,51 @@ def names(folder: Path) -> Sequence[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def kinds(metrics: Path) -> Sequence[str]:
+    return [json.loads(line)["kind"] for line in metrics.read_text().splitlines()]
+
+
 def test_they_are_written_by_steps_and_at_the_end_and_the_oldest_go(pef: Path, tmp_path: Path) -> None:
     flags = ["--steps", "7", "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--keep", "2"]
     summary = run(2, pef, tmp_path, *flags)
     assert names(tmp_path / "saved") == ["step-0000000006", "step-0000000007"]
     assert summary["checkpoint"] == "saved/step-0000000007"
+
+
+def test_they_are_written_by_time(pef: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    flags = ["--data", "slow.py:samples", "--steps", "50", "--no-evaluate", "--metrics", "m.jsonl", "--keep", "99"]
+    run(2, pef, tmp_path, *flags, "--checkpoint-dir", "saved", "--checkpoint-every", "1s")
+    assert 2 <= kinds(tmp_path / "m.jsonl").count("checkpoint") == len(names(tmp_path / "saved")) < 50
+
+
+def test_two_runs_do_not_write_into_one_folder(pef: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    descriptor = os.open(tmp_path / "saved", os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        result = run_mpi(2, [*RUN, "--pef", str(pef), "--steps", "1", "--checkpoint-dir", "saved"], cwd=tmp_path)
+    finally:
+        os.close(descriptor)
+    assert result.returncode == 2
+    assert "another run is writing its checkpoints into saved" in result.stderr
+
+
+def test_what_a_run_that_died_was_writing_is_cleared_away(pef: Path, tmp_path: Path) -> None:
+    for name in (".step-0000000001.partial", ".step-0000000002.going"):
+        (tmp_path / "saved" / name).mkdir(parents=True)
+    run(1, pef, tmp_path, "--steps", "1", "--no-evaluate", "--checkpoint-dir", "saved")
+    assert names(tmp_path / "saved") == ["step-0000000001"]
+
+
+def test_a_parameter_server_goes_on_from_where_devices_were(pef: Path, tmp_path: Path) -> None:
+    flags = ["--steps", "6", "--no-evaluate"]
+    whole = run(2, pef, tmp_path, *flags, "--reduce-on-rdu", "--checkpoint-dir", "a", "--checkpoint-every", "3")
+    served = ["--host-sync", "parameter-server", "--parameter-servers", "1", "--exact", "--checkpoint-dir", "b"]
+    resumed = run(3, pef, tmp_path, *flags, *served, "--checkpoint-every", "5", "--resume", "a/step-0000000003")
+    assert resumed["state_sha256"] == whole["state_sha256"]
+    back = run(2, pef, tmp_path, *flags, "--reduce-on-rdu", "--exact", "--resume", "b/step-0000000005")
+    assert back["state_sha256"] == whole["state_sha256"]
 
 
 def test_they_are_written_by_epochs_after_the_evaluation(pef: Path, tmp_path: Path) -> None:

@@ -14,6 +14,14 @@ from pathlib import Path
 _NAME = re.compile(r"step-([0-9]{10,})")
 
 
+_LEFT = re.compile(r"\.step-[0-9]{10,}\.(partial|going)")
+
+
+def leftovers_in(folder: Path) -> Sequence[Path]:
+    """What runs that died have left of checkpoints: begun and not ended, or not wholly deleted."""
+    return [path for path in folder.iterdir() if _LEFT.fullmatch(path.name)]
+
+
 def name_of(step: int) -> str:
     """The name of the checkpoint after `step`."""
     return f"step-{step:010}"

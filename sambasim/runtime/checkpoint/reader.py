@@ -152,6 +152,9 @@ def _read_manifest(path: Path) -> Manifest:
         check_json_object("options", manifest.options)
     except ValueError as error:
         raise refusal(path, SCHEMA, str(error)) from error
+    if manifest.position.used > manifest.run.samples:
+        what = f"position.used: {manifest.position.used} samples of an epoch of {manifest.run.samples}"
+        raise refusal(path, SCHEMA, what)
     _check_groups(manifest, path)
     _check_spans(manifest, path)
     _check_replicas(manifest, path)

@@ -8,6 +8,7 @@ from sambasim.errors import MachineError
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder, snapshot
 from sambasim.runtime.checkpoint.cadence import Clock
+from sambasim.runtime.checkpoint.claim import claim
 from sambasim.runtime.checkpoint.describe import describe
 from sambasim.runtime.checkpoint.writer import write
 from sambasim.runtime.listener import Listener
@@ -18,19 +19,23 @@ from sambasim.runtime.training import Totals
 
 
 class Saver:
-    """Writes checkpoints into `checkpoint_dir`. Collective: every rank has one, and calls it alike."""
+    """Writes checkpoints into `checkpoint_dir`. Collective: every rank has one, and calls it alike.
+
+    Raises OptionError if another run writes there, and MachineError if nothing can be written there.
+    """
 
     def __init__(self, setup: Setup, team: Team, samples: int, listener: Listener, checkpoint_dir: Path) -> None:
+        self._claim = claim(checkpoint_dir, setup.communicator)
         self._setup = setup
         self._team = team
         self._samples = samples
         self._listener = listener
         self._folder = checkpoint_dir
         self._clock = Clock(setup.options.checkpoint.cadence)
-        self._last_step: int | None = None
-        self.written = 0
+        self._tried_step: int | None = None
         self.failed = 0
         self.last: Path | None = None
+        """The newest that was written."""
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time, by this rank's clock."""
@@ -48,12 +53,12 @@ class Saver:
 
     def at_end(self, position: Position, totals: Totals) -> None:
         """The run is over."""
-        if self._last_step != position.step:
+        if self._tried_step != position.step:
             self.save(position, totals)
 
-    def save(self, position: Position, totals: Totals) -> None:
-        """Write a checkpoint now. Where that fails, what is there stays; the run goes on, or ends with MachineError, as
-        --on-checkpoint-failure says."""
+    def save(self, position: Position, totals: Totals) -> Path | None:
+        """Write a checkpoint now; returns its path. Where that fails, what is there stays; the run goes on, and this is
+        None, or ends with MachineError, as --on-checkpoint-failure says."""
         began_s = time.perf_counter()
         setup, team = self._setup, self._team
         path = self._folder / folder.name_of(position.step)
@@ -72,12 +77,11 @@ class Saver:
             if setup.options.checkpoint.on_failure == "stop":
                 raise
             self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self._kept()}")
-            return
+            return None
         finally:
             self._clock.restart()
-            self._last_step = position.step
+            self._tried_step = position.step
         self._prune()
-        self.written += 1
         self.last = path
         size_bytes = sum(shard.size_bytes for shard in written.shards)
         checkpoint_s = time.perf_counter() - began_s
@@ -90,6 +94,7 @@ class Saver:
                 checkpoint_s=checkpoint_s,
             )
         )
+        return path
 
     def _kept(self) -> str:
         there = folder.checkpoints_in(self._folder)

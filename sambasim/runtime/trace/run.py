@@ -35,10 +35,11 @@ WARM_UP_STEPS = 2
 Spans = Mapping[int, Sequence[TraceSpan]]
 
 
-def traced_steps(asked: int | None, steps: int) -> range:
-    """Which of the `steps` of a run are traced, from 0: some after the first ones, as far as there are any."""
-    count = min(asked or DEFAULT_STEPS, steps)
-    first = min(WARM_UP_STEPS, steps - count)
+def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
+    """Which steps of a run are traced that takes those from `start`, which counts from 0, up to `steps`: some after the
+    first ones, as far as there are any."""
+    count = min(asked or DEFAULT_STEPS, steps - start)
+    first = start + min(WARM_UP_STEPS, steps - start - count)
     return range(first, first + count)
 
 
@@ -73,7 +74,7 @@ def traced_run(
         sync=sync,
         replicas=plan.world_size,
         emulated=emulated,
-        steps=traced_steps(options.trace_steps, plan.steps),
+        steps=traced_steps(options.trace_steps, plan.steps, plan.start.step),
         of_steps=plan.steps,
         seats=placement.seats(),
     )
