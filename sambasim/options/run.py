@@ -6,7 +6,7 @@ is compiled in (the batch size, the loss, which optimizer, whether gradients are
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from sambasim.options.base import FilePath, JsonTable, Options
 from sambasim.options.data import DataOptions
 from sambasim.options.load import absolute_names, apply_flags, apply_overrides, build, override_name, refusal
 from sambasim.options.problems import Problem, Refused, show
+from sambasim.options.step_range import step_range
 from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOptions
 
 SAVE_SUFFIX = ".safetensors"
@@ -30,6 +31,8 @@ _OF_TRAINING = (
     "metrics",
     "trace",
     "trace_steps",
+    "record_digests",
+    "record_steps",
     "save",
     "log_dir",
     "emulate_replicas",
@@ -47,7 +50,8 @@ class RunOptions(Options):
     step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
-    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
+    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank, and `record_digests` one of each replica,
+    of the steps `record_steps`, as `step_range` reads them; None is all of them. `emulate_replicas` plays that many
     replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
     that of the device.
     """
@@ -67,6 +71,8 @@ class RunOptions(Options):
     metrics: FilePath | None = None
     trace: FilePath | None = None
     trace_steps: int | None = Field(default=None, ge=1, le=MOST_TRACED_STEPS)
+    record_digests: FilePath | None = None
+    record_steps: str | None = None
     save: FilePath | None = None
     log_dir: FilePath | None = None
     predictions: FilePath | None = None
@@ -88,6 +94,7 @@ class RunOptions(Options):
         if self.trace_steps is not None and self.trace is None:
             what = "says how many steps a trace has, and no trace is asked for"
             problems.append(Problem("trace_steps", what, "add --trace FILE", str(self.trace_steps)))
+        problems += self._recording_problems()
         for field in _OF_TRAINING:
             if self.inference and getattr(self, field) is not None:
                 what = "is for training, and this is inference"
@@ -99,6 +106,19 @@ class RunOptions(Options):
         if problems:
             raise Refused(*problems)
         return self
+
+    def _recording_problems(self) -> Iterator[Problem]:
+        if self.record_steps is not None:
+            if self.record_digests is None:
+                what = "says which steps are recorded, and no digests are asked for"
+                yield Problem("record_steps", what, "add --record-digests FOLDER", show(self.record_steps))
+            try:
+                step_range(self.record_steps)
+            except Refused as error:
+                yield from (replace(problem, name="record_steps") for problem in error.problems)
+        if self.record_digests is not None and self.trace is not None:
+            what = "take most of the time of a step, and a trace is of times"
+            yield Problem("record_digests", what, "leave out --record-digests or --trace")
 
     def _host_sync_problems(self) -> Iterator[Problem]:
         if self.host_sync is not None and self.reduce_on_rdu:
@@ -157,6 +177,8 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "metrics": ("--metrics", "metrics"),
     "trace": ("--trace", "trace"),
     "trace_steps": ("--trace-steps", "trace_steps"),
+    "record_digests": ("--record-digests", "record_digests"),
+    "record_steps": ("--record-steps", "record_steps"),
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
     "predictions": ("--predictions", "predictions"),

@@ -21,6 +21,7 @@ from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import Plan, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.record.run import RunDigests, recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.sync.network import scattered
@@ -60,8 +61,8 @@ class TrainingJob:
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data)
         self._listener.started(self._start(steps, team, sources[0]))
-        trace = self._trace(team, steps)
-        evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+        watch = self._trace(team, steps) or recorded(setup.options, setup, team, steps, self._listener)
+        evaluation = self._epochs(trainer, evaluator, sources, steps, team, watch)
         summary = summarize(setup, team, steps, trainer.totals, evaluation)
         if setup.options.save is not None and setup.is_first:
             save_weights(setup.options.save, program, team.memory)
@@ -93,13 +94,13 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        trace: RunTrace | None,
+        watch: RunTrace | RunDigests | None,
     ) -> EvaluationRecord | None:
         evaluation = None
         for epoch in range(steps.epochs):
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
-                self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
+                self._listener.stepped(trainer.step(epoch) if watch is None else watch.step(trainer, epoch))
             if evaluator is not None:
                 evaluation = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
