@@ -68,6 +68,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
         raise OptionError(f"--steps {steps}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
     kinds = _kind(a), _kind(b)
     if kinds[0] != kinds[1]:
+        _check_there(a, b, output_folder)
         raise OptionError(
             f"{a} is {kinds[0]}, and {b} is {kinds[1]}: only two of one kind can be compared",
             remedy=f"sambasim compare {a} OTHER, where OTHER is {kinds[0]} too",
@@ -101,6 +102,20 @@ def _kind(name: str) -> _Kind:
             remedy=f"sambasim run --pef … --record-digests {name}",
         )
     return {_WEIGHTS: _Kind.WEIGHTS, _METRICS: _Kind.METRICS}.get(path.suffix, _Kind.PEF)
+
+
+def _check_there(a: str, b: str, output_folder: Path) -> None:
+    """Raises OptionError for what is not there at all, before anybody wonders of which kind it is."""
+    from sambasim.errors import OptionError
+    from sambasim.pef import locate
+
+    for name in (a, b):
+        if not Path(name).exists():
+            try:
+                locate(name, output_folder)
+            except OptionError:
+                what = f"there is nothing called {name}: no folder, no file and no PEF"
+                raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
 
 
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":

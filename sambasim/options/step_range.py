@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sambasim.options.problems import Problem, Refused, show
 
-_RANGE = re.compile(r"(?P<first>\d{0,18})(?P<dash>-?)(?P<last>\d{0,18})")
+_RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sambasim.errors import ArtifactError, OptionError
 from sambasim.records.digests import REPLICA_FILES, RUN_FILE, RecordedRun, StepDigests, replica_file
 
-_REPLICA = re.compile(r"replica-(\d+)\.jsonl")
+_REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
 _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
 
 
