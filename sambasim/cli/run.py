@@ -61,8 +61,8 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
     "--record-digests",
     type=_FILE,
     metavar="FOLDER",
-    help="For `sambasim compare`: a digest of every value that leaves its section, a file for each replica. It is slow: "
-    "every value is hashed, in every step, and takes some 100 bytes of the file.",
+    help="For `sambasim compare`: a digest of every value that leaves its section, a file for each replica. It is "
+    "slow: every value is hashed, in every step, and takes some 100 bytes of the file.",
 )
 @click.option("--record-steps", metavar="FIRST-LAST", help="With --record-digests: which steps. Default: all.")
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
