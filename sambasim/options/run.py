@@ -50,8 +50,7 @@ class RunOptions(Options):
     step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
-    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank, and `record_digests` one of each replica,
-    of the steps `record_steps`, as `step_range` reads them; None is all of them. `emulate_replicas` plays that many
+    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
     replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
     that of the device.
     """
@@ -72,7 +71,9 @@ class RunOptions(Options):
     trace: FilePath | None = None
     trace_steps: int | None = Field(default=None, ge=1, le=MOST_TRACED_STEPS)
     record_digests: FilePath | None = None
+    """A folder that gets the digests of each replica, a file each."""
     record_steps: str | None = None
+    """Which steps those are of, as `step_range` reads them; None is all of them."""
     save: FilePath | None = None
     log_dir: FilePath | None = None
     predictions: FilePath | None = None

@@ -61,8 +61,8 @@ class TrainingJob:
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data)
         self._listener.started(self._start(steps, team, sources[0]))
-        watch = self._trace(team, steps) or recorded(setup.options, setup, team, steps, self._listener)
-        evaluation = self._epochs(trainer, evaluator, sources, steps, team, watch)
+        trace = self._trace(team, steps)
+        evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
         summary = summarize(setup, team, steps, trainer.totals, evaluation)
         if setup.options.save is not None and setup.is_first:
             save_weights(setup.options.save, program, team.memory)
@@ -79,12 +79,13 @@ class TrainingJob:
         check_sources(self._communicator, sources)
         return sources
 
-    def _trace(self, team: Team, steps: Plan) -> RunTrace | None:
+    def _trace(self, team: Team, steps: Plan) -> RunTrace | RunDigests | None:
+        """Collective. What takes the steps instead of the trainer: for a trace, or for digests."""
         setup = self._setup
         emulated = setup.emulated > 1
         traced = traced_run(setup.options, setup.document, steps, team.sync.title, setup.placement, emulated=emulated)
         if traced is None:
-            return None
+            return recorded(setup, team, steps, self._listener)
         return RunTrace(traced, setup.program, team.replicas, team.sync, self._communicator, self._listener)
 
     def _epochs(
@@ -94,13 +95,13 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        watch: RunTrace | RunDigests | None,
+        trace: RunTrace | RunDigests | None,
     ) -> EvaluationRecord | None:
         evaluation = None
         for epoch in range(steps.epochs):
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < min((epoch + 1) * steps.steps_per_epoch, steps.steps):
-                self._listener.stepped(trainer.step(epoch) if watch is None else watch.step(trainer, epoch))
+                self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
             if evaluator is not None:
                 evaluation = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)

@@ -18,7 +18,6 @@ from torch import Tensor
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.options.run import RunOptions
 from sambasim.options.step_range import step_range
 from sambasim.records.digests import StepDigests, ValueDigest
 from sambasim.runtime.listener import Listener, Step
@@ -36,12 +35,12 @@ from sambasim.runtime.training import Trainer
 _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
-def recorded(options: RunOptions, setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDigests | None":
-    """Collective. What records the digests that `options` ask for; None for nothing.
+def recorded(setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDigests | None":
+    """Collective. What records the digests that are asked for; None for nothing.
 
     Raises OptionError if the run has none of the steps, and MachineError if digests cannot be written.
     """
-    return None if options.record_digests is None else RunDigests(setup, team, plan, listener)
+    return None if setup.options.record_digests is None else RunDigests(setup, team, plan, listener)
 
 
 class RunDigests:
