@@ -46,8 +46,8 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     .jsonl files of `run --metrics`. Of two runs: the first step, section and tensor that differ. Runs of other threads
     or another engine, torch or CPU may differ by right; then that is said first.
 
-    The exit code is 0 if they are alike in all bits, 1 if they differ or one has more than the other, and 2 or more for
-    errors.
+    The exit code is 0 if they are alike in all bits, 1 if they differ, or one ends before the other or lacks something
+    of it, and 2 or more for errors. A run may begin later than the other, as one that was resumed does.
 
     \b
     Examples:

@@ -133,6 +133,13 @@ def test_what_a_run_begins_with_is_compared_with_the_end_of_the_step_before(tmp_
     assert (found.only_in_a, found.steps, found.digests) == (0, 1, 6)
 
 
+def test_a_run_that_begins_later_is_alike_and_said_to(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1), a_step(2)]}, {0: [a_step(2)]})
+    assert found.alike
+    assert found.verdict == "alike: 1 step, 1 replica, 5 digests"
+    assert found.notes == ("B begins at step 2",)
+
+
 def test_nothing_in_common_is_not_alike(tmp_path: Path) -> None:
     found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(7)]})
     assert not found.alike

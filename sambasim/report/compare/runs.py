@@ -42,6 +42,7 @@ class _Found:
     losses: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
     only_in_a: int = 0
     only_in_b: int = 0
+    starts: list[int | None] = field(default_factory=lambda: [None, None])
     ends: list[int] = field(default_factory=lambda: [-1, -1])
 
 
@@ -108,6 +109,8 @@ def _compare_step(pairs: Sequence[_Pair], found: _Found) -> None:
         for side, line in enumerate((pair.a, pair.b)):
             if line is not None:
                 found.ends[side] = max(found.ends[side], line.step)
+                if found.starts[side] is None and not line.begins:
+                    found.starts[side] = line.step
         if pair.a is None or pair.b is None:
             continue
         begins = pair.a.begins or pair.b.begins
@@ -209,6 +212,9 @@ def _verdict(first: DigestApart | None, right: str, whole: bool, replicas: int, 
 
 
 def _notes(a: Recording, b: Recording, found: _Found) -> Iterator[str]:
+    for name, start in zip("AB", found.starts, strict=True):
+        if start is not None and start > min(one for one in found.starts if one is not None):
+            yield f"{name} begins at step {start}"
     for name, run, end in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
         if found.ends[0] != found.ends[1] and end >= 0:
             yield f"{name} ends after step {end}{_of(run, end)}"

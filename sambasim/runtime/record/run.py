@@ -63,7 +63,7 @@ class RunDigests:
         self._team = team
         self._listener = listener
         self._stand_ins = StandIns()
-        self._begun = False
+        self._first: int | None = None
         sections = seen_of_sections(program.training, program)
         inputs = seen_in_memory(program, SymbolKind.INPUT)
         self._passes = [_Pass(replica, inputs, sections) for replica in team.replicas]
@@ -74,7 +74,8 @@ class RunDigests:
         number = trainer.totals.steps + 1
         if number not in self._steps:
             return trainer.step(epoch)
-        if not self._begun:
+        if self._first is None:
+            self._first = number
             self._begin(number)
         for one in self._passes:
             one.begin_step()
@@ -86,7 +87,6 @@ class RunDigests:
         return step
 
     def _begin(self, number: int) -> None:
-        self._begun = True
         self._add(number - 1, [[] for _ in self._passes], _AT_FIRST, begins=True)
         for one in self._passes:
             self._stand_ins.put(one.replica.executable, "run", one.watched)
@@ -124,7 +124,7 @@ class RunDigests:
         return found
 
     def _told(self) -> str:
-        first, last, folder = self._steps[0], self._steps[-1], self._setup.options.record_digests
+        first, last, folder = self._first, self._steps[-1], self._setup.options.record_digests
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
 
