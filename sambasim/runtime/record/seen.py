@@ -12,6 +12,16 @@ from sambasim.ir.types import SymbolKind
 from sambasim.records.digests import What
 
 _DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
+UNWRITTEN: Mapping[str, int] = {
+    "aten.mkldnn_rnn_layer.default": 3,  # a kernel's own notes for its backward
+    "aten.empty.memory_format": 0,
+    "aten.empty_like.default": 0,
+    "aten.empty_permuted.default": 0,
+    "aten.new_empty.default": 0,
+    "aten.new_empty_strided.default": 0,
+}
+"""By operator: the result that has bytes which nobody has written. They differ from run to run, and decide nothing."""
+
 _OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKind.BUFFER: "buffer"}
 
 
@@ -40,12 +50,13 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
         for result in node.results
         if result is not None
     }
+    unwritten = {node.results[UNWRITTEN[node.operator]] for node in graph.nodes if node.operator in UNWRITTEN}
     leaving = {
         name
         for section in sections
         for node in graph.section_nodes(section)
         for name in node_references(node)
-        if section_of.get(name, section.index) != section.index
+        if section_of.get(name, section.index) != section.index and name not in unwritten
     }
     named: dict[str, list[Seen]] = {}
     for output in graph.outputs:
