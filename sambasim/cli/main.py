@@ -15,6 +15,7 @@ _COMMANDS: Mapping[str, str] = {
     "app": "sambasim.cli.app:app_command",
     "env": "sambasim.cli.env:env_command",
     "inspect": "sambasim.cli.inspect:inspect_command",
+    "compare": "sambasim.cli.compare:compare_command",
     "simulate": "sambasim.cli.simulate:simulate_command",
     "devices": "sambasim.cli.devices:devices_command",
     "report": "sambasim.cli.report:report_command",

@@ -57,6 +57,14 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
 @click.option("--trace", type=_FILE, help="Write a trace of a few steps, for ui.perfetto.dev: one file of all ranks.")
 @click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
+@click.option(
+    "--record-digests",
+    type=_FILE,
+    metavar="FOLDER",
+    help="For `sambasim compare`: a digest of every value that leaves its section, a file for each replica. It is "
+    "slow: every value is hashed, in every step, and takes some 100 bytes of the file.",
+)
+@click.option("--record-steps", metavar="FIRST-LAST", help="With --record-digests: which steps. Default: all.")
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
 @click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
@@ -229,6 +237,8 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
         check_output_folder(options.checkpoint.dir, "the checkpoints", "another place: --checkpoint-dir DIR")
     if options.log_dir is not None:
         check_output_folder(options.log_dir, "the logs", "another place: --log-dir FOLDER")
+    if options.record_digests is not None:
+        check_output_folder(options.record_digests, "the digests", "another place: --record-digests FOLDER")
 
 
 def _listener(options: "RunOptions", communicator: "Communicator", stack: ExitStack) -> "Listener":

@@ -6,7 +6,7 @@ is compiled in (the batch size, the loss, which optimizer, whether gradients are
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,7 @@ from sambasim.options.checkpoint import CheckpointOptions
 from sambasim.options.data import DataOptions
 from sambasim.options.load import absolute_names, apply_flags, apply_overrides, build, override_name, refusal
 from sambasim.options.problems import Problem, Refused, show
+from sambasim.options.step_range import step_range
 from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOptions
 
 SAVE_SUFFIX = ".safetensors"
@@ -31,6 +32,8 @@ _OF_TRAINING = (
     "metrics",
     "trace",
     "trace_steps",
+    "record_digests",
+    "record_steps",
     "save",
     "log_dir",
     "emulate_replicas",
@@ -68,6 +71,10 @@ class RunOptions(Options):
     metrics: FilePath | None = None
     trace: FilePath | None = None
     trace_steps: int | None = Field(default=None, ge=1, le=MOST_TRACED_STEPS)
+    record_digests: FilePath | None = None
+    """A folder that gets the digests of each replica, a file each."""
+    record_steps: str | None = None
+    """Which steps those are of, as `step_range` reads them; None is all of them."""
     save: FilePath | None = None
     log_dir: FilePath | None = None
     predictions: FilePath | None = None
@@ -90,6 +97,7 @@ class RunOptions(Options):
         if self.trace_steps is not None and self.trace is None:
             what = "says how many steps a trace has, and no trace is asked for"
             problems.append(Problem("trace_steps", what, "add --trace FILE", str(self.trace_steps)))
+        problems += self._recording_problems()
         for field in _OF_TRAINING:
             if self.inference and getattr(self, field) is not None:
                 what = "is for training, and this is inference"
@@ -108,6 +116,19 @@ class RunOptions(Options):
         if problems:
             raise Refused(*problems)
         return self
+
+    def _recording_problems(self) -> Iterator[Problem]:
+        if self.record_steps is not None:
+            if self.record_digests is None:
+                what = "says which steps are recorded, and no digests are asked for"
+                yield Problem("record_steps", what, "add --record-digests FOLDER", show(self.record_steps))
+            try:
+                step_range(self.record_steps)
+            except Refused as error:
+                yield from (replace(problem, name="record_steps") for problem in error.problems)
+        if self.record_digests is not None and self.trace is not None:
+            what = "take most of the time of a step, and a trace is of times"
+            yield Problem("record_digests", what, "leave out --record-digests or --trace")
 
     def _host_sync_problems(self) -> Iterator[Problem]:
         if self.host_sync is not None and self.reduce_on_rdu:
@@ -166,6 +187,8 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "metrics": ("--metrics", "metrics"),
     "trace": ("--trace", "trace"),
     "trace_steps": ("--trace-steps", "trace_steps"),
+    "record_digests": ("--record-digests", "record_digests"),
+    "record_steps": ("--record-steps", "record_steps"),
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
     "predictions": ("--predictions", "predictions"),

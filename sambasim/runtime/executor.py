@@ -129,6 +129,11 @@ class Executable:
         """Whether the activations of a forward are there."""
         return bool(self._live)
 
+    def present(self, value: str) -> Tensor | None:
+        """What is called `value` in the graph, while a pass is under way; None if it is not there, or not any more."""
+        held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
+        return held if isinstance(held, Tensor) else None
+
     def _begin_from(self, tangent: Tensor | None) -> None:
         if self._tangent is not None:
             self._live[self._tangent] = tangent

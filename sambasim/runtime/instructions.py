@@ -68,6 +68,10 @@ class RegisterFile:
             self._number_of[name] = self.constant(None)
         return self._number_of[name]
 
+    def has(self, name: str) -> bool:
+        """Whether there is a register of the value or symbol called `name`."""
+        return name in self._number_of
+
 
 def lower(
     nodes: Sequence[Node],

@@ -24,6 +24,7 @@ from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.record.run import RunDigests, recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
@@ -96,12 +97,13 @@ class TrainingJob:
         check_sources(self._communicator, sources)
         return sources
 
-    def _trace(self, team: Team, steps: Plan) -> RunTrace | None:
+    def _trace(self, team: Team, steps: Plan) -> RunTrace | RunDigests | None:
+        """Collective. What takes the steps instead of the trainer: for a trace, or for digests."""
         setup = self._setup
         emulated = setup.emulated > 1
         traced = traced_run(setup.options, setup.document, steps, team.sync.title, setup.placement, emulated=emulated)
         if traced is None:
-            return None
+            return recorded(setup, team, steps, self._listener)
         return RunTrace(traced, setup.program, team.replicas, team.sync, self._communicator, self._listener)
 
     def _epochs(
@@ -111,7 +113,7 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        trace: RunTrace | None,
+        trace: RunTrace | RunDigests | None,
     ) -> EvaluationRecord | None:
         evaluation, position = None, steps.start
         for epoch in range(steps.start.epoch, steps.epochs):

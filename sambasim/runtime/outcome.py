@@ -59,7 +59,7 @@ def summarize(
         bytes=_bytes_of_all(setup.communicator, team.sync),
         weights_sha256=_weights_sha256(setup, team),
         state_sha256=_state_sha256(setup, team, totals.steps),
-        exempt_from_exactness=_exempt(setup, team),
+        exempt_from_exactness=exempt(setup, team),
         resumed_after_step=None if setup.options.checkpoint.resume is None else steps.start.step,
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
@@ -77,7 +77,7 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
     return predict_run(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
 
 
-def _exempt(setup: Setup, team: Team) -> list[str]:
+def exempt(setup: Setup, team: Team) -> list[str]:
     """What of this run has bits of its own."""
     of_pef = setup.document.metadata.get("exempt_from_exactness")
     of_sync = GLOO_EXEMPT if isinstance(team.sync, GlooSync) else None

@@ -1,10 +1,11 @@
 """Where two programs begin to differ: the one in a PEF, and the one that the app's model makes now."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count, zip_longest
 
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, node_references
+from sambasim.ir.graph import Node, node_references
+from sambasim.ir.numbered import numbered, numbered_output
+from sambasim.ir.numbered import numbers as number_values
 from sambasim.ir.printer import format_argument
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -52,12 +53,12 @@ def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> st
 
 def _graphs(compiled: Program, traced: Program) -> str | None:
     before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
-    numbers: tuple[dict[str, str], dict[str, str]] = _numbers(before), _numbers(now)
+    numbers: tuple[dict[str, str], dict[str, str]] = number_values(before), number_values(now)
     for one, other in zip_longest(before.nodes, now.nodes):
-        if _numbered(one, numbers[0]) != _numbered(other, numbers[1]):
+        if numbered(one, numbers[0]) != numbered(other, numbers[1]):
             return _of_one_operator(one, other) or f"the PEF has {_told(one)}, and the model {_told(other)}"
     for output, now_output in zip_longest(before.outputs, now.outputs):
-        if _source(output, numbers[0]) != _source(now_output, numbers[1]):
+        if numbered_output(output, numbers[0]) != numbered_output(now_output, numbers[1]):
             return f"{(output or now_output).symbol} is another value of the graph in the PEF than in the model"
     sections = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, now)]
     return None if sections[0] == sections[1] else "the sections are cut at other places"
@@ -95,38 +96,6 @@ def _arguments(node: Node) -> Mapping[str, str]:
     names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     return {name: format_argument(argument) for name, argument in given.items()}
-
-
-def _numbers(graph: Graph) -> dict[str, str]:
-    """For each value, where it comes from: names are counted, and one value more shifts all that follow."""
-    return {
-        name: f"{position}.{result}"
-        for position, node in enumerate(graph.nodes)
-        for result, name in enumerate(node.results)
-        if name is not None
-    }
-
-
-def _numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
-    """`node` without its name and line, with numbers for the names of values."""
-    if node is None:
-        return None
-    args = tuple(_argument(argument, numbers) for argument in node.args)
-    kwargs = tuple((name, _argument(argument, numbers)) for name, argument in node.kwargs)
-    results = tuple(None if name is None else numbers[name] for name in node.results)
-    return replace(node, name="", source=None, args=args, kwargs=kwargs, results=results)
-
-
-def _argument(argument: Argument, numbers: Mapping[str, str]) -> Argument:
-    if isinstance(argument, Ref):
-        return Ref(numbers.get(argument.name, argument.name))
-    if isinstance(argument, tuple):
-        return tuple(_argument(item, numbers) for item in argument)
-    return argument
-
-
-def _source(output: Output | None, numbers: Mapping[str, str]) -> tuple[str, str] | None:
-    return None if output is None else (output.symbol, numbers.get(output.value, output.value))
 
 
 def _told(node: Node | None) -> str:

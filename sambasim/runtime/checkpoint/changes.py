@@ -60,6 +60,21 @@ def changes(saved: Manifest, now: Manifest) -> list[Change]:
     return [*_of_run(saved, now), *_of_options(saved, now)]
 
 
+def differences(a: Manifest, b: Manifest) -> list[Change]:
+    """The same of any two checkpoints, with their PEFs and positions: `before` is of `a`, and `now` of `b`."""
+    of_pef = [] if a.pef == b.pef else [Change("PEF", _pef(a), _pef(b), alters_bits=True)]
+    of_position = [
+        Change(field, str(getattr(a.position, field)), str(getattr(b.position, field)), alters_bits=True)
+        for field in ("step", "epoch", "used")
+        if getattr(a.position, field) != getattr(b.position, field)
+    ]
+    return [*of_pef, *of_position, *changes(a, b)]
+
+
+def _pef(manifest: Manifest) -> str:
+    return f"{manifest.pef.name[:80]} {manifest.pef.digest[:12]}"
+
+
 def check_epoch(saved: Manifest, found: list[Change], where: str) -> None:
     """Raises OptionError if something changed that decides which samples are left of an epoch that was begun."""
     if not saved.position.used:

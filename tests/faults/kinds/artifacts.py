@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.faults.fault import Fault
 from tests.pef import damage
+from tests.support.recordings import a_step, write_recording
 
 _PEF = Path("out", "net", "net.pef")
 _WEIGHTS = "run --pef net --weights w.safetensors"
@@ -36,7 +37,20 @@ def _save(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
     return lambda folder: save_file(tensors, folder / "w.safetensors")
 
 
+def _recorded(folder: Path) -> None:
+    recording = write_recording(folder / "a", {0: [a_step(1)]})
+    with (recording / "replica-0.jsonl").open("a", encoding="utf-8") as file:
+        file.write("no line of a recording\n")
+
+
 ARTIFACTS: tuple[Fault, ...] = (
+    Fault(
+        "digests with a line that is none",
+        "compare a a",
+        3,
+        ("a line is not what sambasim run --record-digests writes", "a/replica-0.jsonl:2", "of this version"),
+        prepare=_recorded,
+    ),
     Fault(
         "no PEF of that name",
         "run --pef nett",

@@ -1,7 +1,7 @@
 """A small checkpoint, written by hand, and ways to damage it with all digests right."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,10 @@ def tensors() -> dict[str, Tensor]:
     return {**parts, **buffers, "net__frozen": torch.ones(3, 2)}
 
 
-def write_sample(folder: Path, step: int = 50) -> Path:
-    """A checkpoint after `step`, in `folder`."""
+def write_sample(folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None) -> Path:
+    """A checkpoint after `step`, in `folder`; `changed` are tensors of its shard that are others."""
     path = folder / f"step-{step:010}"
-    write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, tensors(), single_rank("here"))
+    write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, {**tensors(), **(changed or {})}, single_rank("here"))
     return path
 
 

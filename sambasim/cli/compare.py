@@ -1,0 +1,184 @@
+"""`sambasim compare`: in what two runs, PEFs, checkpoints or files of weights differ first, and by how much."""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sambasim.cli.terminal import show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sambasim.report.compare.result import Compared
+
+_DIFFERENT = 1
+_WEIGHTS, _METRICS = ".safetensors", ".jsonl"
+
+
+class _Kind(StrEnum):
+    """What can be compared with another of its kind, in words."""
+
+    RUN = "the digests of a run"
+    PEF = "a PEF"
+    CHECKPOINT = "a checkpoint"
+    WEIGHTS = "a file of weights"
+    METRICS = "the metrics of a run"
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option("--steps", metavar="FIRST-LAST", help="Of runs and metrics: only these steps, such as 17, 1-40 or 100-.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that was found.")
+@click.option(
+    "--output-folder",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Where PEFs that are given by name are looked for.",
+)
+def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_folder: Path) -> None:
+    """Say in what A and B differ first, and by how much.
+
+    A and B are of one kind: folders of `run --record-digests`, PEFs (paths or names), checkpoints, .safetensors files
+    of weights, or .jsonl files of `run --metrics`. Of two runs: the first step, section and tensor that differ. Runs of
+    other threads or another engine, torch or CPU may differ by right; then that is said first.
+
+    The exit code is 0 if they are alike in all bits, 1 if they differ, or one ends before the other or lacks something
+    of it, and 2 or more for errors. A run may begin later than the other, as one that was resumed does.
+
+    \b
+    Examples:
+      mpirun -np 2 sambasim run --pef digits --steps 40 --record-digests a
+      mpirun -np 2 sambasim run --pef digits --steps 40 --record-digests b --reduce-on-rdu
+      sambasim compare a b
+      sambasim compare digits other/digits.pef
+      sambasim compare saved/step-0000000050 elsewhere/step-0000000050
+      sambasim compare before.safetensors after.safetensors --json
+    """
+    from sambasim.errors import OptionError
+    from sambasim.options.problems import Refused
+    from sambasim.options.step_range import step_range
+
+    try:
+        wanted = step_range(steps)
+    except Refused as error:
+        (problem,) = error.problems
+        raise OptionError(f"--steps {steps}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
+    kinds = _kind(a), _kind(b)
+    if kinds[0] != kinds[1]:
+        _check_there(a, b, output_folder)
+        raise OptionError(
+            f"{a} is {kinds[0]}, and {b} is {kinds[1]}: only two of one kind can be compared",
+            remedy=f"sambasim compare {a} OTHER, where OTHER is {kinds[0]} too",
+        )
+    if steps is not None and kinds[0] not in (_Kind.RUN, _Kind.METRICS):
+        raise OptionError(f"--steps is for runs, and {a} is {kinds[0]}", remedy=f"sambasim compare {a} {b}")
+    found = _compared(kinds[0], a, b, wanted.__contains__, output_folder)
+    if as_json:
+        click.echo(found.model_dump_json())
+    else:
+        from sambasim.report.compare.shown import comparison
+
+        show(*comparison(found))
+    if not found.alike:
+        click.get_current_context().exit(_DIFFERENT)
+
+
+def _kind(name: str) -> _Kind:
+    """What `name` is, told by what is there; a name of nothing that is there is a PEF's. Raises OptionError for a
+    folder without digests."""
+    from sambasim.errors import OptionError
+    from sambasim.records.read_digests import is_recording
+    from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+
+    path = Path(name)
+    if path.is_dir():
+        if is_recording(path):
+            return _Kind.RUN
+        if (path / MANIFEST_FILE).exists():
+            return _Kind.CHECKPOINT
+        raise OptionError(
+            f"{name} is a folder without the digests of a run, and no checkpoint",
+            where=str(path / "run.json"),
+            remedy=f"sambasim run --pef … --record-digests {name}",
+        )
+    return {_WEIGHTS: _Kind.WEIGHTS, _METRICS: _Kind.METRICS}.get(path.suffix, _Kind.PEF)
+
+
+def _check_there(a: str, b: str, output_folder: Path) -> None:
+    """Raises OptionError for what is not there at all, before anybody wonders of which kind it is."""
+    from sambasim.errors import OptionError
+    from sambasim.pef import locate
+
+    for name in (a, b):
+        if not Path(name).exists():
+            try:
+                locate(name, output_folder)
+            except OptionError:
+                what = f"there is nothing called {name}: no folder, no file and no PEF"
+                raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
+
+
+def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":
+    """What is found. Only what the kind needs is imported: runs and metrics are compared without torch."""
+    if kind is _Kind.RUN:
+        from sambasim.records.read_digests import read_recording
+        from sambasim.report.compare.runs import compare_runs
+
+        return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
+    if kind is _Kind.METRICS:
+        from sambasim.records.read import read_run
+        from sambasim.report.compare.metrics import compare_metrics
+
+        return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
+    if kind is _Kind.CHECKPOINT:
+        return _compared_checkpoints(a, b)
+    if kind is _Kind.WEIGHTS:
+        from sambasim.report.compare.tensors import compare_files
+
+        return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
+    return _compared_pefs(a, b, output_folder)
+
+
+def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
+    from functools import partial
+
+    from sambasim.pef import locate, map_weights, read
+    from sambasim.report.compare.pefs import compare_pefs
+
+    paths = locate(a, output_folder), locate(b, output_folder)
+    ours, theirs = ((str(path), read(path)) for path in paths)
+    return compare_pefs(ours, theirs, (partial(map_weights, paths[0]), partial(map_weights, paths[1])))
+
+
+def _compared_checkpoints(a: str, b: str) -> "Compared":
+    from sambasim.report.compare.result import Fact
+    from sambasim.report.compare.tensors import compare_files
+    from sambasim.runtime.checkpoint.changes import differences
+    from sambasim.runtime.checkpoint.reader import check
+    from sambasim.runtime.checkpoint.tensors import named_tensors
+
+    ours, theirs = check(Path(a)), check(Path(b))
+    apart = differences(ours.manifest, theirs.manifest)
+    facts = tuple(Fact(name=one.name, a=one.before, b=one.now) for one in apart)
+    return compare_files("checkpoints", a, b, (named_tensors(ours), named_tensors(theirs)), facts)
+
+
+def _weights(path: Path) -> "Mapping[str, Tensor]":
+    """The tensors of a file. Raises WeightsError if it is none of weights."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from sambasim.errors import WeightsError
+
+    remedy = "a file of sambasim run --save FILE.safetensors"
+    if not path.is_file():
+        raise WeightsError(f"the weights file {path} is not there", remedy=remedy)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error

@@ -1,0 +1,179 @@
+"""`run --record-digests`: what every replica computes in each step, as digests, a file for each replica.
+
+    before the first step   parameters, buffers, optimizer states
+    every micro-step        inputs; as each section is over, the values that leave it, gradients, buffers, the loss
+    after the update        parameters as every replica has them, and optimizer states, whole, with replica 0
+
+Stand-ins see to it, as those of a trace do: a step that is not recorded runs the code that it always ran. What a
+section has made is read before sync is told that the section is over, so no peer has written to it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError, OptionError
+from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import state_name
+from sambasim.options.step_range import step_range
+from sambasim.records.digests import StepDigests, ValueDigest
+from sambasim.runtime.listener import Listener, Step
+from sambasim.runtime.plan import Plan
+from sambasim.runtime.record.digest import digested
+from sambasim.runtime.record.facts import recorded_run
+from sambasim.runtime.record.files import ReplicaFile, begin_folder
+from sambasim.runtime.record.seen import Seen, seen_in_memory, seen_of_sections
+from sambasim.runtime.replica import Replica
+from sambasim.runtime.setup import Setup
+from sambasim.runtime.team import Team
+from sambasim.runtime.trace.watched import StandIns
+from sambasim.runtime.training import Trainer
+
+_AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+
+
+def recorded(setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDigests | None":
+    """Collective. What records the digests that are asked for; None for nothing.
+
+    Raises OptionError if the run has none of the steps, and MachineError if digests cannot be written.
+    """
+    return None if setup.options.record_digests is None else RunDigests(setup, team, plan, listener)
+
+
+class RunDigests:
+    """Records the steps that were asked for. Collective."""
+
+    def __init__(self, setup: Setup, team: Team, plan: Plan, listener: Listener) -> None:
+        folder, program = setup.options.record_digests, setup.program
+        if folder is None or program.training is None:
+            raise InternalError("digests of a run that asks for none, or trains nothing")
+        asked = step_range(setup.options.record_steps)
+        begun = plan.start.step
+        if asked.first > plan.steps or (asked.last is not None and asked.last <= begun):
+            has = f"goes on after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
+            what = f"--record-steps {setup.options.record_steps}: the run {has}"
+            raise OptionError(what, remedy=f"--record-steps {begun + 1}-{plan.steps}, or leave it out")
+        run = recorded_run(setup, team, plan, asked)
+        if setup.is_first:
+            begin_folder(folder, run)
+        setup.communicator.barrier()
+        self._steps = range(run.first_step, run.last_step + 1)
+        self._setup = setup
+        self._team = team
+        self._listener = listener
+        self._stand_ins = StandIns()
+        self._first: int | None = None
+        sections = seen_of_sections(program.training, program)
+        inputs = seen_in_memory(program, SymbolKind.INPUT)
+        self._passes = [_Pass(replica, inputs, sections) for replica in team.replicas]
+        self._files = [ReplicaFile(folder, replica.rank) for replica in team.replicas]
+
+    def step(self, trainer: Trainer, epoch: int) -> Step:
+        """A step of `trainer`, recorded or not."""
+        number = trainer.totals.steps + 1
+        if number not in self._steps:
+            return trainer.step(epoch)
+        if self._first is None:
+            self._first = number
+            self._begin(number)
+        for one in self._passes:
+            one.begin_step()
+        step = trainer.step(epoch)
+        self._add(number, [one.values for one in self._passes], (SymbolKind.PARAMETER,), loss=step.loss)
+        if number == self._steps[-1]:
+            self._stand_ins.remove()
+            self._listener.noted(self._told())
+        return step
+
+    def _begin(self, number: int) -> None:
+        self._add(number - 1, [[] for _ in self._passes], _AT_FIRST, begins=True)
+        for one in self._passes:
+            self._stand_ins.put(one.replica.executable, "run", one.watched)
+
+    def _add(
+        self,
+        step: int,
+        values: Sequence[Sequence[ValueDigest]],
+        kinds: Sequence[SymbolKind],
+        *,
+        begins: bool = False,
+        loss: float | None = None,
+    ) -> None:
+        """A line for each replica: its `values`, and after them what is in its memory, of `kinds`. Collective."""
+        states = self._states()
+        kept = seen_in_memory(self._setup.program, *kinds)
+        told = loss if loss is not None and math.isfinite(loss) else None
+        for file, own, one in zip(self._files, values, self._passes, strict=True):
+            replica = one.replica
+            memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
+            more = states if replica.rank == 0 else []
+            file.add(StepDigests(step=step, begins=begins, loss=told, values=(*own, *memory, *more)))
+
+    def _states(self) -> list[ValueDigest]:
+        """Collective. The states of the optimizers, of which each rank may have a slice, on rank 0."""
+        program, found = self._setup.program, []
+        for group in program.groups:
+            optimizer = program.optimizers[group.optimizer]
+            for member in group.members:
+                for state in optimizer.states:
+                    whole = self._team.sync.whole_state(group, member, state)
+                    if whole is not None and self._setup.is_first:
+                        name = state_name(member.parameter, optimizer.name, state)
+                        found.append(digested(Seen("state", name), whole))
+        return found
+
+    def _told(self) -> str:
+        first, last, folder = self._first, self._steps[-1], self._setup.options.record_digests
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
+
+
+class _Pass:
+    """The passes of one replica through its sections, and what was seen of them in the step that is under way."""
+
+    def __init__(self, replica: Replica, inputs: Sequence[Seen], sections: Sequence[Sequence[Seen]]) -> None:
+        self.replica = replica
+        self.values: list[ValueDigest] = []
+        self._inputs = inputs
+        self._sections = sections
+        self._micro_step = -1
+
+    def begin_step(self) -> None:
+        self.values = []
+
+    def watched(self, run: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+        """What stands in for the `run` of the replica's executable."""
+
+        def recording(
+            tangent: Tensor | None, *, accumulate: bool, section_done: Callable[[int], None], **more: Any
+        ) -> Mapping[str, Tensor]:
+            over = 0
+            self._micro_step = self._micro_step + 1 if accumulate else 0
+            self._see(self._inputs)
+
+            def done(count: int) -> None:
+                nonlocal over
+                for section in self._sections[over:count]:
+                    self._see(section)
+                over = count
+                section_done(count)
+
+            return run(tangent, accumulate=accumulate, section_done=done, **more)
+
+        return recording
+
+    @torch.no_grad()
+    def _see(self, seen: Sequence[Seen]) -> None:
+        for one in seen:
+            tensor = self._tensor(one)
+            if tensor is not None:
+                self.values.append(digested(one, tensor, self._micro_step))
+
+    def _tensor(self, seen: Seen) -> Tensor | None:
+        """None for what is not seen: a value within sections that were compiled together."""
+        if seen.value is not None:
+            return self.replica.executable.present(seen.value)
+        return self.replica.memory.tensor(seen.name)

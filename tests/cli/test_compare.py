@@ -1,0 +1,148 @@
+"""`sambasim compare`, as typed: kinds, exit codes, and one JSON document."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from sambasim.cli.compare import compare_command
+from sambasim.errors import OptionError, WeightsError
+from sambasim.pef import write
+from tests.pef.samples import sample_document, sample_weights, write_sample
+from tests.report.test_page import a_run as metrics_of_a_run
+from tests.runtime.checkpoint import samples as checkpoints
+from tests.support.recordings import VALUES, a_run, a_step, write_recording
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of each kind, `a` and a `b` that differs."""
+    monkeypatch.chdir(tmp_path)
+    other = VALUES[1]._replace(digest="ff" * 8, norm=2.5)
+    write_recording(Path("a"), {0: [a_step(1), a_step(2)]})
+    write_recording(Path("b"), {0: [a_step(1), a_step(2, changed={"net__relu": other})]}, a_run(sync="device"))
+    save_file({"w": torch.zeros(3)}, "a.safetensors")
+    save_file({"w": torch.tensor([0.0, 1.0, 0.0])}, "b.safetensors")
+    Path("out/logreg").mkdir(parents=True)
+    write_sample(Path("out/logreg"))
+    write(Path("b.pef"), replace(sample_document(), training_defaults={"epochs": 4}), sample_weights())
+    steps = metrics_of_a_run().steps
+    for name, loss in (("a", 0.5), ("b", 0.75)):
+        lines = [*steps[:-1], steps[-1].model_copy(update={"loss": loss})]
+        Path(f"{name}.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines), encoding="utf-8")
+    return tmp_path
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(compare_command, arguments)
+
+
+def refused(*arguments: str) -> OptionError:
+    result = compare(*arguments)
+    assert isinstance(result.exception, OptionError)
+    return result.exception
+
+
+PAIRS = {
+    "runs": ("a", "b", "they part at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and 2.5"),
+    "weights": ("a.safetensors", "b.safetensors", "they differ first in w: 1 of 3 elements, by 1 at most"),
+    "pefs": ("logreg", "b.pef", "they differ in the options: epochs 3 and 4"),
+    "metrics": ("a.jsonl", "b.jsonl", "they part at step 8: loss 0.5 and 0.75, 3.3e-01 apart"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_differs_has_exit_code_1_and_its_answer_first(kind: str) -> None:
+    a, b, told = PAIRS[kind]
+    result = compare(a, b)
+    assert result.exit_code == 1
+    assert result.stdout.startswith(told), result.stdout
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_is_alike_has_exit_code_0_and_one_line(kind: str) -> None:
+    a, _, _ = PAIRS[kind]
+    result = compare(a, a)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("alike: ")
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_json_is_one_document(kind: str) -> None:
+    a, b, told = PAIRS[kind]
+    result = compare(a, b, "--json")
+    assert result.exit_code == 1
+    assert len(result.stdout.splitlines()) == 1
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert (found["kind"], found["alike"]) == (kind, False)
+    assert found["verdict"].startswith(told)
+
+
+def test_steps_choose_what_is_compared() -> None:
+    assert compare("a", "b", "--steps", "1").exit_code == 0
+    assert compare("a", "b", "--steps", "2-").exit_code == 1
+    assert compare("a.jsonl", "b.jsonl", "--steps", "-7").exit_code == 0
+
+
+def test_two_kinds_are_refused() -> None:
+    error = refused("a", "a.safetensors")
+    kinds = "a is the digests of a run, and a.safetensors is a file of weights"
+    assert error.what == f"{kinds}: only two of one kind can be compared"
+    assert error.exit_code == 2
+
+
+def test_what_is_not_there_is_not_called_a_pef() -> None:
+    assert refused("a", "c").what == "there is nothing called c: no folder, no file and no PEF"
+    assert refused("logreg", "a").what.startswith("logreg is a PEF, and a is the digests of a run")
+
+
+def test_a_folder_of_something_else_is_refused() -> None:
+    error = refused("out", "a")
+    assert (error.what, error.where) == (
+        "out is a folder without the digests of a run, and no checkpoint",
+        "out/run.json",
+    )
+
+
+def test_steps_of_what_has_none_are_refused() -> None:
+    assert refused("a.safetensors", "b.safetensors", "--steps", "3").what == (
+        "--steps is for runs, and a.safetensors is a file of weights"
+    )
+
+
+@pytest.mark.parametrize("steps", ["", "x", "3-2", "0", "-", "1,2"])
+def test_steps_that_are_none_are_refused(steps: str) -> None:
+    error = refused("a", "b", "--steps", steps)
+    assert error.what.startswith(f"--steps {steps}: ")
+    assert error.remedy == "--steps 17, 100-120 or 100-"
+
+
+def test_a_damaged_file_of_weights_is_told() -> None:
+    Path("b.safetensors").write_bytes(b"no")
+    result = compare("a.safetensors", "b.safetensors")
+    assert isinstance(result.exception, WeightsError)
+    assert result.exception.what.startswith("b.safetensors is no safetensors file: ")
+
+
+def test_weights_that_are_not_there_are_told() -> None:
+    result = compare("a.safetensors", "c.safetensors")
+    assert isinstance(result.exception, WeightsError)
+    assert result.exception.what == "the weights file c.safetensors is not there"
+
+
+def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> None:
+    first, second = checkpoints.write_sample(Path("saved")), checkpoints.write_sample(Path("again"))
+    alike = compare(str(first), str(second))
+    assert (alike.exit_code, alike.stdout.splitlines()[0]) == (0, "alike: 9 tensors")
+    third = checkpoints.write_sample(Path("other"), changed={"net__frozen": torch.zeros(3, 2)})
+    apart = compare(str(first), str(third))
+    assert apart.exit_code == 1
+    assert apart.stdout.startswith("they differ first in net__frozen: 6 of 6 elements, by 1 at most")
+    later = compare(str(first), str(checkpoints.write_sample(Path("saved"), 60)))
+    assert later.exit_code == 1
+    assert "step 50 and 60" in later.stdout.splitlines()[0]

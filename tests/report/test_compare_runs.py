@@ -1,0 +1,146 @@
+"""Where two recorded runs part, and what is said of it."""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest
+from sambasim.records.read_digests import read_recording
+from sambasim.report.compare.result import RunsCompared
+from sambasim.report.compare.runs import compare_runs
+from sambasim.report.compare.shown import comparison
+from tests.support.mpi import ROOT
+from tests.support.recordings import VALUES, a_run, a_step, write_recording
+
+Replicas = Mapping[int, Sequence[StepDigests]]
+RELU, GRADIENT, PARAMETER = VALUES[1], VALUES[3], VALUES[4]
+
+GOLDEN = ROOT / "tests" / "golden" / "compare_runs.txt"
+
+
+def changed(one: ValueDigest, **fields: object) -> ValueDigest:
+    """`one` with another digest, and what else is said."""
+    return one._replace(**{"digest": "ff" * 8, **fields})  # type: ignore[arg-type]  # the fields have many types
+
+
+def compared(
+    tmp_path: Path, a: Replicas, b: Replicas, *, run_b: RecordedRun | None = None, steps: range = range(100)
+) -> RunsCompared:
+    folders = write_recording(tmp_path / "a", a), write_recording(tmp_path / "b", b, run_b)
+    ours, theirs = map(read_recording, folders)
+    return compare_runs(ours, theirs, steps.__contains__)
+
+
+def text_of(found: RunsCompared) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False, highlight=False)
+    for part in comparison(found):
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+def test_runs_of_equal_digests_are_alike(tmp_path: Path) -> None:
+    steps = [a_step(1), a_step(2)]
+    found = compared(tmp_path, {0: steps, 1: steps}, {0: steps, 1: steps})
+    assert found.alike
+    assert found.verdict == "alike: 2 steps, 2 replicas, 20 digests"
+    assert text_of(found) == f"{found.verdict}\n"
+
+
+def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The value of replica 1 comes before the parameter of replica 0; of equal places, replica 0 comes first."""
+    alike = a_step(1)
+    other = changed(PARAMETER, norm=PARAMETER.norm)
+    ours: Replicas = {0: [alike, a_step(2), a_step(3)], 1: [alike, a_step(2)]}
+    theirs: Replicas = {
+        0: [
+            alike,
+            a_step(2, changed={"net__w": other}, loss=None),
+            a_step(3, changed={"net__w__grad": changed(GRADIENT, norm=None, not_finite=7)}),
+            a_step(4),
+        ],
+        1: [alike, a_step(2, changed={"net__relu": changed(RELU, norm=4.0), "net__w": other}, loss=None)],
+    }
+    run_b = a_run(threads=2, options={"optimizer.lr": 0.2, "training.seed": 0})
+    text = text_of(compared(tmp_path, ours, theirs, run_b=run_b))
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("fact", "told"),
+    [
+        ({"threads": 2}, "threads 1 and 2"),
+        ({"engine": "inductor"}, "engine plain and inductor"),
+        ({"torch": "2.14.0"}, "torch 2.13.0 and 2.14.0"),
+        ({"cpu": "x86_64 AVX512"}, "CPU x86_64 AVX2 and x86_64 AVX512"),
+        ({"exempt_from_exactness": ("--host-sync gloo: a ring",)}, "exempt --host-sync gloo: a ring in B alone"),
+        ({"world_size": 4}, "world size 2 and 4"),
+        ({"seed": 3, "options": {"optimizer.lr": 0.1, "training.seed": 3}}, "seed 0 and 3"),
+        ({"pef_digest": "e" * 64}, "PEF net ffffffffffff and net eeeeeeeeeeee"),
+    ],
+)
+def test_what_makes_bits_differ_by_right_is_said_first(fact: Mapping[str, object], told: str, tmp_path: Path) -> None:
+    other = [a_step(1, changed={"net__w": changed(PARAMETER)})]
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: other}, run_b=a_run(**fact))
+    assert found.verdict.startswith(f"not comparable bit by bit: {told}; they part at step 1, replica 0, ")
+    assert not found.asked_otherwise
+
+
+def test_runs_that_are_alike_though_nothing_promises_it_say_so(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1)]}, run_b=a_run(threads=2))
+    assert found.alike
+    assert found.verdict == "alike: 1 step, 1 replica, 5 digests, though threads 1 and 2"
+
+
+def test_of_a_run_that_died_all_steps_that_it_did_are_compared(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1), a_step(2)]}, run_b=a_run(last_step=2))
+    assert not found.alike
+    assert found.verdict == "alike as far as both have recorded: 1 step, 1 replica, 5 digests"
+    assert found.notes == ("A ends after step 1, and was to record up to step 40", "B ends after step 2")
+
+
+def test_replicas_of_one_alone_are_told(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1)], 1: [a_step(1)], 2: [a_step(1)]})
+    assert not found.alike
+    assert found.notes == ("only B has replicas 1, 2",)
+
+
+def test_tensors_of_one_alone_are_counted_and_not_alike(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(1, changed={"net__relu": None})]})
+    assert (found.alike, found.only_in_a, found.only_in_b) == (False, 1, 0)
+    assert found.first is None
+    assert found.notes[0] == "1 digest of common steps only in A, without a counterpart by name"
+
+
+def test_only_the_steps_that_are_asked_for_are_compared(tmp_path: Path) -> None:
+    other = a_step(1, changed={"net__w": changed(PARAMETER)})
+    ours: Replicas = {0: [a_step(1), a_step(2), a_step(3)]}
+    found = compared(tmp_path, ours, {0: [other, a_step(2), a_step(3)]}, steps=range(2, 3))
+    assert found.alike
+    assert (found.steps, found.digests) == (1, 5)
+
+
+def test_what_a_run_begins_with_is_compared_with_the_end_of_the_step_before(tmp_path: Path) -> None:
+    only_parameters = dict.fromkeys(("x", "net__relu", "net__loss", "net__w__grad"))
+    begins = a_step(1, changed={**only_parameters, "net__w": changed(PARAMETER)}, begins=True)
+    found = compared(tmp_path, {0: [a_step(1), a_step(2)]}, {0: [begins, a_step(2)]})
+    assert found.verdict.startswith("they part before step 2, replica 0: parameter net__w")
+    assert (found.only_in_a, found.steps, found.digests) == (0, 1, 6)
+
+
+def test_a_run_that_begins_later_is_alike_and_said_to(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1), a_step(2)]}, {0: [a_step(2)]})
+    assert found.alike
+    assert found.verdict == "alike: 1 step, 1 replica, 5 digests"
+    assert found.notes == ("B begins at step 2",)
+
+
+def test_nothing_in_common_is_not_alike(tmp_path: Path) -> None:
+    found = compared(tmp_path, {0: [a_step(1)]}, {0: [a_step(7)]})
+    assert not found.alike
+    assert found.verdict == "nothing to compare: they have no step of a replica in common"

@@ -1,0 +1,118 @@
+"""Tensors are compared by their bits; what is said of how far they are apart is right."""
+
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sambasim.report.compare.result import TensorApart
+from sambasim.report.compare.tensors import compare_files, compare_tensors, told
+
+
+def apart(a: Tensor, b: Tensor) -> TensorApart | None:
+    common, found = compare_tensors({"w": a}, {"w": b})
+    assert common == 1
+    return found[0] if found else None
+
+
+def f32(bits: int) -> Tensor:
+    return torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+
+
+def test_equal_bits_are_alike_even_of_a_nan() -> None:
+    tensor = torch.tensor([1.0, math.nan, -0.0, math.inf])
+    assert apart(tensor, tensor.clone()) is None
+
+
+def test_a_nan_of_other_bits_differs() -> None:
+    found = apart(f32(0x7FC00000), f32(0x7FC00001))
+    assert found is not None
+    assert (found.differing, found.not_finite_apart, found.largest_absolute, found.largest_ulps) == (1, 1, None, None)
+    assert told(found) == "1 of 1 elements, 1 of them not finite"
+
+
+def test_the_sign_of_zero_is_a_difference_of_no_size() -> None:
+    found = apart(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+    assert found is not None
+    assert (found.differing, found.of, found.largest_absolute, found.largest_ulps) == (1, 2, 0.0, 0)
+
+
+def test_the_largest_differences_are_told_each_by_itself() -> None:
+    found = apart(torch.tensor([100.0, 1.0, 5.0]), torch.tensor([101.0, 1.5, 5.0]))
+    assert found is not None
+    assert (found.differing, found.largest_absolute) == (2, 1.0)
+    assert found.largest_relative == pytest.approx(1 / 3)
+    assert found.largest_ulps == 1 << 22
+    assert told(found) == "2 of 3 elements, by 1 at most (relative 0.33), 4,194,304 ULPs"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("start", [1.0, -1.0])
+def test_neighbours_are_one_ulp_apart(dtype: torch.dtype, start: float) -> None:
+    one = torch.tensor([start, start], dtype=dtype)
+    bits = one.view(torch.int16 if one.element_size() == 2 else torch.int32) + 1
+    found = apart(one, bits.view(dtype))
+    assert found is not None
+    assert (found.largest_ulps, found.differing) == (1, 2)
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(FLOATS, FLOATS)
+def test_ulps_count_the_numbers_between(a: float, b: float) -> None:
+    """By walking the integers in the order of the numbers, as IEEE 754 lays them out."""
+    if math.copysign(1.0, a) == math.copysign(1.0, b):
+        bits = [struct.unpack("<I", struct.pack("<f", abs(x)))[0] for x in (a, b)]
+        steps = abs(bits[0] - bits[1])
+    else:
+        steps = sum(struct.unpack("<I", struct.pack("<f", abs(x)))[0] for x in (a, b))
+    found = apart(torch.tensor([a]), torch.tensor([b]))
+    assert (found.largest_ulps if found else 0) == steps
+
+
+def test_integers_and_flags_have_no_ulps() -> None:
+    found = apart(torch.tensor([3, 8]), torch.tensor([3, 5]))
+    assert found is not None
+    assert (found.largest_absolute, found.largest_ulps) == (3.0, None)
+    assert apart(torch.tensor([True]), torch.tensor([False])) is not None
+
+
+def test_a_difference_behind_the_first_piece_is_found() -> None:
+    one = torch.zeros((1 << 20) + 3)
+    other = one.clone()
+    other[-1] = 2.0
+    found = apart(one, other)
+    assert found is not None
+    assert (found.differing, found.largest_absolute) == (1, 2.0)
+
+
+def test_what_is_missing_or_of_another_type_is_told_in_order() -> None:
+    ours = {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(3)}
+    theirs = {"c": torch.zeros(3, dtype=torch.float64), "d": torch.zeros(1), "b": torch.zeros(1, 2)}
+    common, found = compare_tensors(ours.items(), theirs)
+    assert common == 2
+    assert [f"{one.name}: {told(one)}" for one in found] == [
+        "a: only in A, float32[2]",
+        "b: float32[2] in A, float32[1, 2] in B",
+        "c: float32[3] in A, float64[3] in B",
+        "d: only in B, float32[1]",
+    ]
+
+
+def test_the_verdict_names_the_first_tensor_that_differs() -> None:
+    ours = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    theirs = {"a": torch.zeros(2), "b": torch.ones(2)}
+    found = compare_files("weights", "x", "y", (ours, theirs))
+    assert not found.alike
+    assert found.verdict.startswith("they differ first in b: 2 of 2 elements, by 1 at most")
+    assert compare_files("weights", "x", "y", (ours, ours)).verdict == "alike: 2 tensors"
+
+
+def test_a_tensor_that_lies_otherwise_in_memory_is_alike() -> None:
+    one = torch.arange(6.0).view(2, 3)
+    assert apart(one, one.t().contiguous().t()) is None
