@@ -6,6 +6,7 @@ import pytest
 
 from sambasim.compiler.front import compile_from_options
 from tests.mpi.test_exactness import TWO_NODES, compare, digests_of
+from tests.mpi.test_resume import check_resumed
 from tests.support.examples import EXAMPLES, example_options
 from tests.support.whole import is_whole, whole
 
@@ -35,6 +36,10 @@ def _compiled(folder: Path, name: str, variant: str) -> Path:
 @pytest.mark.parametrize("np", [2, 3, 4])
 def test_device_host_and_emulation_are_equal(np: int, compiled: list[Path]) -> None:
     compare(digests_of(np, compiled, steps=2, threads=1, env={}))
+
+
+def test_they_go_on_from_a_checkpoint_over_two_nodes(compiled: list[Path], tmp_path: Path) -> None:
+    check_resumed(4, compiled, tmp_path, TWO_NODES)
 
 
 def test_they_are_equal_over_two_nodes(compiled: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
     return everything if is_whole() else everything[:: VARIANTS + 1]
 
 
+def check_resumed(np: int, paths: Sequence[Path], folder: Path, env: Mapping[str, str] | None = None) -> None:
+    """Each PEF ends alike, whether its run was interrupted or not, and no two PEFs do."""
+    result = run_mpi(np, [sys.executable, str(BODY), str(folder), *map(str, paths)], timeout=280, env=env).check()
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == len(paths) * (1 if np == 1 else 2), result.stdout
+    assert [line["name"] for line in lines if line["whole"] != line["resumed"]] == []
+    assert len({line["whole"][0] for line in lines}) == len(paths), "they cannot all have been trained"
+
+
 @pytest.mark.parametrize("np", [np if np in (1, 2, 4) else whole_case(np) for np in RANKS])
 def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExample], tmp_path: Path) -> None:
     """In the midst of an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
-    argv = [sys.executable, str(BODY), str(tmp_path), *(str(one.path) for one in compiled)]
-    result = run_mpi(np, argv, timeout=280).check()
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == len(compiled) * (1 if np == 1 else 2), result.stdout
-    assert [line["name"] for line in lines if line["whole"] != line["resumed"]] == []
-    assert len({line["whole"][0] for line in lines}) == len(compiled), "they cannot all have been trained"
+    check_resumed(np, [one.path for one in compiled], tmp_path)
