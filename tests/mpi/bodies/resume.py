@@ -14,6 +14,7 @@ from pathlib import Path
 from sambasim.options.checkpoint import CheckpointOptions
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
+from sambasim.runtime.checkpoint.reader import check
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners
@@ -34,10 +35,18 @@ def main(folder: Path, paths: Sequence[str]) -> None:
             whole = _train(path, communicator, way, CheckpointOptions(dir=saved, every="1", keep=STEPS))
             there = saved / f"step-{SAVED:010}"
             # What was written by one way to sync is read by the other.
-            resumed = _train(path, communicator, ways[-1 - number], CheckpointOptions(resume=str(there), exact=True))
+            again = CheckpointOptions(resume=str(there), exact=True, dir=folder / f"{path.stem}-{number}-again")
+            resumed = _train(path, communicator, ways[-1 - number], again)
             if communicator.rank == 0:
-                print(json.dumps({"name": f"{path.stem} {number}", "whole": whole, "resumed": resumed}), flush=True)
+                ends = [_shards(place / f"step-{STEPS:010}") for place in (saved, again.dir) if place is not None]
+                line = {"name": f"{path.stem} {number}", "whole": [*whole, ends[0]], "resumed": [*resumed, ends[1]]}
+                print(json.dumps(line), flush=True)
     communicator.close()
+
+
+def _shards(path: Path) -> list[str]:
+    """The digests of all that a checkpoint holds: the buffers of every replica too, which no other digest covers."""
+    return [shard.sha256 for shard in check(path).manifest.shards]
 
 
 def _train(
