@@ -114,6 +114,19 @@ class PeerError(SambasimError):
     code = "peer"
     exit_code = 4
 
+    def __init__(
+        self, what: str, *, where: str | None = None, remedy: str | None = None, rank: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.rank = rank
+        """The rank that it is about, where one is known to be the first of them."""
+
+
+class StallError(PeerError):
+    """The job stands still: a rank does not come to where the others wait for it."""
+
+    code = "stall"
+
 
 class InternalError(SambasimError):
     """A mistake of sambasim's own. Please report it."""

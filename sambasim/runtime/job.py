@@ -27,14 +27,24 @@ from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Trainer
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.watch.steps import follow
 from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
     """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
 
-    def __init__(self, path: Path, options: RunOptions, communicator: Communicator, listener: Listener) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: RunOptions,
+        communicator: Communicator,
+        listener: Listener,
+        activity: Activity = UNWATCHED,
+    ) -> None:
         self._began_s = time.perf_counter()
+        self._activity = activity
         self._setup: Setup = set_up(path, options, communicator)
         self._communicator = communicator
         self._listener = listener
@@ -45,26 +55,33 @@ class TrainingJob:
             keep_freed_memory()
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
-                torch_process_group.bring_up(self._communicator)
+                self._activity.waits("connecting the ranks")
+                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout)
                 stack.callback(torch_process_group.take_down)
             return self._train()
 
     def _train(self) -> SummaryRecord:
         setup = self._setup
         program, training = setup.program, setup.resolved.training
+        self._activity.does("opening the data")
         sources = self._open_sources()
+        self._activity.does("placing the weights")
         steps = plan(len(sources[0].train), setup.world_size, training)
         team = assemble(setup, sources, self._listener)
         trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
-            evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data)
+            evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
         self._listener.started(self._start(steps, team, sources[0]))
+        follow(self._activity, program, team.replicas, team.sync, lambda: trainer.totals.steps)
         trace = self._trace(team, steps)
         evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+        self._activity.waits("comparing the weights")
         summary = summarize(setup, team, steps, trainer.totals, evaluation)
         if setup.options.save is not None and setup.is_first:
+            self._activity.does("saving the weights")
             save_weights(setup.options.save, program, team.memory)
+        self._activity.does("telling the summary")
         self._listener.ended(summary)
         return summary
 
@@ -75,6 +92,7 @@ class TrainingJob:
         for _ in range(setup.emulated):
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program))))
+        self._activity.waits("waiting for peers to open the data")
         check_sources(self._communicator, sources)
         return sources
 
@@ -109,13 +127,17 @@ class TrainingJob:
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
     ) -> EvaluationRecord:
         setup, began_s = self._setup, time.perf_counter()
+        self._activity.waits("waiting for peers to evaluate")
         evaluator.use_buffers(self._buffers_of_first(team))
+        self._activity.does("evaluating")
         own = [
             evaluator.sums(source.evaluation, number, setup.world_size, setup.seed, step)
             for number, source in zip(setup.own_replicas, sources, strict=False)
             if source.evaluation is not None
         ]
+        self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object(own)
+        self._activity.does("evaluation done")
         total = sum((sums for of_rank in everybody for sums in of_rank), Sums())
         return record(total, step, epoch, setup.program.loss is not None, began_s)
 
