@@ -92,12 +92,14 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     if communicator.topology.world_size > 1:
         print_whole_lines()
 
+    watch, screen = Watch(communicator), ExitStack()
+
     def tell(failure: "Failure") -> None:
+        screen.close()  # the watchdog tells while the progress is still on it
         explain(failure.error, told_by=_teller(failure), beneath=_beneath(failure, options))
 
-    watch = Watch(communicator)
     with ends_the_job(communicator, tell=tell, exit_code=exit_code_of, watch=watch):
-        _run(options, output_folder, communicator, watch)
+        _run(options, output_folder, communicator, watch, screen)
         watch.end()
     communicator.close()
 
@@ -128,7 +130,9 @@ def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
         click.echo(f"if a rank dies: {watch.path} says what each was doing")
 
 
-def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator", watch: "Watch") -> None:
+def _run(
+    options: "RunOptions", output_folder: Path, communicator: "Communicator", watch: "Watch", screen: ExitStack
+) -> None:
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
@@ -148,8 +152,8 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
         if communicator.topology.rank == 0:
             click.echo(report.model_dump_json() if options.json_output else _told(report))
         return
-    with ExitStack() as stack:
-        listener = _listener(options, communicator, stack)
+    with screen:
+        listener = _listener(options, communicator, screen)
         summary = TrainingJob(path, options, communicator, listener, watch.activity).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())

@@ -28,6 +28,7 @@ from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Trainer
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.watch.judgement import WATCHDOG_FIRST_S
 from sambasim.runtime.watch.steps import follow
 from sambasim.runtime.weights import save_weights
 
@@ -56,7 +57,7 @@ class TrainingJob:
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
                 self._activity.waits("connecting the ranks")
-                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout)
+                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
                 stack.callback(torch_process_group.take_down)
             return self._train()
 

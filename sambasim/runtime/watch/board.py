@@ -173,7 +173,8 @@ def create(folders: Sequence[Path], name: str, local_size: int) -> Board:
             _write(path, local_size)
             return Board(path, local_size)
         except (OSError, ValueError) as error:
-            path.unlink(missing_ok=True) if folder.is_dir() else None
+            with suppress(OSError):
+                path.unlink()
             reasons.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
     raise MachineError(
         f"there is no place for the file that says what each rank is doing: {'; '.join(reasons)}",
@@ -208,6 +209,7 @@ def name_of(title: str, host_name: str, pid: int) -> str:
 
 def _write(path: Path, local_size: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of a process that had this one's number before
     headings = {title: _HEADINGS.get(title, title) for title in _TITLES}
     with path.open("xb") as file:
         # Room that is only promised would be asked for at the first write, and a full disk then kills by a signal.

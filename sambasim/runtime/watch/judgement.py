@@ -21,6 +21,9 @@ from sambasim.units import format_seconds
 LEAVING_S = 3.0
 """A rank that has failed ends the job itself within about a second. One that is gone after so long has not done it."""
 
+WATCHDOG_FIRST_S = 10.0
+"""What else waits for peers with a limit of its own gets so much longer: it knows neither who is missing nor why."""
+
 _BENEATH = "\n         "
 """What a second line of `where` begins with."""
 
@@ -134,4 +137,4 @@ def _remedy(one: Seen) -> str:
         return f"find who stopped it (a debugger, Ctrl-Z, a batch system); {longer}"
     if one.line.at:
         return f"look why that line does not go on; {longer}"
-    return f"look at what that rank does with py-spy dump --pid {one.line.pid}; {longer}"
+    return f"look at what that rank has to do there; {longer}"

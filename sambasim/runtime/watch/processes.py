@@ -1,7 +1,6 @@
 """Whether a process of this host is there, as the operating system knows it."""
 
 import os
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
@@ -35,11 +34,11 @@ def began_at(pid: int) -> bytes | None:
     return None if fields is None else fields[19]
 
 
-def state_of(pid: int, began: bytes | None, look: Callable[[int], list[bytes] | None] | None = None) -> Process:
-    """What became of process `pid`, which `began` then. `look` reads its fields, from /proc if not said."""
+def state_of(pid: int, began: bytes | None) -> Process:
+    """What became of process `pid`, which `began` then."""
     if began is None:
         return Process.UNKNOWN
-    fields = (look or _fields)(pid)
+    fields = _fields(pid)
     if fields is None or fields[19] != began or fields[0] in _OVER:
         return Process.GONE
     return Process.STOPPED if fields[0] in _STOPPED else Process.THERE
