@@ -13,7 +13,7 @@ import pytest
 from sambasim.runtime.watch import board
 from sambasim.runtime.watch.board import State
 from tests.faults.texts import dataset
-from tests.support.mpi import Result, run_mpi
+from tests.support.mpi import Result, can_play_hosts, run_mpi
 
 TIMEOUT_S = 2
 _RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples", "--epochs", "100000"]
@@ -33,11 +33,11 @@ def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
     return tmp_path
 
 
-def struck(folder: Path, deed: str, *flags: str, np: int = 2, around: Sequence[str] = ()) -> Result:
+def struck(folder: Path, deed: str, *flags: str, np: int = 2, around: Sequence[str] = (), hosts: int = 1) -> Result:
     """A run in whose midst rank 1 does `deed`; mpirun starts each rank by way of `around`."""
     (folder / "net.py").write_text(dataset(_STRIKES.format(deed=deed), 64))
     command = [*around, *_RUN, "--sync-timeout", str(TIMEOUT_S), *flags]
-    return run_mpi(np, command, cwd=folder, timeout=60)
+    return run_mpi(np, command, cwd=folder, timeout=60, hosts=hosts)
 
 
 def boards(folder: Path) -> list[Path]:
@@ -131,3 +131,21 @@ def test_with_json_nothing_but_the_summary_is_printed(folder: Path) -> None:
     result = run_mpi(2, [*_RUN[:-2], "--steps", "3", "--json"], cwd=folder).check()
     assert result.stdout.count("\n") == 1
     assert boards(folder) == []
+
+
+@pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
+def test_a_rank_that_hangs_on_another_host_is_named_with_the_line_that_it_hangs_in(folder: Path) -> None:
+    result = struck(folder, "time.sleep(3600)", hosts=2)
+    assert result.returncode == 4
+    assert "error[stall] (seen by rank 0 on played-0): rank 1 keeps the others waiting" in result.stderr
+    doing = r"rank 1 on played-1 \(process \d+\): step \d+, reading data for \S+ s"
+    assert re.search(rf"where: {doing}, at {folder}/net.py:\d+ in __getitem__", result.stderr)
+    assert boards(folder) == []
+
+
+@pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
+def test_a_host_that_gives_no_answer_is_named(folder: Path) -> None:
+    result = struck(folder, "os.kill(os.getpid(), signal.SIGSTOP)", hosts=2)
+    assert result.returncode == 4
+    assert "error[stall] (seen by rank 0 on played-0): rank 1 keeps the others waiting" in result.stderr
+    assert re.search(r"where: rank 1 on played-1: no answer for \S+ s", result.stderr)

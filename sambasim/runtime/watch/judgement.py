@@ -1,10 +1,12 @@
 """Whether a job can still go on, judged by what the ranks say of themselves and for how long they have said it.
 
-    finding   when                                                                  who is named
-    death     a process is gone that had not come to its end                        it
-    stall     the judging rank has waited for others for the time that is allowed,  those whose process is stopped; else
-              and no rank that does not wait has done anything new for so long      those that do not wait; else those
-                                                                                    that are behind
+    finding   when
+    death     a process is gone that had not come to its end
+    stall     the judging rank has waited for others for the time that is allowed, and no rank that does not wait has
+              done anything new for so long
+
+Of a stall those are named whose process is stopped or whose host gives no answer; else those that do not wait; else
+those that are behind.
 
 A rank that is slow and moves is no stall. One that sits in a single thing for longer than is allowed is one: reading
 a batch, say, or one section.
@@ -17,6 +19,8 @@ from sambasim.errors import PeerError, StallError
 from sambasim.runtime.watch.board import Line, State
 from sambasim.runtime.watch.processes import Process
 from sambasim.units import format_seconds
+
+_AWAY = (Process.STOPPED, Process.SILENT)
 
 LEAVING_S = 3.0
 """A rank that has failed ends the job itself within about a second. One that is gone after so long has not done it."""
@@ -61,20 +65,20 @@ def is_stalled(own: Seen, seen: Sequence[Seen], timeout_s: float) -> bool:
         return False
     if any(one.line.state is State.LEAVING for one in seen):
         return False  # which ends the job by itself
-    others = [one for one in seen if one.moves or one.process is Process.STOPPED]
+    others = [one for one in seen if one.moves or one.process in _AWAY]
     if not others:  # all wait: one that has just come to it may be the one that the rest waited for
         others = [one for one in seen if one.line.state is State.WAITING]
-    return all(one.idle_s >= timeout_s for one in others)
+    return all(one.idle_s >= timeout_s or one.process is Process.SILENT for one in others)
 
 
 def missing(seen: Sequence[Seen]) -> list[Seen]:
     """For whom the others wait, in a job that stands still. Nobody, if all wait for each other in the same step."""
-    stopped = [one for one in seen if one.process is Process.STOPPED and one.line.state is not State.ENDED]
+    away = [one for one in seen if one.process in _AWAY and one.line.state is not State.ENDED]
     moving = [one for one in seen if one.moves]
     ended = [one for one in seen if one.line.state is State.ENDED]
     last = max((_progress(one) for one in seen), default=(0, 0))
     behind = [one for one in seen if _progress(one) < last]
-    return stopped or moving or ended or behind
+    return away or moving or ended or behind
 
 
 def death(gone: Sequence[Seen]) -> PeerError:
@@ -122,10 +126,13 @@ def _names(several: Sequence[Seen]) -> str:
 
 
 def _place(line: Line) -> str:
-    return f"rank {line.rank} on {line.host_name} (process {line.pid})"
+    process = f" (process {line.pid})" if line.pid else ""
+    return f"rank {line.rank} on {line.host_name}{process}"
 
 
 def _last(one: Seen) -> str:
+    if one.process is Process.SILENT:
+        return f"{_place(one.line)}: {one.line}"
     is_stopped = "its process is stopped; " if one.process is Process.STOPPED else ""
     at = f", at {one.line.at}" if one.line.at else ""
     return f"{_place(one.line)}: {is_stopped}{one.line} for {format_seconds(one.idle_s)}{at}"
@@ -135,6 +142,8 @@ def _remedy(one: Seen) -> str:
     longer = "--sync-timeout SECONDS waits longer"
     if one.process is Process.STOPPED:
         return f"find who stopped it (a debugger, Ctrl-Z, a batch system); {longer}"
+    if one.process is Process.SILENT:
+        return f"look whether that host is there, and the network between; {longer}"
     if one.line.at:
         return f"look why that line does not go on; {longer}"
     return f"look at what that rank has to do there; {longer}"

@@ -15,8 +15,10 @@ class Process(StrEnum):
     STOPPED = "stopped"
     """By a signal, or by a debugger: it goes on when it is told to."""
     GONE = "gone"
+    SILENT = "silent"
+    """On another host, from which nobody answers."""
     UNKNOWN = "unknown"
-    """On another host, or out of sight: nothing can be said of it."""
+    """Out of sight: nothing can be said of it."""
 
 
 def number_space() -> str:

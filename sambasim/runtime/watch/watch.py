@@ -8,7 +8,6 @@ it ends so that no rank could speak     stays: every rank's last line is in it
 """
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.watch import processes
 from sambasim.runtime.watch.activity import UNWATCHED, Activity, OnBoard
 from sambasim.runtime.watch.board import Board, State, attach, create, name_of, prepare
+from sambasim.runtime.watch.other_nodes import ByLetter
 from sambasim.runtime.watch.watchdog import Watchdog
 
 
@@ -65,7 +65,11 @@ class Watch:
         writer = self._board.writer(world.local_rank)
         writer.begin(world.rank, world.host_name, os.getpid())
         self.activity = OnBoard(writer)
-        self._dog = Watchdog(self._board, self._processes(), world.local_rank, timeout_s, None, self._end)
+        began = self._processes()
+        others = ByLetter(world, world.all_gather_object(world.host_name)) if world.node_count > 1 else None
+        if not world.serves_threads:
+            return  # an MPI that only one thread may use: there is a board, and nobody ends what stands still
+        self._dog = Watchdog(self._board, began, world.local_rank, timeout_s, others, self._end)
         self._dog.start()
 
     @property
@@ -94,27 +98,20 @@ class Watch:
     def failing(self) -> PeerError | None:
         """This rank has failed, and is about to end the job. Returns the error for peers that have died before, and so
         may well be the cause."""
+        self._state(State.LEAVING)
         if self._dog is None:
             return None
         self._dog.stop()
-        self._state(State.LEAVING)
         return self._dog.gone()
 
     def over(self) -> None:
         """This rank has told what there was to tell, or has nothing to tell."""
-        if self._dog is None:
-            return
-        self._dog.stop()
+        if self._dog is not None:
+            self._dog.stop()
         self._state(State.ENDED)
         for path in self._paths:  # of other hosts too, where they share a disk
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-
-    def kill_stopped(self) -> None:
-        """End those processes of the node that somebody has stopped: they do not hear that the job ends."""
-        for pid in () if self._dog is None else self._dog.stopped():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def _state(self, state: State) -> None:
         if self._board is not None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from sambasim.errors import PeerError
 from sambasim.runtime.watch.board import Board, Line, State
 from sambasim.runtime.watch.judgement import Seen, dead, death, is_stalled, stall
-from sambasim.runtime.watch.processes import Process, state_of
+from sambasim.runtime.watch.processes import state_of
 from sambasim.runtime.watch.whereabouts import line_of
 
 PERIOD_S = 0.25
@@ -120,11 +120,6 @@ class Watchdog:
         """The error for ranks of this node that have died; None if there are none. May be called in any thread."""
         found = dead(Lookout(self._board, self._began).look(0.0))
         return death(found) if found else None
-
-    def stopped(self) -> Sequence[int]:
-        """The processes of this node that somebody has stopped. May be called in any thread."""
-        seen = Lookout(self._board, self._began).look(0.0)
-        return [one.line.pid for one in seen if one.process is Process.STOPPED]
 
     def _run(self) -> None:
         while not self._over.wait(PERIOD_S):
