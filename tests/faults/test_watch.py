@@ -108,10 +108,14 @@ def test_what_each_rank_was_doing_is_left_where_nobody_could_speak(folder: Path)
     assert lines[1].step > 5
 
 
-def test_an_error_says_what_its_rank_was_doing_and_where_its_log_is(folder: Path) -> None:
-    result = struck(folder, 'raise OSError("the disk is full")', "--log-dir", "logs")
+@pytest.mark.parametrize(
+    ("deed", "told"), [('raise OSError("the disk is full")', "the disk is full"), ("torch.empty(1 << 50)", "memory")]
+)
+def test_an_error_says_what_its_rank_was_doing_and_where_its_log_is(folder: Path, deed: str, told: str) -> None:
+    result = struck(folder, deed, "--log-dir", "logs")
     assert result.returncode == 2
     block = result.stderr[result.stderr.index("error[data] (rank 1 on ") :].splitlines()
+    assert told in block[0]
     assert re.fullmatch(r"  doing: step \d+, reading data", block[-2])
     assert block[-1] == "  log:   logs/rank1.log"
     assert boards(folder) == []

@@ -24,7 +24,7 @@ _WAITING = prepare(State.WAITING, "waiting for peers")
 _DEALING = prepare(State.RUNNING, "beginning an epoch")
 _READING = prepare(State.RUNNING, "reading data")
 _BATCH = prepare(State.RUNNING, "placing the batch")
-_DONE = prepare(State.RUNNING, "step done")
+_DONE = prepare(State.RUNNING, "between steps")
 
 
 def follow(

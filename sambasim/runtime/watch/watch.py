@@ -88,11 +88,11 @@ class Watch:
         return None if self._board is None else str(self._board.lines()[self._communicator.local_rank])
 
     def end(self) -> None:
-        """Collective: the run has ended well on every rank that comes here."""
+        """Collective: the run has ended well, on every rank."""
         if self._board is None:
             return
         self.activity.waits("waiting for peers to end")
-        self._communicator.node_barrier()
+        self._communicator.barrier()
         self.over()
 
     def failing(self) -> PeerError | None:
