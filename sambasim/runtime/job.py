@@ -80,7 +80,7 @@ class TrainingJob:
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, steps, trainer.totals, evaluation)
         if setup.options.save is not None and setup.is_first:
-            self._activity.does("saving the weights")
+            self._activity.takes_long("saving the weights")
             save_weights(setup.options.save, program, team.memory)
         self._activity.does("telling the summary")
         self._listener.ended(summary)

@@ -62,6 +62,7 @@ class PredictionJob:
         of_all = sum(self._communicator.all_gather_object(total), Sums())
         found = record(of_all, 0, 0, self._program.loss is not None, began_s)
         if self._options.predictions is not None:
+            self._activity.takes_long("saving the predictions")
             self._save(self._options.predictions, kept)
         return PredictionRecord(
             pef_digest=self._document.digest,

@@ -17,6 +17,9 @@ class Activity(Protocol):
     def does(self, what: str) -> None:
         """The rank does `what` from now on, for as long as that takes."""
 
+    def takes_long(self, what: str) -> None:
+        """The same, for what may take any time, such as writing a large file: the others wait for it."""
+
     def waits(self, what: str) -> None:
         """The rank waits for other ranks from now on; `what` says for what."""
 
@@ -28,6 +31,8 @@ class Unwatched:
     writer = None
 
     def does(self, what: str) -> None: ...
+
+    def takes_long(self, what: str) -> None: ...
 
     def waits(self, what: str) -> None: ...
 
@@ -41,6 +46,9 @@ class OnBoard:
 
     def does(self, what: str) -> None:
         self.writer.does(prepare(State.RUNNING, what))
+
+    def takes_long(self, what: str) -> None:
+        self.writer.does(prepare(State.BUSY, what))
 
     def waits(self, what: str) -> None:
         self.writer.does(prepare(State.WAITING, what))

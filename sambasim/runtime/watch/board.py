@@ -26,7 +26,7 @@ _PID = 10
 _STEP = 10
 _MICRO_STEP = 6
 _STATE = 7
-_DOING = 60
+_DOING = 80
 _AT = 96
 
 
@@ -36,6 +36,8 @@ class State(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"
     """For others: it goes on when they do."""
+    BUSY = "busy"
+    """In something that may take any time: the others wait for as long as its process is there."""
     LEAVING = "leaving"
     """It has failed, and ends the job."""
     ENDED = "ended"

@@ -42,17 +42,15 @@ class Seen:
 
     @property
     def moves(self) -> bool:
-        """Whether it neither waits nor has come to an end."""
+        """Whether it should come from one thing to the next, without others."""
         return self.line.state is State.RUNNING
 
 
 def dead(seen: Sequence[Seen]) -> list[Seen]:
     """Those whose process is gone without having come to its end."""
-    return [
-        one
-        for one in seen
-        if one.process is Process.GONE and (one.moves or one.line.state is State.WAITING or _was_leaving(one))
-    ]
+    at_work = (State.RUNNING, State.WAITING, State.BUSY)
+    gone = [one for one in seen if one.process is Process.GONE]
+    return [one for one in gone if one.line.state in at_work or _was_leaving(one)]
 
 
 def is_stalled(own: Seen, seen: Sequence[Seen], timeout_s: float) -> bool:
@@ -65,6 +63,8 @@ def is_stalled(own: Seen, seen: Sequence[Seen], timeout_s: float) -> bool:
         return False
     if any(one.line.state is State.LEAVING for one in seen):
         return False  # which ends the job by itself
+    if any(one.line.state is State.BUSY and one.process not in _AWAY for one in seen):
+        return False
     others = [one for one in seen if one.moves or one.process in _AWAY]
     if not others:  # all wait: one that has just come to it may be the one that the rest waited for
         others = [one for one in seen if one.line.state is State.WAITING]

@@ -7,6 +7,7 @@ nobody watches runs the code that it always ran.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +25,7 @@ _WAITING = prepare(State.WAITING, "waiting for peers")
 _DEALING = prepare(State.RUNNING, "beginning an epoch")
 _READING = prepare(State.RUNNING, "reading data")
 _BATCH = prepare(State.RUNNING, "placing the batch")
-_DONE = prepare(State.RUNNING, "between steps")
+_DONE = prepare(State.RUNNING, "telling of the step")
 
 
 def follow(
@@ -44,6 +45,9 @@ def follow(
         stand_ins.put(replica.executable, "run", partial(_running, writer, titles(graph)))
     stand_ins.put(sync, "begin_step", partial(_beginning, writer, done))
     stand_ins.put(sync, "finish_step", partial(_finishing, writer))
+    for one in sync.watched():
+        title = prepare(State.WAITING, f"sync with peers: {one.name}")
+        stand_ins.put(one.owner, one.method, partial(_syncing, writer, title))
 
 
 def titles(graph: Graph) -> Sequence[bytes]:
@@ -103,6 +107,19 @@ def _running(
         return run(tangent, accumulate=accumulate, section_done=done)
 
     return ran
+
+
+def _syncing(writer: Writer, title: bytes, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of the sync. Of many groups it may take long, but goes on from one to the next."""
+    does = writer.does
+
+    def synced(*args: object, **by_name: object) -> object:
+        does(title)
+        result = method(*args, **by_name)
+        does(_WAITING)
+        return result
+
+    return synced
 
 
 def _finishing(writer: Writer, finish_step: Callable[..., StepSync]) -> Callable[..., StepSync]:

@@ -93,7 +93,18 @@ def test_a_rank_that_ends_the_job_is_left_to_do_so() -> None:
     assert not stalled(seen(0), seen(1, State.LEAVING))
 
 
-@pytest.mark.parametrize("state", [State.RUNNING, State.WAITING])
+def test_a_rank_that_is_busy_is_waited_for_as_long_as_its_process_is_there() -> None:
+    assert not stalled(seen(0), seen(1, State.BUSY))
+    assert stalled(seen(0), seen(1, State.BUSY, process=Process.STOPPED))
+
+
+def test_a_host_that_gives_no_answer_is_missing() -> None:
+    everybody = [seen(0), seen(1, State.RUNNING, 4.0, process=Process.SILENT)]
+    assert stalled(*everybody)
+    assert ranks(missing(everybody)) == [1]
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.WAITING, State.BUSY])
 def test_a_process_that_is_gone_before_its_end_is_dead(state: State) -> None:
     assert ranks(dead([seen(0), seen(1, state, 0.0, process=Process.GONE)])) == [1]
 

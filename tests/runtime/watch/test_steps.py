@@ -11,8 +11,10 @@ from torch import Tensor
 
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
+from sambasim.records.trace import Track
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.sync.interface import GradientSync
+from sambasim.runtime.trace.watched import Watched
 from sambasim.runtime.watch import board
 from sambasim.runtime.watch.activity import UNWATCHED, OnBoard
 from sambasim.runtime.watch.board import Board
@@ -58,7 +60,9 @@ def replica_of(parts: Parts) -> Replica:
 
 
 def sync_of(parts: Parts) -> GradientSync:
-    return cast(GradientSync, SimpleNamespace(begin_step=parts.note, finish_step=parts.finish))
+    sync = SimpleNamespace(begin_step=parts.note, finish_step=parts.finish, reduce=parts.note)
+    sync.watched = lambda: [Watched(sync, "reduce", Track.COLLECTIVES, "REDUCE")]
+    return cast(GradientSync, sync)
 
 
 def program() -> Program:
@@ -91,9 +95,17 @@ def test_each_phase_of_a_step_is_written_before_it_begins(parts: Parts) -> None:
             "running: step 17, micro-step 2, reading data",
             *(line.replace("step 17,", "step 17, micro-step 2,") for line in parts.said[3:8]),
             "waiting: step 17, micro-step 2, waiting for peers",
-            "running: step 17, between steps",
+            "running: step 17, telling of the step",
         ]
     )
+
+
+def test_what_takes_long_in_a_sync_is_written_too(parts: Parts) -> None:
+    sync = sync_of(parts)
+    follow(OnBoard(parts.board.writer(0)), program(), [], sync, lambda: parts.steps)
+    cast(SimpleNamespace, sync).reduce()
+    parts.note()
+    assert parts.said == ["waiting: sync with peers: REDUCE", "waiting: waiting for peers"]
 
 
 def test_where_nobody_watches_a_step_runs_as_it_is(parts: Parts) -> None:
