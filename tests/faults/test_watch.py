@@ -14,6 +14,7 @@ from sambasim.runtime.watch import board
 from sambasim.runtime.watch.board import State
 from tests.faults.texts import dataset
 from tests.support.mpi import Result, can_play_hosts, run_mpi
+from tests.support.whole import whole_case
 
 TIMEOUT_S = 2
 _RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples", "--epochs", "100000"]
@@ -44,7 +45,7 @@ def boards(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*-ranks-*.txt"))
 
 
-@pytest.mark.parametrize("sync", ["--reduce-on-rdu", "--host-sync=mpi", "--host-sync=gloo"])
+@pytest.mark.parametrize("sync", ["--reduce-on-rdu", "--host-sync=gloo", whole_case("--host-sync=mpi")])
 def test_a_rank_that_hangs_in_its_data_is_named_with_the_line_that_it_hangs_in(folder: Path, sync: str) -> None:
     result = struck(folder, "time.sleep(3600)", sync)
     assert result.returncode == 4
@@ -70,7 +71,7 @@ def test_of_three_ranks_only_the_one_that_hangs_is_named(folder: Path) -> None:
     assert len(re.findall(r"rank \d on \S+ \(process", result.stderr)) == 1
 
 
-@pytest.mark.parametrize("deed", ["os._exit(0)", "os._exit(86)"])
+@pytest.mark.parametrize("deed", ["os._exit(0)", whole_case("os._exit(86)")])
 def test_a_rank_that_leaves_in_silence_ends_the_job_and_is_told_of_or_can_be_looked_up(folder: Path, deed: str) -> None:
     result = struck(folder, deed)
     if "error[" in result.stderr:
@@ -109,7 +110,8 @@ def test_what_each_rank_was_doing_is_left_where_nobody_could_speak(folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("deed", "told"), [('raise OSError("the disk is full")', "the disk is full"), ("torch.empty(1 << 50)", "memory")]
+    ("deed", "told"),
+    [('raise OSError("the disk is full")', "the disk is full"), whole_case("torch.empty(1 << 50)", "memory")],
 )
 def test_an_error_says_what_its_rank_was_doing_and_where_its_log_is(folder: Path, deed: str, told: str) -> None:
     result = struck(folder, deed, "--log-dir", "logs")
