@@ -15,10 +15,11 @@ OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_shared_memory.py
+MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_watch.py \
+	tests/faults/test_shared_memory.py
 
 # Most of these start jobs of several ranks, which want the cores for themselves. All other tests are run by two processes.
-ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py) tests/mpi \
+ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py watch.py) tests/mpi \
 	tests/parity/test_ddp.py
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
@@ -47,8 +48,8 @@ test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest 
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
-	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/cli tests/samba/api tests/samba/door \
-		tests/parity/test_ddp.py
+	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/faults/test_watch.py tests/cli \
+		tests/samba/api tests/samba/door tests/parity/test_ddp.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi

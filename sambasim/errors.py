@@ -121,6 +121,19 @@ class PeerError(SambasimError):
     code = "peer"
     exit_code = 4
 
+    def __init__(
+        self, what: str, *, where: str | None = None, remedy: str | None = None, rank: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.rank = rank
+        """The rank that it is about, where one is known to be the first of them."""
+
+
+class StallError(PeerError):
+    """The job stands still: a rank does not come to where the others wait for it."""
+
+    code = "stall"
+
 
 class Interrupted(SambasimError):
     """A run has stopped because a signal asked it to."""

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 import click
 
@@ -23,12 +24,14 @@ def exit_code_of(error: BaseException) -> int:
     return 70
 
 
-def explain(error: BaseException, told_by: str | None = None) -> None:
-    """Print `error`. Of several processes that a launcher started, and that all fail before they have found each other,
-    only the first prints. `told_by` names the rank and host, where a rank of a job tells its error."""
+def explain(error: BaseException, told_by: str | None = None, beneath: Sequence[tuple[str, str]] = ()) -> None:
+    """Print `error`, and beneath it lines with a title each. Of several processes that a launcher started, and that all
+    fail before they have found each other, only the first prints. `told_by` names the rank and host, where a rank of a
+    job tells its error."""
     if told_by is None and launched_rank(os.environ) != 0:
         return
-    print(_words(error, f" ({told_by})" if told_by else ""), file=sys.stderr)
+    lines = [f"  {title + ':':<6} {text}" for title, text in beneath]
+    print("\n".join([_words(error, f" ({told_by})" if told_by else ""), *lines]), file=sys.stderr)
 
 
 def _words(error: BaseException, behind: str) -> str:

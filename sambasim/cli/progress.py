@@ -173,11 +173,16 @@ class _LiveLine:
         self._progress.stop()
 
 
+def log_of(folder: Path, rank: int) -> Path:
+    """The log of a rank."""
+    return folder / f"rank{rank}.log"
+
+
 class RankLog:
     """One file of each rank: every step with its times, flushed as it goes. It is there once training begins."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"rank{rank}.log"
+        self._path = log_of(folder, rank)
         self._file: TextIO | None = None
 
     def preparing(self, what: str) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.guard import Failure
     from sambasim.runtime.listener import Listener
     from sambasim.runtime.ranks import Communicator
+    from sambasim.runtime.watch.watch import Watch
 
 _FILE = click.Path(path_type=Path)
 _HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
@@ -87,6 +89,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
 @click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")
 @click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
+@click.option("--sync-timeout", type=float, metavar="SECONDS", help="How long ranks wait for one that hangs: 300.")
 @click.option("--engine", type=click.Choice(["plain", "inductor"]), help="inductor compiles sections by g++.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
@@ -107,21 +110,53 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
     from sambasim.runtime.output import print_whole_lines
+    from sambasim.runtime.watch.watch import Watch
 
     communicator = connect(["sambasim", *sys.argv[1:]])
     if communicator.topology.world_size > 1:
         print_whole_lines()
 
-    def tell(failure: "Failure") -> None:
-        where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
-        explain(failure.error, told_by=where)
+    watch, screen = Watch(communicator), ExitStack()
 
-    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
-        _run(options, output_folder, communicator)
+    def tell(failure: "Failure") -> None:
+        screen.close()  # the watchdog tells while the progress is still on it
+        explain(failure.error, told_by=_teller(failure), beneath=_beneath(failure, options))
+
+    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of, watch=watch):
+        _run(options, output_folder, communicator, watch, screen)
+        watch.end()
     communicator.close()
 
 
-def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> None:
+def _teller(failure: "Failure") -> str:
+    """Who tells of a failure, and whether it is its own."""
+    if failure.alike:
+        return "every rank"
+    teller = f"rank {failure.rank} on {failure.host_name}"
+    return teller if failure.about == failure.rank else f"seen by {teller}"
+
+
+def _beneath(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
+    """What is told beneath a failure: what its rank was doing, and where its log is."""
+    from sambasim.cli.progress import log_of
+
+    lines = [("doing", failure.doing)] if failure.doing else []
+    if options.log_dir is not None and not failure.alike and log_of(options.log_dir, failure.about).is_file():
+        lines.append(("log", str(log_of(options.log_dir, failure.about))))
+    return lines
+
+
+def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
+    """Begin to watch the ranks, and say where they say what they do: what kills them all may leave nothing else."""
+    folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
+    watch.begin(folders, pef.stem, options.sync_timeout)
+    if watch.path is not None and watch.is_first and not options.json_output:
+        click.echo(f"if a rank dies: {watch.path} says what each was doing")
+
+
+def _run(
+    options: "RunOptions", output_folder: Path, communicator: "Communicator", watch: "Watch", screen: ExitStack
+) -> None:
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
@@ -131,17 +166,19 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
         _check_replicas(options, header, communicator.topology.world_size)
     _check_seats(options, header, communicator.topology.node_of)
     _check_outputs(options, communicator.topology.rank)
+    _watch(watch, options, path)
 
     from sambasim.runtime.job import TrainingJob
     from sambasim.runtime.prediction import PredictionJob
 
     if options.inference:
-        report = PredictionJob(path, options, communicator).run()
+        report = PredictionJob(path, options, communicator, watch.activity).run()
         if communicator.topology.rank == 0:
             click.echo(report.model_dump_json() if options.json_output else _told(report))
         return
-    with ExitStack() as stack:
-        summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
+    with screen:
+        listener = _listener(options, communicator, screen)
+        summary = TrainingJob(path, options, communicator, listener, watch.activity).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
 

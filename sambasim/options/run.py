@@ -23,6 +23,9 @@ from sambasim.options.training import LossOptions, OptimizerOptions, TrainingOpt
 
 SAVE_SUFFIX = ".safetensors"
 
+SYNC_TIMEOUT_S = 300.0
+"""Longer than any step, batch or section should take, and short against a night."""
+
 MOST_TRACED_STEPS = 1000
 """A trace is for looking at, and it is kept in memory until it is written."""
 
@@ -51,9 +54,10 @@ class RunOptions(Options):
     step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
     `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
     None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
-    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
-    replicas in one process. `checkpoint` says where and how often a run saves where it is. `cluster` is the simulated
-    machine on which replicas sit, a name or a TOML file; None is that of the device.
+    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `sync_timeout` is for how many seconds
+    ranks wait for one that does not move. `emulate_replicas` plays that many replicas in one process. `checkpoint` says
+    where and how often a run saves where it is. `cluster` is the simulated machine on which replicas sit, a name or a
+    TOML file; None is that of the device.
     """
 
     pef: str = Field(min_length=1)
@@ -77,6 +81,7 @@ class RunOptions(Options):
     """Which steps those are of, as `step_range` reads them; None is all of them."""
     save: FilePath | None = None
     log_dir: FilePath | None = None
+    sync_timeout: float = Field(default=SYNC_TIMEOUT_S, gt=0)
     predictions: FilePath | None = None
     checkpoint: CheckpointOptions = CheckpointOptions()
     json_output: bool = False
@@ -191,6 +196,7 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "record_steps": ("--record-steps", "record_steps"),
     "save": ("--save", "save"),
     "log_dir": ("--log-dir", "log_dir"),
+    "sync_timeout": ("--sync-timeout", "sync_timeout"),
     "predictions": ("--predictions", "predictions"),
     "checkpoint_dir": ("--checkpoint-dir", "checkpoint.dir"),
     "checkpoint_every": ("--checkpoint-every", "checkpoint.every"),

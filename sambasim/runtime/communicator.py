@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 _NOTICE_TAG = 1
 _GREETING_TAG = 2
+_LETTER_TAG = 3
 _ABORT_GRACE_S = 5.0
 _STDERR = 2  # the descriptor itself, whatever sys.stderr has become
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -144,7 +145,7 @@ class MpiCommunicator(Communicator):
     _notices: "MPI.Intracomm"  # of its own, so that a notice never meets a message of the training
     _windows: list["MPI.Win"] = field(default_factory=list)
     _heard: dict[int, FailureNotice] = field(default_factory=dict)
-    _announcements: list["MPI.Request"] = field(default_factory=list)
+    _under_way: list["MPI.Request"] = field(default_factory=list)
 
     def barrier(self) -> None:
         self._world.Barrier()
@@ -238,7 +239,7 @@ class MpiCommunicator(Communicator):
     def announce_failure(self, notice: FailureNotice) -> None:
         self._heard[self.rank] = notice
         others = (rank for rank in range(self.world_size) if rank != self.rank)
-        self._announcements.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
+        self._under_way.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
 
     def failures(self) -> Mapping[int, FailureNotice]:
         from mpi4py import MPI
@@ -248,6 +249,25 @@ class MpiCommunicator(Communicator):
             notice = message.recv(status)
             self._heard[status.Get_source()] = notice
         return dict(self._heard)
+
+    @property
+    def serves_threads(self) -> bool:
+        from mpi4py import MPI
+
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def post(self, value: object, rank: int) -> None:
+        self._under_way.append(self._notices.isend(value, dest=rank, tag=_LETTER_TAG))
+
+    def letters(self) -> Sequence[tuple[int, object]]:
+        from mpi4py import MPI
+
+        came = []
+        while (message := self._notices.improbe(tag=_LETTER_TAG)) is not None:
+            status = MPI.Status()
+            value: object = message.recv(status)
+            came.append((status.Get_source(), value))
+        return came
 
     def abort(self, exit_code: int) -> NoReturn:
         sys.stdout.flush()

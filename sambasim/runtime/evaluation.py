@@ -24,6 +24,7 @@ from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executable, outputs_in_order
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.replica import input_specs
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
 
 TARGET = "target"
 
@@ -49,7 +50,15 @@ class Sums:
 class Evaluator:
     """Runs the evaluation graph on `memory`'s parameters, for samples with a target and for prediction."""
 
-    def __init__(self, program: Program, memory: DeviceMemory, loss: LossOptions | None, options: DataOptions) -> None:
+    def __init__(
+        self,
+        program: Program,
+        memory: DeviceMemory,
+        loss: LossOptions | None,
+        options: DataOptions,
+        activity: Activity = UNWATCHED,
+    ) -> None:
+        self._activity = activity
         self._program = program
         self._loss = loss
         self._options = options
@@ -105,6 +114,7 @@ class Evaluator:
         )
         batches = iter(loader)
         for start in range(0, len(indices), size):
+            self._activity.does(f"evaluating batch {start // size + 1} of {-(-len(indices) // size)}")
             with reading_batch(self._options.source or "the data"):
                 batch: Batch = next(batches)
             count = min(size, len(indices) - start)

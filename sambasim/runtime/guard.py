@@ -7,11 +7,16 @@ A rank that raises and leaves while others wait in a collective would hang the j
 2. tells it, if it is the one to tell: of those that announced, the lowest whose error was not caused by another rank;
 3. leaves: quietly if every rank has announced (a check that fails on all of them alike), else by MPI's abort.
 
-Nothing here waits for a rank that does not answer, and an alarm ends this process should MPI itself not return.
+Where there is a watch over the job, its watchdog finds ranks that have died or that keep the others waiting, and ends
+the job in the same way, from a thread of its own. If a peer has died, that is what is told, whatever came of it here.
+
+Nothing here waits for a rank that does not answer, and a timer ends this process should MPI itself not return.
 """
 
-import signal
+import faulthandler
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +25,13 @@ from typing import NoReturn
 
 from sambasim.errors import PeerError
 from sambasim.runtime.ranks import Communicator, FailureNotice
+from sambasim.runtime.watch.watch import Watch
 
 PATIENCE_S = 1.0
 """How long a failing rank listens for others. Ranks that fail the same check do so within milliseconds."""
 
 DEADLINE_S = 5
-"""The operating system ends a failing rank after this time, whatever it is doing then."""
+"""A failing rank ends after this time, whatever it is doing then."""
 
 LEAVING_S = 30
 """The same, once all ranks leave together: nobody waits for them then, and MPI is slow on a busy machine."""
@@ -41,12 +47,20 @@ class Failure:
     """What `tell` gets: the error, and the rank and host that it happened on.
 
     alike: every rank of the job left with the same words, so that naming one of them would mislead
+    doing: what the rank was doing, where that is known and says more than the error does
     """
 
     error: BaseException
     rank: int
     host_name: str
     alike: bool
+    doing: str | None = None
+
+    @property
+    def about(self) -> int:
+        """The rank whose fault it is: this one, unless the error names another."""
+        named = self.error.rank if isinstance(self.error, PeerError) else None
+        return self.rank if named is None else named
 
 
 @contextmanager
@@ -55,20 +69,25 @@ def ends_the_job(
     *,
     tell: Callable[[Failure], None],
     exit_code: Callable[[BaseException], int],
+    watch: Watch | None = None,
 ) -> Iterator[None]:
     """Whatever escapes the block ends the job within DEADLINE_S. With one rank it just escapes.
 
     tell: prints a failure; called on one rank of the job
     exit_code: of an error; the job ends with that of the failure told, and never with 0 if a rank was left behind
+    watch: once it has begun, it ends the job too
 
     Raises SystemExit with the exit code if all ranks leave together.
     """
+    ending = _Ending(communicator, tell, exit_code, watch or Watch(communicator))
+    if watch is not None:
+        watch.ends_by(ending.leave)
     try:
         yield
     except BaseException as error:
         if communicator.world_size == 1:
             raise
-        _leave(communicator, error, tell, exit_code)
+        ending.leave(error)
 
 
 def teller(notices: Mapping[int, FailureNotice]) -> int:
@@ -77,32 +96,57 @@ def teller(notices: Mapping[int, FailureNotice]) -> int:
     return min(primary or notices)
 
 
-def _leave(
-    communicator: Communicator,
-    error: BaseException,
-    tell: Callable[[Failure], None],
-    exit_code: Callable[[BaseException], int],
-) -> NoReturn:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(DEADLINE_S)
-    own = FailureNotice(f"{type(error).__name__}: {error}", exit_code(error), isinstance(error, PeerError))
-    notices = _listen(communicator, own)
-    all_leave = len(notices) == communicator.world_size
-    alike = all_leave and all(notice.words == own.words for notice in notices.values())
-    tells = teller(notices) == communicator.rank
-    asked_to_exit = alike and isinstance(error, SystemExit)
-    if tells and not asked_to_exit:
-        tell(Failure(error, communicator.rank, communicator.host_name, alike))
-        sys.stderr.flush()
-    code = notices[teller(notices)].exit_code
-    if all_leave:
-        signal.alarm(LEAVING_S)
-        raise SystemExit(code) from None
-    if not tells:
-        time.sleep(2 * PATIENCE_S)  # the teller aborts the job, this rank included; if it died instead, this one does
-    else:
-        time.sleep(_FORWARDING_S)
-    communicator.abort(max(code, 1))
+class _Ending:
+    """The end of the job, seen from this rank. The first thread that comes to it is the one that leaves."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        tell: Callable[[Failure], None],
+        exit_code: Callable[[BaseException], int],
+        watch: Watch,
+    ) -> None:
+        self._communicator = communicator
+        self._tell = tell
+        self._exit_code = exit_code
+        self._watch = watch
+        self._taken = threading.Lock()
+
+    def leave(self, error: BaseException) -> NoReturn:
+        if not self._taken.acquire(blocking=False):
+            while True:  # another thread ends this process
+                time.sleep(DEADLINE_S)
+        _end_within(DEADLINE_S)
+        communicator, doing = self._communicator, self._watch.doing
+        error = self._watch.failing() or error
+        own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
+        notices = _listen(communicator, own)
+        all_leave = len(notices) == communicator.world_size
+        alike = all_leave and all(notice.words == own.words for notice in notices.values())
+        tells = teller(notices) == communicator.rank
+        asked_to_exit = alike and isinstance(error, SystemExit)
+        if tells and not asked_to_exit:
+            doing = None if alike or own.secondary else doing
+            self._tell(Failure(error, communicator.rank, communicator.host_name, alike, doing))
+            sys.stderr.flush()
+        code = notices[teller(notices)].exit_code
+        if tells or all_leave:
+            self._watch.over()
+        if all_leave and threading.current_thread() is threading.main_thread():
+            _end_within(LEAVING_S)
+            raise SystemExit(code) from None
+        if not tells:
+            time.sleep(2 * PATIENCE_S)  # the teller aborts the job, this rank included; if it died, this one does
+        else:
+            time.sleep(_FORWARDING_S)
+        communicator.abort(max(code, 1))
+
+
+def _end_within(seconds: float) -> None:
+    """This process ends after so many seconds, even if no Python runs in it any more. A later call takes the place of
+    an earlier one."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # it would print where each thread is; the descriptor must stay open
+    faulthandler.dump_traceback_later(seconds, file=nowhere, exit=True)
 
 
 def _listen(communicator: Communicator, own: FailureNotice) -> Mapping[int, FailureNotice]:

@@ -32,14 +32,25 @@ from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.watch.judgement import WATCHDOG_FIRST_S
+from sambasim.runtime.watch.steps import follow
 from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
     """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
 
-    def __init__(self, path: Path, options: RunOptions, communicator: Communicator, listener: Listener) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: RunOptions,
+        communicator: Communicator,
+        listener: Listener,
+        activity: Activity = UNWATCHED,
+    ) -> None:
         self._began_s = time.perf_counter()
+        self._activity = activity
         self._setup: Setup = set_up(path, options, communicator)
         self._communicator = communicator
         self._listener = listener
@@ -52,34 +63,42 @@ class TrainingJob:
             keep_freed_memory()
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
-                torch_process_group.bring_up(self._communicator)
+                self._activity.waits("connecting the ranks")
+                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
                 stack.callback(torch_process_group.take_down)
             return self._train()
 
     def _train(self) -> SummaryRecord:
         setup = self._setup
         program, training = setup.program, setup.resolved.training
+        self._activity.does("opening the data")
         sources = self._open_sources()
         samples = len(sources[0].train)
+        self._activity.does("looking for the checkpoint")
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
+        self._activity.does("placing the weights")
         team = assemble(setup, sources, self._listener)
         trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers, self._wish)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, samples, self._listener, setup.options.checkpoint.dir)
+            self._saver = Saver(setup, team, samples, self._listener, self._activity)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
-            evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data)
+            evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
         self._listener.started(self._start(steps, team, sources[0], resumption))
+        follow(self._activity, program, team.replicas, team.sync, lambda: trainer.totals.steps)
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+        self._activity.waits("comparing the weights")
         summary = summarize(setup, team, steps, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
+            self._activity.takes_long("saving the weights")
             save_weights(setup.options.save, program, team.memory)
+        self._activity.does("telling the summary")
         self._listener.ended(summary)
         return summary
 
@@ -94,6 +113,7 @@ class TrainingJob:
         for _ in range(setup.emulated):
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program))))
+        self._activity.waits("waiting for peers to open the data")
         check_sources(self._communicator, sources)
         return sources
 
@@ -156,13 +176,17 @@ class TrainingJob:
     ) -> tuple[EvaluationRecord, int]:
         """Collective. One evaluation, and the largest wish of a rank after it."""
         setup, began_s = self._setup, time.perf_counter()
+        self._activity.waits("waiting for peers to evaluate")
         evaluator.use_buffers(self._buffers_of_first(team))
+        self._activity.does("evaluating")
         own = [
             evaluator.sums(source.evaluation, number, setup.world_size, setup.seed, step)
             for number, source in zip(setup.own_replicas, sources, strict=False)
             if source.evaluation is not None
         ]
+        self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.wish()))
+        self._activity.does("evaluation done")
         total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
         wished = max(wish for _, wish in everybody)
         return record(total, step, epoch, setup.program.loss is not None, began_s), wished

@@ -19,13 +19,17 @@ from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.threads import default_threads
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
 from sambasim.runtime.weights import load_weights, write_tensors
 
 
 class PredictionJob:
     """Predicts for the held-out samples, or for all where none are held out; the ranks share them out."""
 
-    def __init__(self, path: Path, options: RunOptions, communicator: Communicator) -> None:
+    def __init__(
+        self, path: Path, options: RunOptions, communicator: Communicator, activity: Activity = UNWATCHED
+    ) -> None:
+        self._activity = activity
         self._path = path
         self._options = options
         self._communicator = communicator
@@ -42,8 +46,10 @@ class PredictionJob:
         began_s = time.perf_counter()
         topology = self._communicator.topology
         seed = self._resolved.training.seed
+        self._activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
         source = open_source(self._resolved.data, tuple(input_specs(self._program)))
+        self._activity.waits("waiting for peers to open the data")
         check_sources(self._communicator, [source])
         seed_everything(derive(seed, topology.rank, 0, 0, Stream.DATA))
         dataset = source.evaluation or source.train
@@ -52,9 +58,11 @@ class PredictionJob:
             total += sums
             if self._options.predictions is not None:
                 kept.append(outputs)
+        self._activity.waits("waiting for peers to predict")
         of_all = sum(self._communicator.all_gather_object(total), Sums())
         found = record(of_all, 0, 0, self._program.loss is not None, began_s)
         if self._options.predictions is not None:
+            self._activity.takes_long("saving the predictions")
             self._save(self._options.predictions, kept)
         return PredictionRecord(
             pef_digest=self._document.digest,
@@ -75,7 +83,7 @@ class PredictionJob:
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)
         place_weights(program, memory, weights)
-        evaluator = Evaluator(program, memory, self._resolved.loss, self._resolved.data)
+        evaluator = Evaluator(program, memory, self._resolved.loss, self._resolved.data, self._activity)
         buffers = [symbol.name for symbol in program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
         evaluator.use_buffers({name: memory.tensor(name) for name in buffers})
         return evaluator

@@ -163,6 +163,19 @@ class Communicator(ABC):
     def failures(self) -> Mapping[int, FailureNotice]:
         """By rank, the notices that have come so far, this rank's own among them. Does not wait."""
 
+    @property
+    @abstractmethod
+    def serves_threads(self) -> bool:
+        """Whether another thread than the one that started MPI may use this, at the same time."""
+
+    @abstractmethod
+    def post(self, value: object, rank: int) -> None:
+        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no help from it."""
+
+    @abstractmethod
+    def letters(self) -> Sequence[tuple[int, object]]:
+        """What has been posted to this rank since it last asked, and by whom. Does not wait."""
+
     @abstractmethod
     def abort(self, exit_code: int) -> NoReturn:
         """End every process of the job now."""

@@ -45,6 +45,7 @@ class Shard:
         self._name = options.source or "the data"
         self._inputs = inputs
         self._names = tuple(spec.name for spec in inputs)
+        self.accumulation_steps = accumulation_steps
         self._batch_size = batch_size
         self._deal = _Deal(dataset, rank, world_size, batch_size, accumulation_steps, seed, shuffle=options.shuffle)
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.

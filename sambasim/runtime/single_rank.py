@@ -121,6 +121,16 @@ class SingleRank(Communicator):
     def failures(self) -> Mapping[int, FailureNotice]:
         return dict(self._notices)
 
+    @property
+    def serves_threads(self) -> bool:
+        return True
+
+    def post(self, value: object, rank: int) -> None:
+        raise InternalError(f"a letter to rank {rank} of a job of one rank")
+
+    def letters(self) -> Sequence[tuple[int, object]]:
+        return []
+
     def abort(self, exit_code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from sambasim.errors import MachineError
+from sambasim.errors import InternalError, MachineError
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder, snapshot
 from sambasim.runtime.checkpoint.cadence import Clock
@@ -16,21 +16,25 @@ from sambasim.runtime.plan import Position
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
 from sambasim.runtime.training import Totals
+from sambasim.runtime.watch.activity import Activity
 
 
 class Saver:
-    """Writes checkpoints into `checkpoint_dir`. Collective: every rank has one, and calls it alike.
+    """Writes checkpoints where the options of `setup` say. Collective: every rank has one, and calls it alike.
 
     Raises OptionError if another run writes there, and MachineError if nothing can be written there.
     """
 
-    def __init__(self, setup: Setup, team: Team, samples: int, listener: Listener, checkpoint_dir: Path) -> None:
-        self._claim = claim(checkpoint_dir, setup.communicator)
+    def __init__(self, setup: Setup, team: Team, samples: int, listener: Listener, activity: Activity) -> None:
+        if setup.options.checkpoint.dir is None:
+            raise InternalError("checkpoints of a run that asks for none")
+        self._folder = setup.options.checkpoint.dir
+        self._claim = claim(self._folder, setup.communicator)
+        self._activity = activity
         self._setup = setup
         self._team = team
         self._samples = samples
         self._listener = listener
-        self._folder = checkpoint_dir
         self._clock = Clock(setup.options.checkpoint.cadence)
         self._tried_step: int | None = None
         self.failed = 0
@@ -71,6 +75,7 @@ class Saver:
                 tuple(replica.rank for replica in team.replicas),
                 snapshot.take(setup, team),
                 setup.communicator,
+                self._activity,
             )
         except MachineError as error:
             self.failed += 1

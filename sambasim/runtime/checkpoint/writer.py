@@ -21,6 +21,7 @@ from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, Span
 from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
 from sambasim.runtime.checkpoint.shards import file_name, shard_layout
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
 from sambasim.units import MIB
 
 _CHUNK_BYTES = 4 * MIB
@@ -42,6 +43,7 @@ def write(
     replicas: tuple[int, ...],
     tensors: Mapping[str, Tensor],
     communicator: Communicator,
+    activity: Activity = UNWATCHED,
 ) -> Manifest:
     """Collective. The checkpoint `path`, of which this rank has `tensors`: `spans` of the groups, and the buffers of
     `replicas`. Returns `manifest` with its shards and its digest; those it comes with are replaced.
@@ -52,17 +54,21 @@ def write(
     rank, count = communicator.rank, communicator.world_size
     untrained = manifest.untrained if rank == 0 else ()
     layout = shard_layout(manifest.groups, spans, manifest.buffers, replicas, untrained)
+    activity.waits("waiting for peers to begin a checkpoint")
     _agree(path, _attempt(communicator, lambda: _begin(path, rank)), communicator)
+    activity.takes_long("writing a checkpoint")
     file = folder.partial_of(path) / file_name(rank, count)
     sha256: list[str] = []
     failed = _attempt(communicator, lambda: sha256.append(_write_shard(file, layout, tensors)))
     own = failed or ShardModel(size_bytes=layout.size_bytes, sha256=sha256[0], spans=spans, replicas=replicas)
+    activity.waits("waiting for peers' parts of a checkpoint")
     everybody = communicator.all_gather_object(own)
     _refuse(path, [one for one in everybody if isinstance(one, Failed)], communicator)
     shards = tuple(one for one in everybody if isinstance(one, ShardModel))
     manifest = _with_digest(manifest.model_copy(update={"shards": shards}))
     failed = _attempt(communicator, lambda: _finish(path, manifest)) if rank == 0 else None
     _agree(path, failed, communicator)
+    activity.does("going on after a checkpoint")
     return manifest
 
 
