@@ -117,7 +117,10 @@ class RunProgress:
         if moved:
             print(f"sync moved {moved}")
         show(*step_times(summary))
-        if summary.first_nonfinite_step is not None:
+        if summary.skipped_steps:
+            told = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
+            print(f"warning: {told}, first at step {summary.first_nonfinite_step}")
+        elif summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if summary.failed_checkpoints:
             failed = summary.failed_checkpoints

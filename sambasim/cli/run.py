@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path)
 _HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
+_ON_NONFINITE = click.Choice(("stop", "skip", "ignore"), case_sensitive=False)
+_ON_NONFINITE_HELP = (
+    "After a loss that is NaN or infinite: stop (the default), skip that step's update, or ignore it. To skip, sync "
+    "waits for all losses, and nothing of it goes on beside the backward. Gradients are not looked at."
+)
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
@@ -51,6 +56,8 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--max-grad-norm", type=float, help="Largest norm of the gradients, for a PEF with clipping.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: data.workers=1.")
 @click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
+@click.option("--on-nonfinite", type=_ON_NONFINITE, help=_ON_NONFINITE_HELP)
+@click.option("--debug-numerics", is_flag=True, default=None, help="Look at all results: where NaN begins. Slow.")
 @click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
 @click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
 @click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
@@ -141,7 +148,8 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
             click.echo(report.model_dump_json() if options.json_output else _told(report))
         return
     with ExitStack() as stack:
-        summary = TrainingJob(path, options, communicator, _listener(options, communicator, stack)).run()
+        listener = _listener(options, communicator, stack)
+        summary = TrainingJob(path, options, communicator, listener, ["sambasim", *sys.argv[1:]]).run()
     if options.json_output and communicator.topology.rank == 0:
         click.echo(summary.model_dump_json())
 

@@ -20,6 +20,7 @@ from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
+from sambasim.runtime.nonfinite import LossWatch, as_typed
 from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
@@ -28,7 +29,9 @@ from sambasim.runtime.record.run import RunDigests, recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.sync.interface import GradientSync
 from sambasim.runtime.sync.network import scattered
+from sambasim.runtime.sync.skipping import Skipping
 from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
@@ -36,15 +39,26 @@ from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
-    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
+    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`.
 
-    def __init__(self, path: Path, options: RunOptions, communicator: Communicator, listener: Listener) -> None:
+    `command` is what was typed, without mpirun, for remedies that repeat it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: RunOptions,
+        communicator: Communicator,
+        listener: Listener,
+        command: Sequence[str] = ("sambasim", "run", "…"),
+    ) -> None:
         self._began_s = time.perf_counter()
         self._setup: Setup = set_up(path, options, communicator)
         self._communicator = communicator
         self._listener = listener
         self._saver: Saver | None = None
         self._signals = StopSignals(self._heard)
+        self._losses = LossWatch(options.on_nonfinite, listener, as_typed(command, communicator.world_size))
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
@@ -64,7 +78,7 @@ class TrainingJob:
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         team = assemble(setup, sources, self._listener)
-        trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers, self._wish)
+        trainer = Trainer(program, team.replicas, self._sync(team), steps, training, team.sync.optimizers, self._wish)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
@@ -86,6 +100,12 @@ class TrainingJob:
     def _heard(self, name: str) -> None:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
+
+    def _sync(self, team: Team) -> GradientSync | Skipping:
+        setup = self._setup
+        if setup.options.on_nonfinite != "skip":
+            return team.sync
+        return Skipping(team.sync, setup.program, team.memories, self._communicator, setup.roles.workers)
 
     def _open_sources(self) -> Sequence[Source]:
         """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
@@ -119,7 +139,9 @@ class TrainingJob:
         for epoch in range(steps.start.epoch, steps.epochs):
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < steps.last_step(epoch):
-                self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
+                step = trainer.step(epoch) if trace is None else trace.step(trainer, epoch)
+                self._listener.stepped(step)
+                self._losses.look(step, trainer.losses)  # before a checkpoint could keep what came of it
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.wished, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch):

@@ -34,6 +34,7 @@ class StepSync(NamedTuple):
     norm: of the mean gradients before they were clipped; None for a program that does not clip
     exposed_s: seconds in sync after this replica's own backward had ended, waiting for others included
     hidden_s: seconds in sync before that, in the middle of the backward
+    applied: whether parameters were updated; else the step was skipped
     """
 
     losses: Sequence[float]
@@ -41,6 +42,7 @@ class StepSync(NamedTuple):
     norm: float | None
     exposed_s: float
     hidden_s: float = 0.0
+    applied: bool = True
 
 
 def is_normed(program: Program) -> bool:
@@ -80,8 +82,13 @@ class GradientSync(ABC):
         """What a person calls this sync path."""
 
     @abstractmethod
+    def wait_for_readers(self) -> None:
+        """On return, peers have read this process's gradients of the last step: they may be overwritten."""
+
+    @abstractmethod
     def begin_step(self) -> None:
-        """A step begins, for which `optimizers` has begun too. Its last pass through the sections is still to come."""
+        """A step begins that will be finished, and for which `optimizers` has begun too; gradients may be overwritten.
+        Its last pass through the sections is still to come, if something of the sync is to go on beside it."""
 
     @abstractmethod
     def section_done(self, count: int) -> None:
