@@ -57,7 +57,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: data.workers=1.")
 @click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
 @click.option("--on-nonfinite", type=_ON_NONFINITE, help=_ON_NONFINITE_HELP)
-@click.option("--debug-numerics", is_flag=True, default=None, help="Look at all results: where NaN begins. Slow.")
+@click.option("--debug-numerics", is_flag=True, default=None, help="Stop where NaN or inf begins, and name it. Slow.")
 @click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
 @click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
 @click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")

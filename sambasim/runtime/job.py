@@ -21,6 +21,7 @@ from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
 from sambasim.runtime.nonfinite import LossWatch, as_typed
+from sambasim.runtime.numerics.update import UpdateProbe
 from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
@@ -29,7 +30,7 @@ from sambasim.runtime.record.run import RunDigests, recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
-from sambasim.runtime.sync.interface import GradientSync
+from sambasim.runtime.sync.interface import Synced
 from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.sync.skipping import Skipping
 from sambasim.runtime.team import Team, assemble, changes_buffers
@@ -101,11 +102,13 @@ class TrainingJob:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
 
-    def _sync(self, team: Team) -> GradientSync | Skipping:
-        setup = self._setup
-        if setup.options.on_nonfinite != "skip":
-            return team.sync
-        return Skipping(team.sync, setup.program, team.memories, self._communicator, setup.roles.workers)
+    def _sync(self, team: Team) -> Synced:
+        setup, sync = self._setup, team.sync
+        if setup.options.debug_numerics:
+            return UpdateProbe(sync, setup.program, team.memories)
+        if setup.options.on_nonfinite == "skip":
+            return Skipping(sync, setup.program, team.memories, self._communicator, setup.roles.workers)
+        return sync
 
     def _open_sources(self) -> Sequence[Source]:
         """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with

@@ -13,8 +13,7 @@ from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.schedules import factor
-from sambasim.runtime.sync.interface import GradientSync, StepSync
-from sambasim.runtime.sync.skipping import Skipping
+from sambasim.runtime.sync.interface import StepSync, Synced
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class Trainer:
         self,
         program: Program,
         replicas: Sequence[Replica],
-        sync: GradientSync | Skipping,
+        sync: Synced,
         plan: Plan,
         training: TrainingOptions,
         optimizers: Optimizers,

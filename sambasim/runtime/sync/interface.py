@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -55,6 +55,16 @@ def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ..
     """For each group, its slice for each replica. Where a norm is taken, its blocks stay whole."""
     granule = NORM_BLOCK_ELEMENTS if is_normed(program) else CUT_ELEMENTS
     return {group.name: cut(group.numel, world_size, granule) for group in program.groups}
+
+
+class Synced(Protocol):
+    """What a trainer does with a sync: these three in each step, as `GradientSync` says."""
+
+    def begin_step(self) -> None: ...
+
+    def section_done(self, count: int) -> None: ...
+
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync: ...
 
 
 def _unheard(kind: SectionKind) -> None:
