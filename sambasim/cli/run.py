@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.streams import outlive_readers
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.units import format_seconds
 
@@ -110,6 +111,8 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     from sambasim.options.run import run_options
 
     options = run_options({**flags, "json_output": json_output or None}, overrides)
+    if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
+        outlive_readers()
 
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
@@ -145,13 +148,13 @@ def _run(options: "RunOptions", output_folder: Path, communicator: "Communicator
     if options.inference:
         report = PredictionJob(path, options, communicator).run()
         if communicator.topology.rank == 0:
-            click.echo(report.model_dump_json() if options.json_output else _told(report))
+            print(report.model_dump_json() if options.json_output else _told(report))
         return
     with ExitStack() as stack:
         listener = _listener(options, communicator, stack)
         summary = TrainingJob(path, options, communicator, listener, ["sambasim", *sys.argv[1:]]).run()
     if options.json_output and communicator.topology.rank == 0:
-        click.echo(summary.model_dump_json())
+        print(summary.model_dump_json())
 
 
 def _told(report: "PredictionRecord") -> str:
