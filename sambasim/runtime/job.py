@@ -79,7 +79,15 @@ class TrainingJob:
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         team = assemble(setup, sources, self._listener)
-        trainer = Trainer(program, team.replicas, self._sync(team), steps, training, team.sync.optimizers, self._wish)
+        trainer = Trainer(
+            program,
+            team.replicas,
+            self._sync(team, steps.start.step),
+            steps,
+            training,
+            team.sync.optimizers,
+            self._wish,
+        )
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
@@ -102,10 +110,10 @@ class TrainingJob:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
 
-    def _sync(self, team: Team) -> Synced:
+    def _sync(self, team: Team, steps_before: int) -> Synced:
         setup, sync = self._setup, team.sync
         if setup.options.debug_numerics:
-            return UpdateProbe(sync, setup.program, team.memories)
+            return UpdateProbe(sync, setup.program, team.memories, steps_before)
         if setup.options.on_nonfinite == "skip":
             return Skipping(sync, setup.program, team.memories, self._communicator, setup.roles.workers)
         return sync

@@ -43,7 +43,7 @@ class LossWatch:
         if self._choice == "stop":
             raise NumericsError(
                 f"the loss of step {step.step} is not finite: {told}",
-                where=f"epoch {step.epoch}, step {step.step}; no weights were saved",
+                where=f"epoch {step.epoch}, step {step.step}; nothing of it was saved",
                 remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite skip to go on",
             )
         self._notes += 1

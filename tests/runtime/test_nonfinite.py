@@ -61,7 +61,7 @@ def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Pat
         train(asked, MetricsFile(metrics))
     assert str(told.value) == (
         "the loss of step 3 is not finite: nan\n"
-        "  where: epoch 1, step 3; no weights were saved\n"
+        "  where: epoch 1, step 3; nothing of it was saved\n"
         "  try:   sambasim run --pef 'a net' --debug-numerics to see where it begins, or --on-nonfinite skip to go on"
     )
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -130,6 +130,31 @@ def test_a_run_that_ends_in_skipped_steps_has_the_state_of_a_shorter_one(optimiz
     short = train(RunOptions(pef=str(pefs[optimizer]), threads=1, overrides=overrides))
     assert (whole.steps, whole.skipped_steps, short.steps) == (12, 4, 8)
     assert whole.state_sha256 == short.state_sha256
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_knows_how_many_steps_were_skipped(
+    pefs: dict[str, Path], tmp_path: Path
+) -> None:
+    damage: dict[str, object] = {"inputs": {"1": "nan", "9": "nan", "40": "nan"}}
+    never = train(options(pefs["adamw"], damage, on_nonfinite="skip"))
+    first = options(pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"dir": tmp_path / "saved"})
+    training = {"training": {"evaluate": False, "steps": 5}}
+    assert train(first.model_copy(update={"overrides": {**first.overrides, **training}})).skipped_steps == 2
+    second = options(
+        pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"resume": "auto", "dir": tmp_path / "saved"}
+    )
+    resumed = train(second)
+    assert (resumed.steps, resumed.skipped_steps, resumed.first_nonfinite_step) == (STEPS, 3, 1)
+    assert resumed.state_sha256 == never.state_sha256
+
+
+def test_a_run_that_stops_leaves_no_checkpoint_of_what_came_of_it(pefs: dict[str, Path], tmp_path: Path) -> None:
+    saved = {"dir": tmp_path / "saved", "every": "1"}
+    with pytest.raises(NumericsError):
+        train(options(pefs["adamw"], {"inputs": {"9": "nan"}}, checkpoint=saved))
+    written = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert len(written) >= 1
+    assert not any("3" in name for name in written), written
 
 
 def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Path]) -> None:

@@ -11,12 +11,12 @@ from sambasim.runtime.sync.interface import StepSync, Synced
 
 
 class UpdateProbe:
-    """Syncs by `sync`, and looks at `memories` after each step: those that this process has."""
+    """Syncs by `sync`, and looks at `memories`, those that this process has, after each step; `steps` were before."""
 
-    def __init__(self, sync: Synced, program: Program, memories: Sequence[DeviceMemory]) -> None:
+    def __init__(self, sync: Synced, program: Program, memories: Sequence[DeviceMemory], steps: int) -> None:
         self._sync = sync
         self._memories = memories
-        self._steps = 0
+        self._steps = steps
         # Parameters first: they are the same on all ranks, which then say the same.
         kinds = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
         self._symbols = [symbol for kind in kinds for symbol in program.symbols.values() if symbol.kind is kind]
