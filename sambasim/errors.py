@@ -72,6 +72,12 @@ class DataError(UserError):
     code = "data"
 
 
+class NumericsError(UserError):
+    """A loss, a gradient or a parameter is not a finite number any more."""
+
+    code = "numerics"
+
+
 class LaunchError(UserError):
     """The job was started with a number of ranks, or by a launcher, that cannot work."""
 

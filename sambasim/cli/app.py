@@ -9,6 +9,7 @@ from types import ModuleType
 import click
 
 import sambasim
+from sambasim.cli.streams import outlive_readers
 
 DOOR = Path(sambasim.__file__).parent / "samba" / "door" / "on_path"
 """The folder that opens the door to a process that has it on its path; found without importing what lies there."""
@@ -44,6 +45,7 @@ def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_ste
         raise click.UsageError("--json is for the report of a --check; what the script prints is its own")
     if check_steps is not None and not check:
         raise click.UsageError("--check-steps is for a --check; how long the script runs is its own")
+    outlive_readers()
     file, code = script.absolute(), 0
     try:
         if check:

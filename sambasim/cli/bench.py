@@ -151,7 +151,7 @@ def _check_plot(plot: Path | None) -> None:
 
 
 def _progress(line: str) -> None:
-    click.echo(f"{line} …", err=True)
+    print(f"{line} …", file=sys.stderr)
 
 
 def _silence(line: str) -> None:
@@ -209,11 +209,11 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
     if plot is not None:
         plot.write_text(collectives_plot(record), encoding="utf-8")
     if as_json:
-        click.echo(record.model_dump_json())
+        print(record.model_dump_json())
         return
 
     from sambasim.report.collectives import collectives_report
 
     show(collectives_report(record))
     if plot is not None:
-        click.echo(f"plot written to {plot}")
+        print(f"plot written to {plot}")

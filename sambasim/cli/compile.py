@@ -54,7 +54,7 @@ def compile_command(
         compiled = compile_from_options(options, hear)
     facts = Compilation(compiled.program, compiled.path, compiled.digest, compiled.notices, compiled.phases_s)
     if json_output:
-        click.echo(compiled_json(facts))
+        print(compiled_json(facts))
     else:
         show(*compiled_report(facts))
 

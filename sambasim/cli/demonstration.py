@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import click
 from pydantic import ValidationError
 from rich.table import Table
 
@@ -49,7 +48,7 @@ def demonstrate(output_folder: Path, *, smoke: bool, execute: Execute) -> Mappin
 
 def read_summary(metrics: Path) -> SummaryRecord:
     """The summary in the last line of a metrics file. Raises InternalError if there is none."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     if not lines:
         raise InternalError(f"the run wrote no metrics to {metrics}")
     try:
@@ -102,7 +101,7 @@ def side_by_side(summaries: Mapping[str, SummaryRecord]) -> Table:
 
 
 def _must(execute: Execute, command: Sequence[str]) -> None:
-    click.echo(f"\n$ {shlex.join(command)}")
+    print(f"\n$ {shlex.join(command)}")
     status = execute(command)
     if status != 0:
         raise MachineError(

@@ -56,6 +56,6 @@ def devices_command(
     one_cluster = one_device or cluster is not None
     clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
     if as_json:
-        click.echo(inventory_json(devices, clusters, inventory, placement))
+        print(inventory_json(devices, clusters, inventory, placement))
     else:
         show(*inventory_report(devices, clusters, inventory, budget, placement))

@@ -23,7 +23,7 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
 
     examination = examine()
     if as_json:
-        click.echo(examination.model_dump_json(indent=2))
+        print(examination.model_dump_json(indent=2))
     else:
         _show(examination)
     context.exit(MachineError.exit_code if examination.stops_a_run else 0)

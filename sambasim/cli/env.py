@@ -24,9 +24,9 @@ def env_command() -> None:
       mpirun -np 2 python app.py run --data-parallel --reduce-on-rdu --pef app.pef
     """
     for line in shell_lines(os.environ, Path(sys.executable).parent):
-        click.echo(line)
+        print(line)
     if sys.stdout.isatty():
-        click.echo('nothing is set yet; to set it:  eval "$(sambasim env)"', err=True)
+        print('nothing is set yet; to set it:  eval "$(sambasim env)"', file=sys.stderr)
 
 
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:

@@ -226,7 +226,9 @@ def kernels() -> Finding:
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     """Run a probe; one that does not end, or cannot start, becomes one that failed and says so."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s")
     except OSError as error:

@@ -54,13 +54,13 @@ def inspect_command(
         )
     document = read(path)
     if as_graph:
-        click.echo(printed_graphs(document.program), nl=False)
+        print(printed_graphs(document.program), end="")
         return
     facts = contents(path, peek(path), document)
     if section is not None:
         _print_section(facts, document.program, section, as_json)
     elif as_json:
-        click.echo(facts.model_dump_json())
+        print(facts.model_dump_json())
     else:
         from sambasim.report.inspect import inspection
 
@@ -85,7 +85,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
     _, *lines = format_section(graph, graph.sections[index])
     if as_json:
         fields = graph_facts.sections[index].model_dump() | {"graph": graph.name}
-        click.echo(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
+        print(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
         return
     show(section_table(graph_facts, graph_facts.sections[index]))
-    click.echo("\n".join(lines))
+    print("\n".join(lines))

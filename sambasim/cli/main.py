@@ -1,12 +1,13 @@
 """The `sambasim` command: finds its subcommands when they are asked for, and turns errors into exit codes."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 import click
 
 from sambasim import __version__
+from sambasim.cli import streams
 from sambasim.cli.failure import exit_code_of, explain
 
 _COMMANDS: Mapping[str, str] = {
@@ -74,13 +75,22 @@ def sambasim() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the code of the error's family."""
+    streams.settle()
+    code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
+    unsaid = _code_of(streams.flush)
+    sys.exit(code or unsaid)
+
+
+def _code_of(work: Callable[[], object]) -> int:
+    """The exit code of `work`; what it raised has been told."""
     try:
-        code = sambasim.main(prog_name="sambasim", standalone_mode=False)
-    except SystemExit:
-        raise
+        code = work()
     except click.exceptions.Exit as error:
         code = error.exit_code
     except BaseException as error:
-        explain(error)
+        if not isinstance(error, SystemExit):
+            explain(error)
+        elif not isinstance(error.code, int | None):
+            print(error.code, file=sys.stderr)
         code = exit_code_of(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from sambasim.cli.terminal import is_terminal, show
-from sambasim.errors import OptionError
+from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
+from sambasim.runtime.line_file import LineFile
 from sambasim.runtime.listener import Start, Step
 from sambasim.units import format_bytes, format_seconds
 
@@ -117,7 +117,10 @@ class RunProgress:
         if moved:
             print(f"sync moved {moved}")
         show(*step_times(summary))
-        if summary.first_nonfinite_step is not None:
+        if summary.skipped_steps:
+            told = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
+            print(f"warning: {told}, first at step {summary.first_nonfinite_step}")
+        elif summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if summary.failed_checkpoints:
             failed = summary.failed_checkpoints
@@ -183,15 +186,14 @@ class RankLog:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = log_of(folder, rank)
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
 
     def preparing(self, what: str) -> None:
         self._write(what)
 
     def started(self, start: Start) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a" if start.plan.start.step else "w", encoding="utf-8")
+            self._file = LineFile(self._path, keeps=bool(start.plan.start.step))
         except OSError as error:
             raise OptionError(
                 f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
@@ -217,5 +219,10 @@ class RankLog:
             self._file.close()
 
     def _write(self, line: str) -> None:
-        if self._file is not None:
-            print(time.strftime("%Y-%m-%dT%H:%M:%S"), line, file=self._file, flush=True)
+        if self._file is None:
+            return
+        try:
+            self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+        except OSError as error:
+            what = f"the log {self._path} cannot be written any more: {error.strerror}"
+            raise MachineError(what, remedy="make room there, or another place: --log-dir FOLDER") from error

@@ -124,7 +124,7 @@ def _write(texts: Mapping[Path, str]) -> None:
                 f"{file} cannot be written: {error.strerror}", remedy="make room there, or name another place"
             ) from error
         told = ": open it in a browser, it needs no network" if file.suffix == ".html" else ""
-        click.echo(f"{file} written{told}")
+        print(f"{file} written{told}")
 
 
 def _keep(given: Path | None, page: Path | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.streams import outlive_readers
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.units import format_seconds
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path)
 _HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
+_ON_NONFINITE = click.Choice(("stop", "skip", "ignore"), case_sensitive=False)
+_ON_NONFINITE_HELP = (
+    "After a loss that is NaN or infinite: stop (the default), skip that step's update, or ignore it. To skip, sync "
+    "waits for all losses, and nothing of it goes on beside the backward. Gradients are not looked at."
+)
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
@@ -53,6 +59,8 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--max-grad-norm", type=float, help="Largest norm of the gradients, for a PEF with clipping.")
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: data.workers=1.")
 @click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
+@click.option("--on-nonfinite", type=_ON_NONFINITE, help=_ON_NONFINITE_HELP)
+@click.option("--debug-numerics", is_flag=True, default=None, help="Stop where NaN or inf begins, and name it. Slow.")
 @click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
 @click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
 @click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
@@ -106,6 +114,8 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     from sambasim.options.run import run_options
 
     options = run_options({**flags, "json_output": json_output or None}, overrides)
+    if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
+        outlive_readers()
 
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
@@ -174,13 +184,13 @@ def _run(
     if options.inference:
         report = PredictionJob(path, options, communicator, watch.activity).run()
         if communicator.topology.rank == 0:
-            click.echo(report.model_dump_json() if options.json_output else _told(report))
+            print(report.model_dump_json() if options.json_output else _told(report))
         return
     with screen:
-        listener = _listener(options, communicator, screen)
-        summary = TrainingJob(path, options, communicator, listener, watch.activity).run()
+        listener, command = _listener(options, communicator, screen), ["sambasim", *sys.argv[1:]]
+        summary = TrainingJob(path, options, communicator, listener, watch.activity, command).run()
     if options.json_output and communicator.topology.rank == 0:
-        click.echo(summary.model_dump_json())
+        print(summary.model_dump_json())
 
 
 def _told(report: "PredictionRecord") -> str:

@@ -91,7 +91,7 @@ def simulate_command(
     rows = [row for facts in found for row in scaling_records(facts, ways)]
     if as_json:
         for facts in found:
-            click.echo(simulation_json(facts, ways))
+            print(simulation_json(facts, ways))
     else:
         for facts in found:
             show(*simulation_report(facts, sections))

@@ -42,6 +42,6 @@ def tilestat_command(
     (facts,) = predictions(question, quiet=as_json)
     record = tilestat(facts)
     if as_json:
-        click.echo(record.model_dump_json())
+        print(record.model_dump_json())
     else:
         show(*tilestat_view(record))

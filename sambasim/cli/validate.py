@@ -33,6 +33,6 @@ def validate_command(only: str | None, as_json: bool) -> None:
 
         held = hold(rows, hear)
     if as_json:
-        click.echo(validation_json(held))
+        print(validation_json(held))
     else:
         show(validation_table(held))

@@ -27,6 +27,6 @@ def verify_command(pef: str | None, named: str | None, output_folder: Path) -> N
 
     path = locate(shared.one_pef(pef, named), output_folder)
     document = check(path)
-    click.echo(f"{path} is whole: it keeps the rules of the PEF format, and every byte is as it was written")
-    click.echo(f"  digest          {document.digest}")
-    click.echo(f"  weights sha256  {document.weights_sha256}")
+    print(f"{path} is whole: it keeps the rules of the PEF format, and every byte is as it was written")
+    print(f"  digest          {document.digest}")
+    print(f"  weights sha256  {document.weights_sha256}")

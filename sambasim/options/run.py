@@ -31,6 +31,8 @@ MOST_TRACED_STEPS = 1000
 
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 
+OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
+
 _OF_TRAINING = (
     "metrics",
     "trace",
@@ -42,6 +44,8 @@ _OF_TRAINING = (
     "emulate_replicas",
     "host_sync",
     "parameter_servers",
+    "on_nonfinite",
+    "debug_numerics",
 )
 
 
@@ -57,7 +61,8 @@ class RunOptions(Options):
     `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `sync_timeout` is for how many seconds
     ranks wait for one that does not move. `emulate_replicas` plays that many replicas in one process. `checkpoint` says
     where and how often a run saves where it is. `cluster` is the simulated machine on which replicas sit, a name or a
-    TOML file; None is that of the device.
+    TOML file; None is that of the device. `on_nonfinite` says what comes after a loss that is NaN or infinite;
+    `debug_numerics` looks at what every operator makes, to say where it begins.
     """
 
     pef: str = Field(min_length=1)
@@ -84,6 +89,8 @@ class RunOptions(Options):
     sync_timeout: float = Field(default=SYNC_TIMEOUT_S, gt=0)
     predictions: FilePath | None = None
     checkpoint: CheckpointOptions = CheckpointOptions()
+    on_nonfinite: OnNonfinite = "stop"
+    debug_numerics: bool = False
     json_output: bool = False
 
     @model_validator(mode="after")
@@ -99,12 +106,15 @@ class RunOptions(Options):
         if self.inference and self.engine != "plain":
             what = "compiles the training step, and this is inference"
             problems.append(Problem("engine", what, "leave out --engine", self.engine))
+        if self.debug_numerics and self.engine != "plain":
+            what = "fuses operators, and --debug-numerics looks at what each of them makes"
+            problems.append(Problem("engine", what, "leave out one of the two", self.engine))
         if self.trace_steps is not None and self.trace is None:
             what = "says how many steps a trace has, and no trace is asked for"
             problems.append(Problem("trace_steps", what, "add --trace FILE", str(self.trace_steps)))
         problems += self._recording_problems()
         for field in _OF_TRAINING:
-            if self.inference and getattr(self, field) is not None:
+            if self.inference and field in self.model_fields_set and getattr(self, field) not in (None, False):
                 what = "is for training, and this is inference"
                 problems.append(Problem(field, what, f"leave out {_typed(field)}, or leave out --inference"))
         if self.inference and self.checkpoint != CheckpointOptions():
@@ -204,6 +214,8 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "resume": ("--resume", "checkpoint.resume"),
     "exact": ("--exact", "checkpoint.exact"),
     "on_checkpoint_failure": ("--on-checkpoint-failure", "checkpoint.on_failure"),
+    "on_nonfinite": ("--on-nonfinite", "on_nonfinite"),
+    "debug_numerics": ("--debug-numerics", "debug_numerics"),
     "json_output": ("--json", "json_output"),
     "data": ("--data", "overrides.data.source"),
     "workers": ("--workers", "overrides.data.workers"),

@@ -108,7 +108,9 @@ class SummaryRecord(_Record):
     `world_size` counts replicas. `host_sync` is None unless `sync` is "host". `parameter_servers` are ranks that only
     served, beside the replicas. Of `training_s`, rank 0 spent `model_s` in forward and backward, with the data for them
     and what is hidden of the sync behind them. A run that was resumed says after which step; its seconds are of the
-    steps since. `checkpoint` is the last one that was written. `predicted` is None where `not_predicted` says why.
+    steps since. `steps` counts `skipped_steps` too, which were not applied because their loss was not finite;
+    `state_sha256` does not. `checkpoint` is the last one that was written. `predicted` is None where `not_predicted`
+    says why.
     """
 
     kind: Literal["summary"] = "summary"
@@ -138,6 +140,7 @@ class SummaryRecord(_Record):
     loss_first: float
     loss_last: float
     first_nonfinite_step: int | None
+    skipped_steps: int = 0
     evaluation: EvaluationRecord | None
     bytes: BytesRecord
     weights_sha256: str

@@ -25,7 +25,7 @@ def _processor() -> str:
     """A short name for this kind of processor: what it can do decides what is built."""
     able = torch.backends.cpu.get_cpu_capability()
     try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         lines = []
     told = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))

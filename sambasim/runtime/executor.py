@@ -41,6 +41,7 @@ class Executable:
     the same one, whose contents may change between passes.
 
     wanted: the output that a pass returns, by symbol; None for all of them
+    look: gives, for each instruction, what is called in place of its function
 
     With `engine` inductor, the graph is compiled here, before any pass. Raises PefError for a node that this torch
     cannot carry out, and MachineError if the graph cannot be compiled.
@@ -53,6 +54,7 @@ class Executable:
         tensor_of: Callable[[str], Tensor],
         engine: "Inductor | None" = None,
         wanted: str | None = None,
+        look: Callable[[Instruction], Callable[..., object]] | None = None,
     ) -> None:
         self._program = program
         self._graph = graph
@@ -80,6 +82,7 @@ class Executable:
         self._parts: list[Part] = []
         self._adding: list[StraightLine] = []
         self._writing: list[StraightLine] = []
+        self._look = look
         self._lower(engine, [o for o in gradients if o.value in computed])
         self._live: Registers = []
 
@@ -181,6 +184,8 @@ class Executable:
         # Gradients are stored at once, so the graph's end needs only what it hands out and the changed buffers.
         keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
         lowered = lower(nodes, self._registers, stores, keep)
+        if self._look is not None:
+            lowered = [None if one is None else replace(one, function=self._look(one)) for one in lowered]
         if engine is None:
             self._parts = by_part(lowered, [(1, size) for _, size in sizes])
         else:

@@ -20,6 +20,8 @@ from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
+from sambasim.runtime.nonfinite import LossWatch, as_typed
+from sambasim.runtime.numerics.update import UpdateProbe
 from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
@@ -28,7 +30,9 @@ from sambasim.runtime.record.run import RunDigests, recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.sync.interface import Synced
 from sambasim.runtime.sync.network import scattered
+from sambasim.runtime.sync.skipping import Skipping
 from sambasim.runtime.team import Team, assemble, changes_buffers
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
@@ -39,7 +43,10 @@ from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
-    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`."""
+    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`.
+
+    `activity` is told what this rank does; `command` is what was typed, without mpirun, for remedies that repeat it.
+    """
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class TrainingJob:
         communicator: Communicator,
         listener: Listener,
         activity: Activity = UNWATCHED,
+        command: Sequence[str] = ("sambasim", "run", "…"),
     ) -> None:
         self._began_s = time.perf_counter()
         self._activity = activity
@@ -56,6 +64,7 @@ class TrainingJob:
         self._listener = listener
         self._saver: Saver | None = None
         self._signals = StopSignals(self._heard)
+        self._losses = LossWatch(options.on_nonfinite, listener, as_typed(command, communicator.world_size))
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
@@ -66,7 +75,11 @@ class TrainingJob:
                 self._activity.waits("connecting the ranks")
                 torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
                 stack.callback(torch_process_group.take_down)
-            return self._train()
+            try:
+                return self._train()
+            finally:
+                if self._saver is not None:
+                    self._saver.close()
 
     def _train(self) -> SummaryRecord:
         setup = self._setup
@@ -79,7 +92,8 @@ class TrainingJob:
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
         team = assemble(setup, sources, self._listener)
-        trainer = Trainer(program, team.replicas, team.sync, steps, training, team.sync.optimizers, self._wish)
+        sync = self._sync(team, steps.start.step)
+        trainer = Trainer(program, team.replicas, sync, steps, training, team.sync.optimizers, self._wish)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
@@ -89,7 +103,7 @@ class TrainingJob:
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
         self._listener.started(self._start(steps, team, sources[0], resumption))
-        follow(self._activity, program, team.replicas, team.sync, lambda: trainer.totals.steps)
+        follow(self._activity, program, team.replicas, (team.sync, sync), lambda: trainer.totals.steps)
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
@@ -105,6 +119,14 @@ class TrainingJob:
     def _heard(self, name: str) -> None:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
+
+    def _sync(self, team: Team, steps_before: int) -> Synced:
+        setup, sync = self._setup, team.sync
+        if setup.options.debug_numerics:
+            return UpdateProbe(sync, setup.program, team.memories, steps_before)
+        if setup.options.on_nonfinite == "skip":
+            return Skipping(sync, setup.program, team.memories, self._communicator, setup.roles.workers)
+        return sync
 
     def _open_sources(self) -> Sequence[Source]:
         """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
@@ -139,7 +161,9 @@ class TrainingJob:
         for epoch in range(steps.start.epoch, steps.epochs):
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < steps.last_step(epoch):
-                self._listener.stepped(trainer.step(epoch) if trace is None else trace.step(trainer, epoch))
+                step = trainer.step(epoch) if trace is None else trace.step(trainer, epoch)
+                self._listener.stepped(step)
+                self._losses.look(step, trainer.losses)  # before a checkpoint could keep what came of it
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.wished, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch):

@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TextIO
+from typing import NamedTuple, Protocol
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
+from sambasim.runtime.line_file import LineFile
 from sambasim.runtime.plan import Plan
 
 
@@ -85,7 +86,7 @@ class SilentListener:
 
 
 class MetricsFile(SilentListener):
-    """Writes every record as one JSON line, and flushes it. The file is there from the first record on.
+    """Writes every record as one JSON line, whole or not at all. The file is there from the first record on.
 
     The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten. A
     run that is resumed keeps what an earlier part of it has written of the steps that it does not take again. Raises
@@ -94,7 +95,7 @@ class MetricsFile(SilentListener):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: LineFile | None = None
 
     def started(self, start: Start) -> None:
         if not self._path.is_file():
@@ -115,10 +116,9 @@ class MetricsFile(SilentListener):
     def ended(self, summary: SummaryRecord) -> None:
         self._write(summary).close()
 
-    def _open(self) -> TextIO:
+    def _open(self) -> LineFile:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("w", encoding="utf-8")
+            return LineFile(self._path)
         except OSError as error:
             what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
             raise OptionError(what, remedy="another place: --metrics FILE") from error
@@ -130,15 +130,14 @@ class MetricsFile(SilentListener):
         with self._path.open(encoding="utf-8", errors="replace") as file:
             return [line for line in file if line.endswith("\n") and _step_of(line) <= step]
 
-    def _write(self, record: Record) -> TextIO:
+    def _write(self, record: Record) -> LineFile:
         self._file = self._file or self._open()
         return self._put(record.model_dump_json() + "\n")
 
-    def _put(self, text: str) -> TextIO:
+    def _put(self, text: str) -> LineFile:
         file = self._file or self._open()
         try:
             file.write(text)
-            file.flush()
         except OSError as error:
             what = f"the metrics file {self._path} cannot be written any more: {error.strerror}"
             raise MachineError(what, remedy="make room there, or another place: --metrics FILE") from error

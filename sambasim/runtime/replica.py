@@ -14,6 +14,7 @@ from sambasim.options.inputs import InputSpec
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.numerics.probe import Probe
 from sambasim.runtime.randomness import Stream, derive, seed_torch
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.trace.watched import Args, Watched
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Replica:
     """Replica `rank` of a run with `seed`. Its gradients are complete in `memory` after `differentiate`.
 
-    `engine` compiles its sections; without one they run as they are.
+    `engine` compiles its sections; without one they run as they are. With `debug_numerics`, everything that they make
+    is looked at, and its sync does not go on beside the backward.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class Replica:
         shard: Shard,
         seed: int,
         engine: "Inductor | None" = None,
+        *,
+        debug_numerics: bool = False,
     ) -> None:
         if program.training is None or program.loss is None:
             raise InternalError("a replica of a program without a training step")
@@ -46,28 +50,36 @@ class Replica:
         self._loss = program.loss
         self._program = program
         self._draws = draws_random_numbers(program.training)
-        self.executable = Executable(program.training, program, memory.tensor, engine, wanted=program.loss)
+        self._probe = Probe(rank, program, memory, shard.samples_of_last_batch) if debug_numerics else None
+        look = self._probe.watched if self._probe else None
+        self.executable = Executable(program.training, program, memory.tensor, engine, wanted=program.loss, look=look)
         self._tangents: dict[int, Tensor | None] = {}
 
     def differentiate(self, step: int, micro_steps: int, section_done: Callable[[int], None]) -> float:
         """Forward and backward on the next `micro_steps` batches; returns the mean loss.
 
         The gradient of the mean over micro-steps is in device memory: each backward starts from 1 / `micro_steps`. In
-        the last of them, `section_done` is told after each section how many have been run.
+        the last of them, `section_done` is told after each section how many have been run. Raises what reading a batch
+        and running the sections do; NumericsError with `debug_numerics`, if something is not finite.
         """
         if micro_steps not in self._tangents:
             self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
         total = 0.0
         for micro_step in range(micro_steps):
             place_inputs(self.memory, self.shard.next_batch())
+            if self._probe is not None:
+                self._probe.begin(step, micro_step)
             if self._draws:
                 seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
             outputs = self.executable.run(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
-                section_done=section_done if micro_step == micro_steps - 1 else _unheard,
+                section_done=section_done if micro_step == micro_steps - 1 and self._probe is None else _unheard,
             )
-            total += float(outputs[self._loss])
+            loss = float(outputs[self._loss])
+            if self._probe is not None:
+                self._probe.end(loss)
+            total += loss
         return total / micro_steps
 
     def watched(self) -> Sequence[Watched]:

@@ -62,10 +62,13 @@ class Shard:
         self._tensors = None if options.workers else tensor_batches(dataset)
         self._iterator: Iterator[Batch] = iter(())
         self._checked = False
+        self._given = 0
+        self._numbers = dataset.chosen
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
         """Deal the samples out anew: those behind the first `used` of the epoch's order. `step` is the number of the
         optimizer step that comes next, from 0."""
+        self._given = 0
         self._deal.begin(epoch, step, used)
         if self._tensors is not None:
             self._iterator = self._tensors.batches(self._deal.own, self._batch_size)
@@ -75,6 +78,7 @@ class Shard:
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
+        self._given += 1
         if self._tensors is not None and self._checked:
             return dict(zip(self._names, self._next_tensors(), strict=True))
         with reading_batch(self._name):
@@ -84,6 +88,11 @@ class Shard:
         # All batches of plain tensors are alike: once one has passed as it is, the others do.
         self._checked = all(checked[name] is tensors[name] for name in self._names)
         return checked
+
+    def samples_of_last_batch(self) -> Sequence[int]:
+        """The numbers, in the user's data set, of the samples in the batch that `next_batch` gave last."""
+        after = self._given * self._batch_size
+        return [self._numbers[position] for position in self._deal.own[after - self._batch_size : after]]
 
     def _next_tensors(self) -> Sequence[Tensor]:
         batch = next(self._iterator)

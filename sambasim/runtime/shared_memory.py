@@ -57,7 +57,7 @@ def names_in(maps: str) -> frozenset[Path]:
 
 def mapped_names() -> frozenset[Path]:
     """The named segments that this process has mapped. Empty where there is no /proc."""
-    return names_in(_MAPS.read_text()) if _MAPS.exists() else frozenset()
+    return names_in(_MAPS.read_text(encoding="utf-8", errors="surrogateescape")) if _MAPS.exists() else frozenset()
 
 
 def unlink(names: Iterable[Path]) -> None:

@@ -108,7 +108,15 @@ def _replicas(
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
     replicas = [
-        Replica(number, setup.program, memory, _shard(setup, source, number), setup.seed, engine.inductor)
+        Replica(
+            number,
+            setup.program,
+            memory,
+            _shard(setup, source, number),
+            setup.seed,
+            engine.inductor,
+            debug_numerics=setup.options.debug_numerics,
+        )
         for number, memory, source in zip(setup.own_replicas, memories, sources, strict=False)
     ]
     if engine.inductor:

@@ -13,12 +13,13 @@ from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.schedules import factor
-from sambasim.runtime.sync.interface import GradientSync, StepSync
+from sambasim.runtime.sync.interface import StepSync, Synced
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for.
+    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for; `steps`
+    counts those that were skipped too.
 
     Of a run that was resumed, the seconds and `loss_last` are of this process, and all else of the whole run.
     """
@@ -29,6 +30,7 @@ class Totals:
     hidden_sync_s: float = 0.0
     steps: int = 0
     samples: int = 0
+    skipped_steps: int = 0
     loss_first: float = float("nan")
     loss_last: float = float("nan")
     first_nonfinite_step: int | None = None
@@ -41,15 +43,15 @@ def _nothing() -> int:
 class Trainer:
     """Trains the replicas that this process plays: one, or all of them in an emulation.
 
-    `optimizers` is what `sync` updates parameters with; its step begins here. `wish` says what this rank wishes of the
-    run: the largest wish of a rank is known to all after each step.
+    `optimizers` is what `sync` updates parameters with; its step begins here, and counts applied steps alone. `wish`
+    says what this rank wishes of the run: the largest wish of a rank is known to all after each step.
     """
 
     def __init__(
         self,
         program: Program,
         replicas: Sequence[Replica],
-        sync: GradientSync,
+        sync: Synced,
         plan: Plan,
         training: TrainingOptions,
         optimizers: Optimizers,
@@ -66,6 +68,8 @@ class Trainer:
         self._wish = wish
         self.totals = Totals(steps=plan.start.step)
         self.wished = 0
+        self.losses: Sequence[float] = ()
+        """Of all replicas, in the last step."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Deal the samples of `epoch` out to the replicas; of the one in which the run starts, those that are left."""
@@ -78,13 +82,13 @@ class Trainer:
         number = self.totals.steps
         began_s = time.perf_counter()
         rate = factor(self._training.schedule, number, self._plan.steps)
-        self._optimizers.begin(number + 1, rate)
+        self._optimizers.begin(number - self.totals.skipped_steps + 1, rate)
         self._sync.begin_step()
         micro_steps = self._plan.accumulation_steps
         losses = [replica.differentiate(number, micro_steps, self._sync.section_done) for replica in self._replicas]
         self.totals.model_s += time.perf_counter() - began_s
         sync = self._sync.finish_step(losses, self._wish())
-        self.wished = sync.wish
+        self.wished, self.losses = sync.wish, sync.losses
         loss = sum(sync.losses) / len(sync.losses)
         step_s = time.perf_counter() - began_s
         self._count(loss, step_s, sync)
@@ -103,6 +107,7 @@ class Trainer:
     def _count(self, loss: float, step_s: float, sync: StepSync) -> None:
         totals = self.totals
         totals.steps += 1
+        totals.skipped_steps += not sync.applied
         totals.training_s += step_s
         totals.sync_s += sync.exposed_s
         totals.hidden_sync_s += sync.hidden_s

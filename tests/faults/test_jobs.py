@@ -1,5 +1,6 @@
 """Bad input to real processes: alone, and as the ranks of a job under mpirun."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from tests.faults.command import sambasim
 from tests.faults.fault import assert_told, check_form, check_left, contents, message_of
 from tests.faults.texts import TRAIN, dataset, net
 from tests.support.mpi import Result, run_job, run_mpi
+from tests.support.whole import whole_case
 
 _SAMBASIM = (sys.executable, "-m", "sambasim")
 _END_S = 10.0
@@ -147,6 +149,69 @@ def test_a_failure_of_one_rank_ends_the_job_and_is_told_by_rank(folder: Path) ->
         2,
         ("error[data] (rank 1 on ", "raised OSError: the disk of this host is full", "net.py:16: raise OSError"),
     )
+    check_left(folder, before, may_leave=("failed_at", "m.jsonl"))
+
+
+_LATE_ON_RANK_1 = """self.seen = getattr(self, "seen", 0) + 1
+if torch.distributed.get_rank() == 1 and self.seen > 20:
+    {deed}
+return torch.randn(8), i % 3"""
+"""Rank 1 is in its third step or later, and nothing was wrong before."""
+
+
+@pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("")])
+@pytest.mark.parametrize(
+    ("deed", "flags", "told"),
+    [
+        (
+            "return torch.randn(9), i % 3",
+            "",
+            (
+                "error[data] (rank 1 on ",
+                "input x is float32[4, 9], and the PEF takes float32[4, 8]",
+                "make the samples fit",
+            ),
+        ),
+        (
+            "return torch.arange(8), i % 3",
+            "",
+            (
+                "error[data] (rank 1 on ",
+                "input x is int64[4, 8], and the PEF takes float32[4, 8]",
+                "make the samples fit",
+            ),
+        ),
+        (
+            "return torch.randn(8), 7",
+            "",
+            ("error[data] (rank 1 on ", "the samples hold values that the model cannot take", "went up to 2"),
+        ),
+        (
+            "return torch.full((8,), torch.nan), i % 3",
+            "",
+            ("error[numerics] (every rank): the loss of step ", "nan on replica 1 of 2", "mpirun -np 2 sambasim run "),
+        ),
+        (
+            "return torch.full((8,), torch.inf), i % 3",
+            "--debug-numerics",
+            ("error[numerics] (rank 1 on ", "the input x of the batch of replica 1 holds inf (sample", "32 elements"),
+        ),
+    ],
+    ids=["shape", "dtype", "values", "nan", "debug"],
+)
+def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_told_once(
+    deed: str, flags: str, told: tuple[str, ...], sync: str, folder: Path
+) -> None:
+    getitem = _LATE_ON_RANK_1.format(deed=f"open('failed_at', 'w').write(repr(time.time())); {deed}")
+    (folder / "net.py").write_text(f"import time\n\n{dataset(getitem, 64)}")
+    before = contents(folder)
+    command = f"run --pef pair --data net.py:samples --save w.safetensors --metrics m.jsonl {flags} {sync}"
+    result = run_mpi(2, [*_SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert time.time() - float((folder / "failed_at").read_text()) < _END_S
+    _check(result, 2, told)
+    steps = [json.loads(line)["step"] for line in (folder / "m.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 2
     check_left(folder, before, may_leave=("failed_at", "m.jsonl"))
 
 

@@ -168,6 +168,7 @@ def _summary(summary: SummaryRecord) -> Part:
         ("moved, host to device", format_bytes(moved.host_to_device)),
         ("moved, by the network", format_bytes(moved.network)),
         ("first step that was not finite", str(summary.first_nonfinite_step or "")),
+        ("steps that were skipped", str(summary.skipped_steps or "")),
         ("engine, threads, seed", f"{summary.engine}, {summary.threads}, {summary.seed}"),
         ("torch, MPI", f"{summary.torch}, {summary.mpi}"),
         ("exempt from exactness", "; ".join(summary.exempt_from_exactness)),

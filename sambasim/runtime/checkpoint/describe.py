@@ -40,6 +40,7 @@ def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> 
             samples=totals.samples,
             loss_first=_number(totals.loss_first) if position.step else None,
             first_nonfinite_step=totals.first_nonfinite_step,
+            skipped_steps=totals.skipped_steps,
         ),
         run=RunModel(
             world_size=setup.world_size,

@@ -41,11 +41,13 @@ class PositionModel(_Model):
 
 
 class ProgressModel(_Model):
-    """What a summary will say of the steps before the checkpoint. `samples` counts those of all replicas."""
+    """What a summary will say of the steps before the checkpoint. `samples` counts those of all replicas. The
+    optimizer has taken as many steps as the run, but for `skipped_steps`."""
 
     samples: Size
     loss_first: Number | None
     first_nonfinite_step: Size | None
+    skipped_steps: Size = 0
 
 
 class RunModel(_Model):

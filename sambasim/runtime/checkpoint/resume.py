@@ -24,6 +24,7 @@ class Resumption:
         progress = self.checkpoint.manifest.progress
         totals.samples = progress.samples
         totals.first_nonfinite_step = progress.first_nonfinite_step
+        totals.skipped_steps = progress.skipped_steps
         if progress.loss_first is not None:
             totals.loss_first = float(str(progress.loss_first).removeprefix("="))
 

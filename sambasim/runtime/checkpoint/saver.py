@@ -41,6 +41,10 @@ class Saver:
         self.last: Path | None = None
         """The newest that was written."""
 
+    def close(self) -> None:
+        """Others may write there from now on."""
+        self._claim = None
+
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time, by this rank's clock."""
         return self._clock.is_time()

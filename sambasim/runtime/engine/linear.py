@@ -51,6 +51,6 @@ def mkl_favours(processors: Path) -> bool:
     if not torch.backends.mkl.is_available():
         return False
     try:
-        return "GenuineIntel" in processors.read_text()
+        return "GenuineIntel" in processors.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False

@@ -39,7 +39,7 @@ def build(name: str, *definitions: str) -> Build:
     before is loaded without a compiler."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
-    key = hashlib.blake2b("\n".join([source.read_text(), *flags]).encode(), digest_size=8).hexdigest()
+    key = hashlib.blake2b("\n".join([source.read_text(encoding="utf-8"), *flags]).encode(), digest_size=8).hexdigest()
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
     if kept is not None and _is_whole(kept):
@@ -72,7 +72,7 @@ def find_c_compiler() -> list[str]:
 def _compile(source: Path, flags: list[str], path: Path) -> Path:
     command = [*find_c_compiler(), *flags, "-o", str(path), str(source)]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
         raise MachineError(f"{command[0]} cannot build {source.name}: {said}", remedy="set CC to gcc") from error

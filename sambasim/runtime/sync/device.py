@@ -90,6 +90,9 @@ class DeviceSync(GradientSync):
     def title(self) -> str:
         return "device (peers' device memory)"
 
+    def wait_for_readers(self) -> None:
+        """Nothing: a step ends when all have read everything."""
+
     def begin_step(self) -> None:
         self._pending = list(reversed(self._groups))
         self._incomplete = self._pending.copy()

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ class StepSync(NamedTuple):
     norm: of the mean gradients before they were clipped; None for a program that does not clip
     exposed_s: seconds in sync after this replica's own backward had ended, waiting for others included
     hidden_s: seconds in sync before that, in the middle of the backward
+    applied: whether parameters were updated; else the step was skipped
     """
 
     losses: Sequence[float]
@@ -41,6 +42,7 @@ class StepSync(NamedTuple):
     norm: float | None
     exposed_s: float
     hidden_s: float = 0.0
+    applied: bool = True
 
 
 def is_normed(program: Program) -> bool:
@@ -53,6 +55,16 @@ def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ..
     """For each group, its slice for each replica. Where a norm is taken, its blocks stay whole."""
     granule = NORM_BLOCK_ELEMENTS if is_normed(program) else CUT_ELEMENTS
     return {group.name: cut(group.numel, world_size, granule) for group in program.groups}
+
+
+class Synced(Protocol):
+    """What a trainer does with a sync: these three in each step, as `GradientSync` says."""
+
+    def begin_step(self) -> None: ...
+
+    def section_done(self, count: int) -> None: ...
+
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync: ...
 
 
 def _unheard(kind: SectionKind) -> None:
@@ -80,8 +92,13 @@ class GradientSync(ABC):
         """What a person calls this sync path."""
 
     @abstractmethod
+    def wait_for_readers(self) -> None:
+        """On return, peers have read this process's gradients of the last step: they may be overwritten."""
+
+    @abstractmethod
     def begin_step(self) -> None:
-        """A step begins, for which `optimizers` has begun too. Its last pass through the sections is still to come."""
+        """A step begins that will be finished, and for which `optimizers` has begun too; gradients may be overwritten.
+        Its last pass through the sections is still to come, if something of the sync is to go on beside it."""
 
     @abstractmethod
     def section_done(self, count: int) -> None:

@@ -49,6 +49,9 @@ class PhasedSync(GradientSync):
     def gather_losses(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
         """Collective. The losses of all replicas, in rank order, and the largest wish of a rank."""
 
+    def wait_for_readers(self) -> None:
+        """Nothing: what was read was read in the collectives of the last step."""
+
     def begin_step(self) -> None:
         """Nothing: the first phase begins when the backward has ended."""
 

@@ -61,10 +61,11 @@ class SmallDeviceSync(GradientSync):
     def title(self) -> str:
         return "device (peers' device memory)"
 
+    def wait_for_readers(self) -> None:
+        self._flags.wait(Counter.UPDATED, self._steps)
+
     def begin_step(self) -> None:
-        self._flags.wait(
-            Counter.UPDATED, self._steps
-        )  # a peer may still read the gradients that come to be overwritten
+        self.wait_for_readers()
 
     def section_done(self, count: int) -> None:
         """Nothing: so few gradients are added up at once."""

@@ -17,6 +17,7 @@ from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
+from sambasim.runtime.line_file import write_whole
 from sambasim.runtime.listener import Listener, Step
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
@@ -167,8 +168,7 @@ class RunTrace:
     def _write(self, text: str) -> None:
         path = self._traced.path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         except OSError as error:
             what = f"the trace cannot be written to {path}: {error.strerror}"
             raise MachineError(what, remedy="make room there, or another place: --trace FILE") from error

@@ -14,7 +14,7 @@ from torch import Tensor
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.replica import Replica
-from sambasim.runtime.sync.interface import GradientSync, StepSync
+from sambasim.runtime.sync.interface import GradientSync, StepSync, Synced
 from sambasim.runtime.trace.watched import StandIns
 from sambasim.runtime.watch.activity import Activity
 from sambasim.runtime.watch.board import State, Writer, prepare
@@ -29,26 +29,32 @@ _DONE = prepare(State.RUNNING, "telling of the step")
 
 
 def follow(
-    activity: Activity, program: Program, replicas: Sequence[Replica], sync: GradientSync, done: Callable[[], int]
+    activity: Activity,
+    program: Program,
+    replicas: Sequence[Replica],
+    syncs: tuple[GradientSync, Synced],
+    done: Callable[[], int],
 ) -> None:
     """Write from now on, where somebody watches, what happens in the steps of this process's replicas and their sync.
 
+    syncs: what the replicas sync with, and what the trainer calls, which may be the same
     done: how many steps have been done, whenever it is asked
     """
     writer, graph = activity.writer, program.training
     if writer is None or graph is None:
         return
-    stand_ins = StandIns()
+    stand_ins, (sync, outer) = StandIns(), syncs
     for replica in replicas:
         micro_steps = _MicroSteps(writer, replica.shard.accumulation_steps)
         stand_ins.put(replica.shard, "begin_epoch", partial(_dealing, writer, micro_steps))
         stand_ins.put(replica.shard, "next_batch", partial(_reading, writer, micro_steps))
         stand_ins.put(replica.executable, "run", partial(_running, writer, titles(graph)))
     stand_ins.put(sync, "begin_step", partial(_beginning, writer, done))
-    stand_ins.put(sync, "finish_step", partial(_finishing, writer))
-    for one in sync.watched():
-        title = prepare(State.WAITING, f"sync with peers: {one.name}")
-        stand_ins.put(one.owner, one.method, partial(_syncing, writer, title))
+    for one in {id(one): one for one in (sync, outer)}.values():
+        stand_ins.put(one, "finish_step", partial(_finishing, writer))
+    for part in sync.watched():
+        title = prepare(State.WAITING, f"sync with peers: {part.name}")
+        stand_ins.put(part.owner, part.method, partial(_syncing, writer, title))
 
 
 def titles(graph: Graph) -> Sequence[bytes]:

@@ -177,6 +177,32 @@ FLAGS: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
+        "losses that are not finite, of an inference",
+        "run --pef net --inference --on-nonfinite skip --debug-numerics",
+        2,
+        (
+            "2 options are wrong:",
+            "on_nonfinite (from --on-nonfinite): is for training, and this is inference",
+            "leave out --on-nonfinite",
+            "debug_numerics (from --debug-numerics): is for training",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "an answer to losses that is none",
+        "run --pef net --on-nonfinite halt",
+        2,
+        ("'--on-nonfinite': 'halt' is not one of 'stop', 'skip', 'ignore'", "sambasim run --help"),
+        pefs=("net",),
+    ),
+    Fault(
+        "a look at operators that a compiler fuses",
+        "run --pef net --debug-numerics --engine inductor",
+        2,
+        ("engine = inductor (from --engine): fuses operators, and --debug-numerics looks", "leave out one of the two"),
+        pefs=("net",),
+    ),
+    Fault(
         "metrics of an inference",
         "run --pef net --inference --metrics m.jsonl",
         2,

@@ -72,7 +72,7 @@ def program() -> Program:
 
 def test_each_phase_of_a_step_is_written_before_it_begins(parts: Parts) -> None:
     replica, sync = replica_of(parts), sync_of(parts)
-    follow(OnBoard(parts.board.writer(0)), program(), [replica], sync, lambda: parts.steps)
+    follow(OnBoard(parts.board.writer(0)), program(), [replica], (sync, sync), lambda: parts.steps)
     replica.shard.begin_epoch(0, 16, 0)
     sync.begin_step()
     for micro_step in range(2):
@@ -102,7 +102,7 @@ def test_each_phase_of_a_step_is_written_before_it_begins(parts: Parts) -> None:
 
 def test_what_takes_long_in_a_sync_is_written_too(parts: Parts) -> None:
     sync = sync_of(parts)
-    follow(OnBoard(parts.board.writer(0)), program(), [], sync, lambda: parts.steps)
+    follow(OnBoard(parts.board.writer(0)), program(), [], (sync, sync), lambda: parts.steps)
     cast(SimpleNamespace, sync).reduce()
     parts.note()
     assert parts.said == ["waiting: sync with peers: REDUCE", "waiting: waiting for peers"]
@@ -111,5 +111,5 @@ def test_what_takes_long_in_a_sync_is_written_too(parts: Parts) -> None:
 def test_where_nobody_watches_a_step_runs_as_it_is(parts: Parts) -> None:
     replica, sync = replica_of(parts), sync_of(parts)
     before = [vars(replica.shard).copy(), vars(replica.executable).copy(), vars(sync).copy()]
-    follow(UNWATCHED, program(), [replica], sync, lambda: parts.steps)
+    follow(UNWATCHED, program(), [replica], (sync, sync), lambda: parts.steps)
     assert [vars(replica.shard), vars(replica.executable), vars(sync)] == before

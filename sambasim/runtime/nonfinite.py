@@ -1,0 +1,76 @@
+"""What is said of a step whose loss is NaN or infinite, and whether the run goes on: `--on-nonfinite`.
+
+    stop      the step is told to the listeners as any other; then every rank raises the same error
+    skip      the step was not applied (see `sync.skipping`): the run goes on, and says so
+    ignore    the run goes on with what came of it; its summary names the first such step
+
+The loss alone decides. A gradient may overflow while the loss is still finite: then the loss of a later step tells.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from sambasim.errors import NumericsError
+from sambasim.options.run import OnNonfinite
+from sambasim.runtime.listener import Listener, Step
+
+MOST_NOTES = 5
+"""Skipped steps that are told as they happen; all of them are counted."""
+
+_MOST_REPLICAS = 8
+"""Replicas that are named."""
+
+
+class LossWatch:
+    """Looks at the losses of each step, on every rank alike, once listeners have heard of the step.
+
+    command: what was typed, mpirun included, for the remedy
+    """
+
+    def __init__(self, choice: OnNonfinite, listener: Listener, command: str) -> None:
+        self._choice = choice
+        self._listener = listener
+        self._command = command
+        self._notes = 0
+
+    def look(self, step: Step, losses: Sequence[float]) -> None:
+        """`losses` are those of all replicas in `step`. Raises NumericsError for one that is not finite, if the run
+        is to stop there."""
+        if math.isfinite(step.loss) or self._choice == "ignore":
+            return
+        told = which(losses)
+        if self._choice == "stop":
+            raise NumericsError(
+                f"the loss of step {step.step} is not finite: {told}",
+                where=f"epoch {step.epoch}, step {step.step}; nothing of it was saved",
+                remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite skip to go on",
+            )
+        self._notes += 1
+        if self._notes <= MOST_NOTES:
+            more = "; further ones are counted" if self._notes == MOST_NOTES else ""
+            self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {told}{more}")
+
+
+def which(losses: Sequence[float]) -> str:
+    """Which of `losses` are not finite, by what they are: `nan on replica 1 of 4; inf on replicas 0 and 3 of 4`."""
+    replicas: dict[str, list[int]] = {}
+    for replica, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            replicas.setdefault(str(loss), []).append(replica)
+    if len(losses) == 1:
+        return next(iter(replicas))
+    return "; ".join(f"{value} on {_named(numbers)} of {len(losses)}" for value, numbers in replicas.items())
+
+
+def as_typed(command: Sequence[str], ranks: int) -> str:
+    """The command line that starts `command` on so many ranks."""
+    return f"mpirun -np {ranks} {shlex.join(command)}" if ranks > 1 else shlex.join(command)
+
+
+def _named(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"replica {numbers[0]}"
+    if len(numbers) > _MOST_REPLICAS:
+        return f"replicas {', '.join(map(str, numbers[:_MOST_REPLICAS]))} and {len(numbers) - _MOST_REPLICAS} more"
+    return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,1 @@
+"""`run --debug-numerics`: where NaN and infinities begin."""

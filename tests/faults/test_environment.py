@@ -1,0 +1,164 @@
+"""What is around a command: streams that are closed or full, readers that leave, locales, clocks. Real processes."""
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.faults.texts import TRAIN, net
+from tests.support.mpi import Result, run_job, run_mpi
+from tests.support.whole import whole_case
+
+_PYTHON = f"{shlex.quote(sys.executable)} -m sambasim"
+_TRAINING = "run --pef net --epochs 50 --no-evaluate --save w.safetensors"
+_LOOKING = "inspect net --all"
+_NOTHING: Mapping[str, str] = {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+    """A folder with net.py and the PEFs."""
+    (tmp_path / "net.py").write_text(net())
+    for name, data in compiled.items():
+        path = tmp_path / "out" / name / f"{name}.pef"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    return tmp_path
+
+
+def _shell(line: str, folder: Path, env: Mapping[str, str] = _NOTHING) -> Result:
+    """`line` of a shell, in which SAMBASIM is the command and `told` a file for its exit code."""
+    return run_job(["bash", "-c", line.replace("SAMBASIM", _PYTHON)], cwd=folder, env=env)
+
+
+def _exit_code(folder: Path) -> int:
+    return int((folder / "told").read_text())
+
+
+def _says_nothing_of_pipes(result: Result) -> None:
+    for word in ("Traceback", "BrokenPipe", "Exception ignored", "error["):
+        assert word not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"), [(_TRAINING, 0), (_LOOKING, 141), ("run --pef net --steps 2 --json", 141)]
+)
+def test_a_reader_that_leaves_ends_what_only_tells_and_no_training(command: str, exit_code: int, folder: Path) -> None:
+    """The reader has gone before the first word."""
+    result = _shell(f"{{ sleep 0.5; SAMBASIM {command}; echo $? >told; }} | true", folder)
+    _says_nothing_of_pipes(result)
+    assert result.stderr == ""
+    assert _exit_code(folder) == exit_code
+    assert (folder / "w.safetensors").exists() == (command == _TRAINING)
+
+
+def test_a_reader_that_leaves_in_the_middle_does_not_end_training(folder: Path) -> None:
+    """Of both streams, and with output that Python does not keep back."""
+    line = f"{{ SAMBASIM {_TRAINING}; echo $? >told; }} 2>&1 | head -n 1"
+    result = _shell(line, folder, {"PYTHONUNBUFFERED": "1"})
+    assert result.stdout.startswith("net: ")
+    assert _exit_code(folder) == 0
+    assert (folder / "w.safetensors").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", [_TRAINING, whole_case(_LOOKING)])
+def test_streams_may_be_closed_from_the_start(command: str, closed: str, folder: Path) -> None:
+    """No file that is opened later may get what is said."""
+    result = _shell(f"SAMBASIM {command} --output-folder out {closed}; echo $? >told", folder)
+    _says_nothing_of_pipes(result)
+    assert _exit_code(folder) == 0
+    assert (folder / "w.safetensors").exists() == (command == _TRAINING)
+
+
+def test_an_error_has_its_exit_code_where_nobody_can_be_told(folder: Path) -> None:
+    _shell("SAMBASIM run --pef nothing >&- 2>&-; echo $? >told", folder)
+    assert _exit_code(folder) == 2
+
+
+def test_a_compile_whose_reader_has_gone_leaves_its_pef(folder: Path) -> None:
+    line = f"{{ sleep 0.5; SAMBASIM {TRAIN} --pef-name new; echo $? >told; }} 2>&1 | true"
+    _shell(line, folder)
+    assert _exit_code(folder) == 141
+    assert _shell("SAMBASIM verify new", folder).check().stdout.startswith("out/new/new.pef is whole")
+
+
+def test_training_goes_on_where_what_it_says_fills_the_disk(folder: Path) -> None:
+    result = _shell(f"SAMBASIM {_TRAINING} >/dev/full; echo $? >told", folder)
+    assert result.stderr == (
+        "warning: nothing more can be written to standard output: No space left on device; the run goes on\n"
+    )
+    assert _exit_code(folder) == 0
+    assert (folder / "w.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", [_LOOKING, "run --pef net --steps 2 --json"])
+def test_what_only_tells_says_that_the_disk_is_full(command: str, folder: Path) -> None:
+    result = _shell(f"SAMBASIM {command} >/dev/full; echo $? >told", folder)
+    assert result.stderr.startswith("error[machine]: nothing more can be written to standard output: No space left")
+    assert result.stderr.count("\n") == 2
+    assert _exit_code(folder) == 2
+
+
+@pytest.mark.parametrize("closed", ["| head -n 1", ">&-", "2>&- <&-"])
+def test_ranks_whose_streams_are_closed_train_to_their_end(closed: str, folder: Path) -> None:
+    line = f"{_PYTHON} run --pef pair --reduce-on-rdu --save w.safetensors {closed}"
+    result = run_mpi(2, ["bash", "-c", f"set -o pipefail; {line}"], cwd=folder)
+    assert result.returncode == 0, result.stderr
+    _says_nothing_of_pipes(result)
+    assert (folder / "w.safetensors").exists()
+
+
+_LOCALES = [
+    ("utf-8", {"LC_ALL": "C"}),
+    ("utf-8", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
+    whole_case("utf-8", {"LC_ALL": "", "LC_CTYPE": "", "LANG": "xx_NOWHERE@none", "LANGUAGE": "xx"}),
+    ("ascii", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+    ("ascii", {"PYTHONIOENCODING": "ascii"}),
+    whole_case("latin-1", {"PYTHONIOENCODING": "latin-1"}),
+]
+
+
+@pytest.mark.parametrize(("encoding", "env"), _LOCALES)
+def test_any_locale_will_do(encoding: str, env: dict[str, str], folder: Path) -> None:
+    """To compile, to train and to look; × is there in any of them, if only as x."""
+    compile_ = _bytes(f"{TRAIN} --pef-name new", folder, env)
+    assert b"Compilation succeeded" in compile_
+    times = "\N{MULTIPLICATION SIGN}".encode(encoding, errors="replace").replace(b"?", b"x")
+    run = _bytes("run --pef net --log-dir logs --metrics m.jsonl --trace t.json", folder, env)
+    assert b"batch 4 " + times + b" 1 replica = global batch 4" in run
+    run.decode(encoding)
+    _bytes(_LOOKING, folder, env).decode(encoding)
+    assert (folder / "logs" / "rank0.log").read_text(encoding="utf-8").count("\n") > 4
+
+
+def _bytes(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
+    """What the command writes to stdout; it must end well."""
+    _shell(f"SAMBASIM {command} >said", folder, env).check()
+    return (folder / "said").read_bytes()
+
+
+_CLOCK = """
+import itertools, time
+_readings = itertools.count()
+time.time = lambda: max(0.0, 100.0 - 7.0 * next(_readings))
+time.time_ns = lambda: int(time.time() * 1e9)
+open("clock_was_changed", "w").close()
+"""
+"""A clock that stands near 1970 and goes backwards, for every Python that starts."""
+
+
+def test_no_duration_and_no_name_depends_on_the_clock(folder: Path) -> None:
+    (folder / "clock").mkdir()
+    (folder / "clock" / "usercustomize.py").write_text(_CLOCK)
+    (folder / "clock" / "sitecustomize.py").write_text(_CLOCK)
+    env = {"PYTHONPATH": f"{folder / 'clock'}{os.pathsep}{Path(__file__).parents[2]}", "TZ": ":nowhere/at all"}
+    _shell(f"SAMBASIM {TRAIN} --pef-name new", folder, env).check()
+    assert (folder / "clock_was_changed").exists()
+    command = [*shlex.split(_PYTHON), "run", "--pef", "pair", "--log-dir", "logs", "--trace", "t.json"]
+    result = run_mpi(2, [*command, "--metrics", "m.jsonl"], cwd=folder, env=env).check()
+    assert "samples/s" in result.stdout
+    assert "-" not in result.stdout.split("steps in ")[1].split(":")[0], "no time is negative"

@@ -1,0 +1,108 @@
+"""A disk that is full, at the start or in the middle of the work: one message, its exit code, and nothing that is half
+written. RLIMIT_FSIZE stands for the disk, as it needs no privilege: no file of this process may grow beyond it."""
+
+import json
+import resource
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command import Outcome, sambasim
+from tests.faults.fault import assert_told, check_form, message_of
+from tests.faults.texts import TRAIN, net
+from tests.support.mpi import run_mpi
+
+_STILL = {"PYTHONDONTWRITEBYTECODE": "1"}
+_STEPS = "run --pef net --epochs 500 --no-evaluate"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+    """A folder with net.py and the PEFs."""
+    (tmp_path / "net.py").write_text(net())
+    for name, data in compiled.items():
+        path = tmp_path / "out" / name / f"{name}.pef"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    return tmp_path
+
+
+def _limited(command: str, folder: Path, limit_bytes: int) -> Outcome:
+    sambasim(["run", "--pef", "net", "--steps", "1"], folder)  # MPI makes files of its own when it starts
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
+    try:
+        return sambasim(shlex.split(command), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _check(outcome: Outcome, told: tuple[str, ...]) -> None:
+    message = message_of(outcome.stderr)
+    assert_told(message, told)
+    check_form(message, outcome.stdout + outcome.stderr)
+    assert outcome.exit_code == 2, message
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_disk_fills_in_the_middle_of_the_metrics(folder: Path) -> None:
+    result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
+    _check(result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "make room"))
+    lines = (folder / "m.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "whole lines alone are kept"
+    assert 20 < len(lines) < 2000
+    assert not (folder / "w.safetensors").exists()
+
+
+def test_the_disk_fills_in_the_middle_of_a_log(folder: Path) -> None:
+    result = _limited(f"{_STEPS} --log-dir logs", folder, 20_001)
+    _check(result, ("error[machine]: the log logs/rank0.log cannot be written any more: File too large", "--log-dir"))
+    text = (folder / "logs" / "rank0.log").read_text()
+    assert text.endswith("\n")
+    assert len(text) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("run --pef net --trace t.json", ("error[machine]: the trace cannot be written to t.json", "--trace FILE")),
+        (
+            "run --pef net --save w.safetensors",
+            ("the weights cannot be written to w.safetensors", "File too large", "--save FILE"),
+        ),
+        (
+            "run --pef guess --inference --predictions p.safetensors",
+            ("the predictions cannot be written to p.safetensors", "File too large", "--predictions FILE"),
+        ),
+        (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "make room for")),
+    ],
+    ids=["trace", "weights", "predictions", "PEF"],
+)
+def test_what_is_written_at_once_is_there_whole_or_not_at_all(
+    command: str, told: tuple[str, ...], folder: Path
+) -> None:
+    before = _files(folder)
+    _check(_limited(command, folder, 100), told)
+    assert _files(folder) == before
+
+
+def test_what_was_there_before_stays_when_the_disk_is_full(folder: Path) -> None:
+    (folder / "t.json").write_text("of an earlier run")
+    _limited("run --pef net --trace t.json", folder, 100)
+    assert (folder / "t.json").read_text() == "of an earlier run"
+
+
+def test_a_log_that_one_rank_cannot_write_ends_the_job_once(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank1.log").symlink_to("/dev/full")
+    command = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--log-dir", "logs", "--save", "w.safetensors"]
+    result = run_mpi(2, command, cwd=folder, env=_STILL)
+    outcome = Outcome(result.returncode, result.stdout, result.stderr)
+    _check(outcome, ("error[machine] (rank 1 on ", "the log logs/rank1.log cannot be written any more: No space left"))
+    assert not (folder / "w.safetensors").exists()

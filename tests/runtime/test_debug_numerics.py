@@ -1,0 +1,182 @@
+"""Where NaN and infinities begin: the batch, the parameter, the operator or the update that is named."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from sambasim.compiler.front import compile_from_options
+from sambasim.errors import NumericsError
+from sambasim.options.compile import compile_options
+from sambasim.options.run import RunOptions
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.single_rank import single_rank
+from tests.support.damaged import compiled
+
+_HERE = "tests.runtime.test_debug_numerics"
+
+
+class Deep(nn.Module):
+    """`kind` is the operation in the middle of it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.head = _Head(kind)
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        head: Tensor = self.head(x)
+        last: Tensor = self.last(head)
+        return head.mean() if self.head.kind == "meant" else last.square().mean()
+
+
+class _Head(nn.Module):
+    mask: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.scale = nn.Parameter(torch.ones(8))
+        self.register_buffer("mask", torch.full((8, 8), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "log":
+            return torch.log(x.clamp(min=0) * self.scale)
+        if self.kind == "sqrt":  # of zero: the loss is finite, and its gradient is not
+            return torch.sqrt(x.clamp(min=0) * self.scale)
+        if self.kind == "kept mask":
+            rows = torch.softmax(x.unsqueeze(1) * self.scale + self.mask, dim=2).sum(dim=2)
+            return torch.exp(x * 1000) * rows
+        if self.kind == "masked":
+            rows = torch.softmax((x * self.scale).masked_fill(x < 0, float("-inf")), dim=1)
+            return torch.exp(x.abs() * 1000) * rows
+        if self.kind == "wholly masked":
+            return torch.softmax((x * self.scale).masked_fill(x < 100, float("-inf")), dim=1)
+        if self.kind == "meant":
+            return (x * self.scale).masked_fill(x < 0, float("-inf"))
+        return x * self.scale
+
+
+def inputs() -> TensorDataset:
+    """Samples that all have negative numbers, and positive ones."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
+    return TensorDataset(torch.cat([x[:, :6], x[:, :1].abs(), -x[:, :1].abs()], dim=1))
+
+
+def _deep(folder: Path, kind: str) -> Path:
+    overrides = [f"data.source={_HERE}:inputs", f"model.args.kind={kind}", "optimizer.name=sgd", "optimizer.lr=0.001"]
+    flags = {"output_folder": folder, "batch_size": 4}
+    return compile_from_options(compile_options(None, f"{_HERE}:Deep", overrides, flags)).path
+
+
+def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> str:
+    """The digest of the state after three steps."""
+    data = {"data": {"args": damage}} if damage else {}
+    overrides = {**data, "training": {"evaluate": False, "steps": 3}}
+    whole = {"pef": str(pef), "threads": 1, "debug_numerics": True, "overrides": overrides, **asked}
+    return TrainingJob(pef, RunOptions.model_validate(whole), single_rank("here"), SilentListener()).run().state_sha256
+
+
+def _told(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:
+    with pytest.raises(NumericsError) as raised:
+        _train(pef, damage, **asked)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "line"),
+    [
+        ("log", r"the loss is .* section \d \(FWD .*aten\.log\.default makes .*: \d+ inf of 32 ", "torch.log(x"),
+        ("sqrt", r"the gradient .* section \d \(BCKWD .*aten\.div\.Tensor makes .*: \d+ ", "torch.sqrt(x"),
+        ("kept mask", r"the loss is .* section \d \(FWD .*aten\.exp\.default makes ", "torch.exp(x * 1000)"),
+        ("masked", r"the loss is .* section \d \(FWD .*aten\.exp\.default makes ", "torch.exp(x.abs() * 1000)"),
+        ("wholly masked", r"the loss .*aten\._softmax\.default makes .*: 32 nan of 32 elements", "torch.softmax("),
+        ("meant", r"the loss is .*aten\.(masked_fill|where)\.\w+ makes .*: \d+ inf of 32 ", "masked_fill(x < 0"),
+    ],
+)
+def test_the_operator_is_named_with_the_line_of_the_model(kind: str, what: str, line: str, tmp_path: Path) -> None:
+    error = _told(_deep(tmp_path, kind))
+    assert re.search(what, error.what), error.what
+    assert "on replica 0, step 1, micro-step 1: it begins in section" in error.what
+    assert "of the module head: " in error.what
+    assert error.where is not None
+    assert "test_debug_numerics.py:" in error.where
+    assert line in error.where
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("numerics"), "optimizer.name=adamw", "optimizer.lr=0.01")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ({"inputs": {"9": "nan"}}, "step 3, micro-step 1: the input x of the batch of replica 0 holds nan (sample 9)"),
+        ({"inputs": {"6": "inf", "4": "-inf"}}, "the input x of the batch of replica 0 holds inf (samples 4, 6)"),
+        ({"targets": {"6": "nan"}}, "the input target of the batch of replica 0 holds nan (sample 6)"),
+    ],
+)
+def test_a_batch_is_named_with_its_samples(damage: dict[str, object], told: str, pef: Path) -> None:
+    assert told in _told(pef, damage).what
+
+
+def test_samples_have_the_numbers_that_the_data_set_knows_them_by(pef: Path) -> None:
+    """Shuffled, some held out, several micro-steps, several epochs: only one sample is not finite."""
+    data = {"args": {"inputs": {"30": "nan"}}, "shuffle": True, "evaluation_fraction": 0.25}
+    training = {"evaluate": False, "epochs": 9, "accumulation_steps": 3}
+    error = _told(pef, overrides={"data": data, "training": training})
+    assert "holds nan (sample 30): 1 nan of 32 elements" in error.what
+    assert re.search(r"micro-step [123]: ", error.what)
+
+
+def test_the_replica_that_has_it_is_named(pef: Path) -> None:
+    assert "batch of replica 1 holds nan (sample 9)" in _told(pef, {"inputs": {"9": "nan"}}, emulate_replicas=2).what
+
+
+def test_an_overflow_of_the_loss_is_named(pef: Path) -> None:
+    error = _told(pef, {"targets": {"6": "1e30"}})
+    assert re.search(r"aten\.(pow|mul|square)\.\w+ makes the tensor .*: 1 inf of 4 elements, of operands", error.what)
+    assert "damaged.py:" in str(error.where)
+
+
+def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "w.safetensors"
+    _train(pef, save=weights)
+    tensors = load_file(weights)
+    tensors["last.weight"][0, 3] = torch.nan
+    save_file(tensors, weights)
+    told = _told(pef, weights=weights).what
+    assert "the parameter last.weight held nan before the step: 1 nan of 16 elements" in told
+
+
+def test_an_update_that_overflows_is_named(pef: Path) -> None:
+    overrides = {"optimizer": {"lr": 1e38}, "training": {"steps": 3, "evaluate": False}}
+    error = _told(pef, overrides=overrides)
+    assert re.search(r"the update of step 1 made inf of the parameter \S+: \d+ inf of \d+ elements", error.what)
+
+
+@pytest.mark.parametrize("choice", ["skip", "ignore"])
+def test_it_stops_also_where_a_run_would_go_on(choice: str, pef: Path) -> None:
+    assert "sample 9" in _told(pef, {"inputs": {"9": "nan"}}, on_nonfinite=choice).what
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_bits_of_a_run_that_stays_finite_are_the_same(accumulation: int, replicas: int, pef: Path) -> None:
+    training = {"evaluate": False, "steps": 5, "accumulation_steps": accumulation}
+    digests = {
+        _train(pef, overrides={"training": training}, emulate_replicas=replicas, debug_numerics=debug)
+        for debug in (False, True)
+    }
+    assert len(digests) == 1
+
+
+def test_infinities_that_come_to_nothing_are_no_findings(tmp_path: Path) -> None:
+    """Masks of -inf, kept and made, in a model whose loss and gradients stay finite."""
+    assert _train(_deep(tmp_path, "scaled"))

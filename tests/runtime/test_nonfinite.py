@@ -1,0 +1,199 @@
+"""Losses that are NaN or infinite: a run stops, leaves the step out, or goes on, as it was asked to."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sambasim.errors import NumericsError
+from sambasim.options.run import RunOptions
+from sambasim.records.metrics import SummaryRecord
+from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Listeners, MetricsFile, SilentListener
+from sambasim.runtime.nonfinite import MOST_NOTES, as_typed, which
+from sambasim.runtime.single_rank import single_rank
+from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
+from tests.support.eager import EagerReplica, PaddedOptimizer
+
+STEPS = SAMPLES // BATCH
+OPTIMIZERS = {
+    "sgd": ("optimizer.name=sgd", "optimizer.lr=0.05", "optimizer.momentum=0.9", "optimizer.dampening=0.5"),
+    "adamw": ("optimizer.name=adamw", "optimizer.lr=0.01"),
+    "clipped": ("optimizer.name=adamw", "optimizer.lr=0.01", "optimizer.max_grad_norm=0.5"),
+}
+
+
+@pytest.fixture(scope="module")
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("nonfinite")
+    return {name: compiled(folder, f"compile.pef_name={name}", *overrides) for name, overrides in OPTIMIZERS.items()}
+
+
+class Notes(SilentListener):
+    """Keeps what was noted."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def noted(self, what: str) -> None:
+        self.heard.append(what)
+
+
+def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions:
+    """A run of one epoch in which samples are damaged."""
+    overrides = {"data": {"args": damage}, "training": {"evaluate": False, "epochs": 1}}
+    return RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": overrides, **asked})
+
+
+def train(asked: RunOptions, *listeners: SilentListener | MetricsFile) -> SummaryRecord:
+    command = ["sambasim", "run", "--pef", "a net"]
+    return TrainingJob(Path(asked.pef), asked, single_rank("here"), Listeners(listeners), command=command).run()
+
+
+def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Path], tmp_path: Path) -> None:
+    metrics, saved = tmp_path / "m.jsonl", tmp_path / "w.safetensors"
+    asked = options(pefs["adamw"], {"inputs": {"9": "nan"}}, metrics=metrics, save=saved)
+    with pytest.raises(NumericsError) as told:
+        train(asked, MetricsFile(metrics))
+    assert str(told.value) == (
+        "the loss of step 3 is not finite: nan\n"
+        "  where: epoch 1, step 3; nothing of it was saved\n"
+        "  try:   sambasim run --pef 'a net' --debug-numerics to see where it begins, or --on-nonfinite skip to go on"
+    )
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in lines] == [("step", 1), ("step", 2), ("step", 3)]
+    assert not saved.exists()
+
+
+def test_a_run_that_ignores_it_goes_on_to_its_end(pefs: dict[str, Path]) -> None:
+    summary = train(options(pefs["adamw"], {"inputs": {"9": "nan"}}, on_nonfinite="ignore"))
+    assert (summary.steps, summary.first_nonfinite_step, summary.skipped_steps) == (STEPS, 3, 0)
+    assert math.isnan(summary.loss_last)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("damage", "skipped"),
+    [
+        ({"inputs": {"1": "nan"}}, {0}),
+        ({"inputs": {"9": "nan", "10": "inf", "21": "-inf"}}, {2, 5}),
+        ({"targets": {"21": OVERFLOWS, "47": OVERFLOWS}}, {5, 11}),
+    ],
+    ids=["first", "inputs", "overflow"],
+)
+def test_a_skipped_step_leaves_everything_as_eager_would_that_takes_no_step(
+    optimizer: str, damage: dict[str, object], skipped: set[int], pefs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Parameters and buffers, bit for bit; but where gradients are clipped, as torch adds up another norm."""
+    asked = options(pefs[optimizer], damage, on_nonfinite="skip", save=tmp_path / "w.safetensors")
+    notes = Notes()
+    summary = train(asked, notes)
+    assert (summary.steps, summary.skipped_steps, summary.first_nonfinite_step) == (
+        STEPS, len(skipped), min(skipped) + 1,
+    )  # fmt: skip
+    assert [note.split(",")[0] for note in notes.heard] == [f"step {one + 1} is skipped" for one in sorted(skipped)]
+    if optimizer != "clipped":
+        with repeatable(1):
+            eager = _eager_that_skips(pefs[optimizer], asked, skipped)
+        ours = load_file(tmp_path / "w.safetensors")
+        names = [name for name, tensor in eager.items() if not torch.equal(ours[name], tensor)]
+        assert names == []
+        assert all(tensor.isfinite().all() for tensor in ours.values())
+
+
+def _eager_that_skips(pef: Path, asked: RunOptions, skipped: set[int]) -> dict[str, torch.Tensor]:
+    eager = EagerReplica(pef, asked)
+    optimizer = PaddedOptimizer(eager)
+    for step in range(STEPS):
+        before = {name: buffer.clone() for name, buffer in eager.module.named_buffers()}
+        loss = eager.differentiate(step)
+        assert math.isfinite(loss) == (step not in skipped)
+        if math.isfinite(loss):
+            optimizer.take_gradients()
+            optimizer.step()
+        else:
+            for name, buffer in eager.module.named_buffers():
+                buffer.copy_(before[name])
+    return dict(eager.module.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_that_ends_in_skipped_steps_has_the_state_of_a_shorter_one(optimizer: str, pefs: dict[str, Path]) -> None:
+    """Parameters, buffers, state and number of steps of the optimizer, by their digest."""
+    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(32, SAMPLES)}}
+    whole = train(options(pefs[optimizer], damage, on_nonfinite="skip"))
+    overrides: dict[str, object] = {"training": {"evaluate": False, "steps": 8}}
+    short = train(RunOptions(pef=str(pefs[optimizer]), threads=1, overrides=overrides))
+    assert (whole.steps, whole.skipped_steps, short.steps) == (12, 4, 8)
+    assert whole.state_sha256 == short.state_sha256
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_knows_how_many_steps_were_skipped(
+    pefs: dict[str, Path], tmp_path: Path
+) -> None:
+    damage: dict[str, object] = {"inputs": {"1": "nan", "9": "nan", "40": "nan"}}
+    never = train(options(pefs["adamw"], damage, on_nonfinite="skip"))
+    first = options(pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"dir": tmp_path / "saved"})
+    training = {"training": {"evaluate": False, "steps": 5}}
+    assert train(first.model_copy(update={"overrides": {**first.overrides, **training}})).skipped_steps == 2
+    second = options(
+        pefs["adamw"], damage, on_nonfinite="skip", checkpoint={"resume": "auto", "dir": tmp_path / "saved"}
+    )
+    resumed = train(second)
+    assert (resumed.steps, resumed.skipped_steps, resumed.first_nonfinite_step) == (STEPS, 3, 1)
+    assert resumed.state_sha256 == never.state_sha256
+
+
+def test_a_run_that_stops_leaves_no_checkpoint_of_what_came_of_it(pefs: dict[str, Path], tmp_path: Path) -> None:
+    saved = {"dir": tmp_path / "saved", "every": "1"}
+    with pytest.raises(NumericsError):
+        train(options(pefs["adamw"], {"inputs": {"9": "nan"}}, checkpoint=saved))
+    written = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert len(written) >= 1
+    assert not any("3" in name for name in written), written
+
+
+def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Path]) -> None:
+    summaries = [train(options(pefs["clipped"], {}, on_nonfinite=choice)) for choice in ("stop", "skip", "ignore")]
+    assert len({summary.state_sha256 for summary in summaries}) == 1
+
+
+def test_a_step_is_skipped_whole_if_one_of_its_micro_steps_is_not_finite(pefs: dict[str, Path]) -> None:
+    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(4, 8)}}
+    asked = options(pefs["adamw"], damage, on_nonfinite="skip")
+    training = {"evaluate": False, "steps": 1, "accumulation_steps": 3}
+    asked = asked.model_copy(update={"overrides": {**asked.overrides, "training": training}})
+    summary = train(asked)
+    assert summary.skipped_steps == summary.steps == 1
+    untouched = train(asked.model_copy(update={"overrides": {**asked.overrides, "optimizer": {"lr": 0.5}}}))
+    assert summary.state_sha256 == untouched.state_sha256
+
+
+def test_many_skipped_steps_are_counted_and_not_all_told(pefs: dict[str, Path]) -> None:
+    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(SAMPLES)}}
+    notes = Notes()
+    summary = train(options(pefs["adamw"], damage, on_nonfinite="skip"), notes)
+    assert summary.skipped_steps == STEPS > MOST_NOTES == len(notes.heard)
+    assert notes.heard[-1].endswith("; further ones are counted")
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([math.nan], "nan"),
+        ([1.0, math.nan], "nan on replica 1 of 2"),
+        ([math.inf, 1.0, math.nan, math.inf], "inf on replicas 0 and 3 of 4; nan on replica 2 of 4"),
+        ([math.nan] * 12, "nan on replicas 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"),
+    ],
+)
+def test_replicas_are_named(losses: list[float], told: str) -> None:
+    assert which(losses) == told
+
+
+def test_a_command_is_repeated_as_it_was_typed() -> None:
+    assert as_typed(["sambasim", "run", "--pef", "a b"], 1) == "sambasim run --pef 'a b'"
+    assert as_typed(["sambasim", "run"], 3) == "mpirun -np 3 sambasim run"
