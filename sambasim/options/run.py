@@ -43,14 +43,13 @@ class RunOptions(Options):
 
     `pef` is a path, or the name of a PEF found as `out/NAME/NAME.pef`. `data_parallel` None means: on, if the PEF is
     data parallel and there are two replicas or more. `overrides` changes what a PEF carries, in the layout of the TOML
-    config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `trust_data_source` confirms the data source that a PEF
-    from elsewhere names. `weights` replaces those of the PEF before the first
-    step. `host_sync` says how gradients go from host to host, None by MPI; of a parameter server, the last
-    `parameter_servers` ranks only serve, or rank 0 serves beside its work. `threads` are intra-op threads of each rank;
-    None shares the cores of the node out. `metrics`, `trace`, `save` and `predictions` are files; a trace is of
-    `trace_steps` steps, None of a few; `log_dir` takes one file of each rank. `emulate_replicas` plays that many
-    replicas in one process. `cluster` is the simulated machine on which replicas sit, a name or a TOML file; None is
-    that of the device.
+    config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `trust_data_source` confirms the data source that a
+    PEF from elsewhere names. `weights` replaces those of the PEF before the first step. `host_sync` says how gradients
+    go from host to host, None by MPI; of a parameter server, the last `parameter_servers` ranks only serve, or rank 0
+    serves beside its work. `threads` are intra-op threads of each rank; None shares the cores of the node out.
+    `metrics`, `trace`, `save` and `predictions` are files; a trace is of `trace_steps` steps, None of a few; `log_dir`
+    takes one file of each rank. `emulate_replicas` plays that many replicas in one process. `cluster` is the simulated
+    machine on which replicas sit, a name or a TOML file; None is that of the device.
     """
 
     pef: str = Field(min_length=1)

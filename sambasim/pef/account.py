@@ -2,10 +2,10 @@
 
     ${XDG_STATE_HOME:-~/.local/state}/sambasim/compiled
 
-A digest covers all of a PEF: the program, the weights, the data source that it names. So a PEF whose digest is here holds
-what a compile on this account wrote, letter for letter, whoever owns the file and whatever way it came; and one whose digest
-is not here may hold anything. What lies *behind* a name (the module, the data file) is in no digest: it is read from
-where the name leads today, as it was when this account compiled it.
+A digest covers all of a PEF: the program, the weights, the data source that it names. So a PEF whose digest is here
+holds what a compile on this account wrote, letter for letter, whoever owns the file and whatever way it came; and one
+whose digest is not here may hold anything. What lies *behind* a name (the module, the data file) is in no digest: it is
+read from where the name leads today, as it was when this account compiled it.
 
 The file is a note, and no proof: who can write in the account's home can do worse than add a line to it.
 """
@@ -67,7 +67,7 @@ def _path() -> Path:
 
 
 def _lines(descriptor: int) -> list[bytes]:
-    """The last lines, oldest first: at most as many as are kept, and those that were added while others were dropped."""
+    """The last lines, oldest first: all that are kept, and those that were added while others were dropped."""
     size = os.fstat(descriptor).st_size
     most = 2 * MOST_DIGESTS * _LINE_BYTES
     return os.pread(descriptor, most, max(size - most, 0)).split(b"\n")

@@ -61,5 +61,5 @@ def _check_source(document: PefDocument, resolved: ResolvedRun) -> None:
     raise OptionError(
         f"the PEF {document.program.name} was not compiled on this account, and its data source {what}: {source}",
         where="data.source of the PEF",
-        remedy="look at what that is, and add --trust-data-source; or name other data: --data FILE.npz, --data synthetic",
+        remedy="look at what that is, and add --trust-data-source; or name other data: --data FILE.npz",
     )

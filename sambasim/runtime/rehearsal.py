@@ -1,13 +1,13 @@
 """Whether the graphs of a PEF from elsewhere are what they state: they are carried out once, on tensors without memory.
 
-A PEF that this account compiled was made by our compiler, and is run as it is. Any other may hold nodes that no capture gives:
-results far larger than stated, lists of a billion views, operands of shapes that a kernel takes for granted. Here each
-node is asked for the types of its results, by PyTorch's own rules, before any memory is allocated: rule 26. So a
-program can take no more memory than its manifest says, which is compared with what the machine has; and kernels that look
-at nothing themselves are looked after by `unchecked_kernels`.
+A PEF that this account compiled was made by our compiler, and is run as it is. Any other may hold nodes that no capture
+gives: results far larger than stated, lists of a billion views, operands of shapes that a kernel takes for granted.
+Here each node is asked for the types of its results, by PyTorch's own rules, before any memory is allocated: rule 26.
+So a program can take no more memory than its manifest says, which is compared with what the machine has; and kernels
+that look at nothing themselves are looked after by `unchecked_kernels`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,12 +20,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.operands import check_operands
 from sambasim.pef.rules import COMPILE_AGAIN, RESULTS
+from sambasim.runtime.call import Makers, Types, call_of
 from sambasim.runtime.capacity import available_bytes
 from sambasim.runtime.instructions import find_operator, plain_argument
 from sambasim.runtime.unchecked_kernels import hazard
 from sambasim.units import format_bytes
-
-Types = Mapping[str, TensorType]
 
 _NOWHERE = torch.device("meta")
 
@@ -41,17 +40,20 @@ def rehearse(program: Program) -> None:
     for graph in program.graphs:
         batch_size = 1 if graph is program.single else None
         types = {name: _at(symbol.type, symbol.kind, batch_size) for name, symbol in program.symbols.items()}
+        types |= graph.values
+        makers = Makers(graph)
         for node in graph.nodes:
             if not node.operator.startswith("sambasim."):
-                rehearse_node(node, {**graph.values, **types})
+                rehearse_node(node, types, makers)
         _check_outputs(graph, program)
         _check_memory(graph, program)
 
 
-def rehearse_node(node: Node, types: Types) -> None:
-    """Checks one node, whose operands and results have these `types`. Raises PefError."""
+def rehearse_node(node: Node, types: Types, makers: Makers) -> None:
+    """Checks one node of a graph in which values have these `types` and `makers`. Raises PefError."""
+    check_operands(node, find_operator(node.operator)._schema)
     stated = tuple(None if name is None else types[name] for name in node.results)
-    fault = hazard(node, types)
+    fault = hazard(call_of(node, types, makers))
     if fault is None and node.operator not in _SIZED_OTHERWISE:
         found = result_types(node, types)
         if len(found) != len(stated):
@@ -66,7 +68,6 @@ def rehearse_node(node: Node, types: Types) -> None:
 def result_types(node: Node, types: Types) -> Sequence[TensorType | None]:
     """The types of `node`'s results by torch's rules, None for what is no tensor. Raises PefError if it has none."""
     operator = find_operator(node.operator)
-    check_operands(node, operator._schema)
     arguments = [_without_memory(argument, types) for argument in node.args]
     keywords = {name: _without_memory(argument, types) for name, argument in node.kwargs}
     if any(argument.name == "device" for argument in operator._schema.arguments) and not any(node_references(node)):
@@ -104,7 +105,8 @@ def _type_of(result: object) -> TensorType | None:
 
 
 def _broken(node: Node, fault: str) -> PefError:
-    what = f"node {node.name[:80]} ({node.operator}) breaks rule {RESULTS.number} of the PEF format ({RESULTS.name}): {fault}"
+    broken = f"breaks rule {RESULTS.number} of the PEF format ({RESULTS.name})"
+    what = f"node {node.name[:80]} ({node.operator}) {broken}: {fault}"
     return PefError(what, where=f"{RESULTS.part}, {node.source or node.operator}", remedy=COMPILE_AGAIN)
 
 

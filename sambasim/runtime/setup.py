@@ -23,8 +23,9 @@ from sambasim.runtime.threads import default_threads
 class Setup:
     """One rank's view of a run. `emulated` is the number of replicas that this process plays: one, but in an emulation.
 
-    `known` says that this account compiled the PEF, `roles` which ranks have replicas, and which only serve; `placement` where replicas sit on `inventory`, the
-    simulated machine; `arguments` are the runtime arguments of the program, and `threads` those of a rank.
+    `known` says that this account compiled the PEF, `roles` which ranks have replicas, and which only serve;
+    `placement` where replicas sit on `inventory`, the simulated machine; `arguments` are the runtime arguments of the
+    program, and `threads` those of a rank.
     """
 
     path: Path

@@ -13,10 +13,10 @@ NUMBERS = (
     (1 << 63) - 1, 1 << 63, -(1 << 63), 10**30, 10**400, 0.0, -0.0, 0.5, 1.5, -1e308, 1e308, 5e-324, 1e-9,
 )  # fmt: skip
 TEXTS = (
-    "", " ", "\0", "x", "%", "%x", "'", "'%s %n {0} {0.__class__}", "=nan", "=inf", "@dtype:load", "@device:cuda", 
-    "../../etc/passwd",    "/dev/zero", "-rf", "\u202e\u2066", "\ud7ff", "\U0010ffff", "e\u0301" * 50, "A" * 100_000, "[bold]x[/bold]", "[/]",
-    "<script>alert(1)</script>", "\x1b[31m\x1b]0;x\x07", "$(touch canary)", "canary:function", "os:system",
-    "canary.py:f",    "__class__", "nan", "1e999", "None", "\n\r\t", "error[internal]: forged",
+    "", " ", "\0", "x", "%", "%x", "'", "'%s %n {0} {0.__class__}", "=nan", "=inf", "@dtype:load", "@device:cuda",
+    "../../etc/passwd", "/dev/zero", "-rf", "\u202e\u2066", "\ud7ff", "\U0010ffff", "e\u0301" * 50, "A" * 100_000,
+    "[bold]x[/bold]", "[/]", "<script>alert(1)</script>", "\x1b[31m\x1b]0;x\x07", "$(touch canary)", "canary:function",
+    "os:system", "canary.py:f", "__class__", "nan", "1e999", "None", "\n\r\t", "error[internal]: forged",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The models of the PEFs that are fuzzed, and their data: as small as they can be and still show every kind of section."""
+"""The models of the PEFs that are fuzzed, and their data: small, and with every kind of section."""
 
 from collections.abc import Mapping
 
