@@ -6,6 +6,7 @@ import traceback
 
 import click
 
+from sambasim.cli.terminal import printable
 from sambasim.errors import SambasimError
 from sambasim.runtime.launcher import launched_rank
 
@@ -33,7 +34,7 @@ def explain(error: BaseException, told_by: str | None = None) -> None:
 
 def _words(error: BaseException, behind: str) -> str:
     if isinstance(error, SambasimError):
-        return f"error[{error.code}]{behind}: {error}"
+        return printable(f"error[{error.code}]{behind}: {error}")
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     if isinstance(error, click.UsageError):

@@ -4,10 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sambasim.hardware.cluster import ClusterSpec, load_cluster
-from sambasim.hardware.spec import DeviceSpec, load_device
-
-DEFAULT_ARCH = "sn30"
-"""The device of a PEF that does not say for which it was compiled."""
+from sambasim.hardware.spec import DeviceSpec, device_of, load_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ def inventory_of(
     The tiles of the PEF are those of its own device: another `arch` has all of its tiles, unless `tiles` are given.
     Raises OptionError for a device or a cluster that there is not.
     """
-    device = load_device(arch or str(compiled.get("arch", DEFAULT_ARCH)))
+    device = load_device(arch) if arch else device_of(compiled)
     of_pef = compiled.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
         tiles = of_pef

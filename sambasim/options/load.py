@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from sambasim.bounded import LARGEST_TOML_BYTES, read_text
 from sambasim.errors import OptionError
 from sambasim.options.problems import Problem, explain, show
 from sambasim.options.targets import absolute_source, absolute_target
@@ -19,7 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 def read_toml(path: Path) -> dict[str, object]:
     """The tables of a TOML file. Raises OptionError, with the line, if it cannot be read or is not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
         raise OptionError(f"there is no config file {path}", remedy="check the path after --config") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -27,6 +28,8 @@ def read_toml(path: Path) -> dict[str, object]:
         raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
     except tomllib.TOMLDecodeError as error:
         reason, _, position = str(error).partition(" (at ")
         lines = text.splitlines()

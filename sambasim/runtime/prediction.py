@@ -13,6 +13,7 @@ from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
 from sambasim.runtime.admission import admit, blaming
 from sambasim.runtime.agreement import check_sources
+from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.evaluation import Evaluator, Sums, record
@@ -72,6 +73,7 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
+        check_node_memory(self._communicator, program.device_bytes)
         memory = DeviceMemory(program, private_storage(program.device_bytes))
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:

@@ -45,7 +45,7 @@ def rehearse(program: Program) -> None:
         for node in graph.nodes:
             if not node.operator.startswith("sambasim."):
                 rehearse_node(node, types, makers)
-        _check_outputs(graph, program)
+        _check_outputs(graph, program, types)
         _check_memory(graph, program)
 
 
@@ -110,18 +110,27 @@ def _broken(node: Node, fault: str) -> PefError:
     return PefError(what, where=f"{RESULTS.part}, {node.source or node.operator}", remedy=COMPILE_AGAIN)
 
 
-def _check_outputs(graph: Graph, program: Program) -> None:
-    """What a graph hands out has the type of the symbol, at the graph's batch size."""
+def _check_outputs(graph: Graph, program: Program, types: Types) -> None:
+    """The training step's outputs have the types of their symbols; the loss of an evaluation is one number, or one for
+    each sample."""
     for output in graph.outputs:
-        symbol = program.symbols[output.symbol]
-        kept = graph.values.get(output.value) or program.symbols[output.value].type
+        symbol, kept = program.symbols[output.symbol], types[output.value]
         if graph is program.training and symbol.kind is SymbolKind.OUTPUT and kept != symbol.type:
-            what = f"{graph.name} hands out {kept} as {symbol.name}, which is {symbol.type}"
-            raise PefError(
-                f"{what}: rule {RESULTS.number} of the PEF format ({RESULTS.name})",
-                where=RESULTS.part,
-                remedy=COMPILE_AGAIN,
-            )
+            raise _misgiven(f"{graph.name} hands out {kept} as {symbol.name}, which is {symbol.type}")
+    if graph is program.training or program.loss is None:
+        return
+    handed = [types[o.value] for o in graph.outputs if program.symbols[o.symbol].kind is SymbolKind.OUTPUT]
+    samples = (program.batch_size,)
+    wanted = samples if program.per_sample_loss and graph is program.evaluation else ()
+    # A loss for each sample may still have other axes; a loss for a batch is one number, however it is shaped.
+    fits = handed and (handed[0].shape[: len(wanted)] == wanted if wanted else handed[0].numel == 1)
+    if not fits:
+        raise _misgiven(f"{graph.name} gives {handed[0] if handed else 'nothing'} first, which is no loss")
+
+
+def _misgiven(fault: str) -> PefError:
+    broken = f"which breaks rule {RESULTS.number} of the PEF format ({RESULTS.name})"
+    return PefError(f"{fault}: {broken}", where=RESULTS.part, remedy=COMPILE_AGAIN)
 
 
 def _check_memory(graph: Graph, program: Program) -> None:

@@ -9,7 +9,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
-from sambasim.runtime.admission import admit
+from sambasim.runtime.admission import admit, blaming
 from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.ranks import Communicator
@@ -81,6 +81,18 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     check_device(document)
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     known = admit(document, resolved, communicator)
+    with blaming(known):
+        return _settle(path, options, communicator, document, resolved, known)
+
+
+def _settle(
+    path: Path,
+    options: RunOptions,
+    communicator: Communicator,
+    document: PefDocument,
+    resolved: ResolvedRun,
+    known: bool,
+) -> Setup:
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
     check_is_for_run(document.program)
