@@ -16,21 +16,7 @@ from sambasim.runtime.rehearsal import result_types
 _OPERATORS = tuple(name for name in OPERATORS if not name.startswith("sambasim."))
 _WHOLE = (0, 1, 2, -1, 5, 100, 10**6, -(10**6), 1 << 40, -(1 << 40), -(1 << 63))
 _SMALL = (0, 1, 1, 1, 2, 2, 3, 4, -1)
-_TEXTS = (
-    "none",
-    "mean",
-    "sum",
-    "tanh",
-    "trunc",
-    "floor",
-    "constant",
-    "reflect",
-    "ij",
-    "i,j->ij",
-    "amax",
-    "prod",
-    "fro",
-)
+_TEXTS = ("none", "mean", "sum", "tanh", "trunc", "floor", "constant", "reflect", "ij", "i,j->ij", "amax", "fro")
 
 
 def authored(random: Random, graph: Any) -> None:
@@ -95,34 +81,19 @@ class _Author:
             return f"%{random.choice(list(self._types))}"
         shape, kind = list(self._shape()), random.random()
         if kind < 0.5:
-            row = ["aten.randn.default", [shape], [["device", "@device:cpu"]]]
+            made = self._node("aten.randn.default", [shape], [["device", "@device:cpu"]], 1)
         else:
-            dtype = random.choice(
-                ["int64", "int64", "int64", "int32", "uint8", "bool", "float32", "float64", "bfloat16"]
-            )
-            fill: int | bool = random.choice(_WHOLE) if dtype in ("int64", "float32", "float64") else 1
+            dtype = random.choice(["int64", "int64", "int64", "int32", "uint8", "bool", "float32", "bfloat16"])
+            fill: int | bool = random.choice(_WHOLE) if dtype in ("int64", "float32") else 1
             fill = fill if random.random() < 0.5 else random.choice([0, 1, 2])
-            row = ["aten.full.default", [shape, fill], [["dtype", f"@dtype:{dtype}"], ["device", "@device:cpu"]]]
-        return f"%{self._node(row[0], row[1], row[2], 1)}"
+            keywords = [["dtype", f"@dtype:{dtype}"], ["device", "@device:cpu"]]
+            made = self._node("aten.full.default", [shape, fill], keywords, 1)
+        return f"%{made}"
 
     def _shape(self) -> tuple[int, ...]:
-        random, base = self._random, self._base
-        return random.choice(
-            [
-                base,
-                base,
-                base,
-                base,
-                base[1:2] or base,
-                base[:1],
-                base[:2],
-                base[:-1],
-                (),
-                (0,),
-                (*base[:-1], 0),
-                base[::-1],
-            ]
-        )
+        base = self._base
+        others = [base[1:2], base[:1], base[:2], base[:-1], (), (0,), (*base[:-1], 0), base[::-1]]
+        return base if self._random.random() < 0.4 else self._random.choice(others)
 
     def _argument(self, argument: Argument) -> Any:
         return self._of(str(argument.real_type))

@@ -270,7 +270,8 @@ def zip_tricks(random: Random, samples: Sequence[bytes]) -> bytes:
 
 
 MUTATIONS: Sequence[Mutation] = (
-    foreign_nodes, foreign_nodes, foreign_nodes, edited, edited, edited_program, edited_program, edited_node, edited_node, edited_node, edited_types, edited_options,
+    foreign_nodes, foreign_nodes, foreign_nodes, edited, edited, edited_program, edited_program,
+    edited_node, edited_node, edited_node, edited_types, edited_options,
     spliced_members, spliced_parts, other_weights, edited_header, edited_text, zip_tricks,
 )  # fmt: skip
 
