@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.pef.operand_types import fits
-from sambasim.pef.rules import COMPILE_AGAIN, OPERANDS
+from sambasim.pef.rules import COMPILE_AGAIN, OPERANDS, shortened
 
 if TYPE_CHECKING:
     from torch import FunctionSchema
@@ -35,7 +35,7 @@ def check_operands(node: Node, schema: "FunctionSchema") -> None:
 
 def operands_error(node: Node, fault: str) -> PefError:
     """The error for a node that breaks rule 25."""
-    what = f"node {node.name} breaks rule {OPERANDS.number} of the PEF format ({OPERANDS.name}): {fault}"
+    what = f"node {node.name} breaks rule {OPERANDS.number} of the PEF format ({OPERANDS.name}): {shortened(fault)}"
     return PefError(what, where=f"{OPERANDS.part}, {node.source or node.operator}", remedy=COMPILE_AGAIN)
 
 

@@ -57,10 +57,21 @@ RULES = (
 )  # fmt: skip
 
 
+LONGEST_FAULT = 1000
+"""Characters of what is said of a file; names in it can be as long as the file."""
+
+
+def shortened(text: str) -> str:
+    """`text`, or its beginning and end."""
+    if len(text) <= LONGEST_FAULT:
+        return text
+    return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
+
+
 def refusal(path: Path, rule: Rule, what: str, *, part: str | None = None, remedy: str = COMPILE_AGAIN) -> PefError:
     """The error for a file at `path` that breaks `rule`; `part` is the member at fault if the rule is about several."""
     return PefError(
-        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {what}",
+        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {shortened(what)}",
         where=f"{part or rule.part}, {path}",
         remedy=remedy,
     )

@@ -11,7 +11,7 @@ from sambasim.options.run import ResolvedRun
 from sambasim.options.targets import SourceKind
 from sambasim.pef import PefDocument
 from sambasim.pef.account import is_compiled_here
-from sambasim.pef.rules import COMPILE_AGAIN
+from sambasim.pef.rules import COMPILE_AGAIN, shortened
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.rehearsal import rehearse
 
@@ -46,8 +46,17 @@ def blaming(known: bool) -> Iterator[None]:
     except InternalError as error:
         if known:
             raise
-        what = f"the PEF was not compiled on this account, and cannot be carried out: {error.what}"
-        raise PefError(what, where=error.where, remedy=COMPILE_AGAIN) from error
+        raise _cannot_run(error.what, error.where) from error
+    except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        # What a program of our own compiler never makes Python or torch say.
+        if known:
+            raise
+        raise _cannot_run(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", None) from error
+
+
+def _cannot_run(why: str, where: str | None) -> PefError:
+    what = f"the PEF was not compiled on this account, and cannot be carried out: {shortened(why)}"
+    return PefError(what, where=where, remedy=COMPILE_AGAIN)
 
 
 def _check_source(document: PefDocument, resolved: ResolvedRun) -> None:

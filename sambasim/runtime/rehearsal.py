@@ -19,7 +19,7 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.operands import check_operands
-from sambasim.pef.rules import COMPILE_AGAIN, RESULTS
+from sambasim.pef.rules import COMPILE_AGAIN, RESULTS, shortened
 from sambasim.runtime.call import Makers, Types, call_of
 from sambasim.runtime.capacity import available_bytes
 from sambasim.runtime.instructions import find_operator, plain_argument
@@ -77,7 +77,7 @@ def result_types(node: Node, types: Types) -> Sequence[TensorType | None]:
     except Exception as error:
         # Whatever torch says of operands that it cannot take: they are the file's.
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise _broken(node, f"PyTorch cannot say what it gives: {text[:200]}") from error
+        raise _broken(node, f"PyTorch cannot say what it gives: {shortened(text)}") from error
     return [_type_of(result) for result in (given if isinstance(given, tuple | list) else (given,))]
 
 
