@@ -1,14 +1,18 @@
-"""Text files that somebody names: read only if they are files, and no larger than any of their kind has to be."""
+"""What may be a stranger's is bounded: text files in size and nesting, and what is said of them in length."""
 
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from sambasim.units import MIB, format_bytes
 
 LARGEST_TOML_BYTES = 4 * MIB
 """A config has some fifty lines, and a device too."""
+
+DEEPEST_TABLES = 32
+"""Levels of tables and arrays in a TOML file; real ones have four."""
 
 LARGEST_RECORDS_BYTES = 1024 * MIB
 """A run of three million steps."""
@@ -28,3 +32,28 @@ def read_text(path: Path, most_bytes: int) -> str:
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return data.decode("utf-8").replace("\r\n", "\n")
+
+
+LONGEST_FAULT = 1000
+"""Characters of what is said of a file; names in it can be as long as the file."""
+
+
+def shortened(text: str) -> str:
+    """`text`, or its beginning and end."""
+    if len(text) <= LONGEST_FAULT:
+        return text
+    return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
+
+
+def nests_too_deeply(tables: object) -> bool:
+    """Whether there are more than DEEPEST_TABLES levels of tables and arrays in what a TOML file says."""
+    level: list[object] = [tables]
+    for _ in range(DEEPEST_TABLES + 1):
+        level = [inner for item in level for inner in _inside(item)]
+    return bool(level)
+
+
+def _inside(item: object) -> Iterable[object]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()

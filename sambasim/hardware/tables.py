@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sambasim.bounded import LARGEST_TOML_BYTES, read_text
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
 
 Table = TypeVar("Table", bound=BaseModel)
@@ -48,9 +48,12 @@ def checked(
     """`text` as a `model`, its table `prepare`d. Raises OptionError that names each figure that is missing, unknown or
     out of range."""
     try:
-        return model.model_validate(prepare(tomllib.loads(text)))
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return model.model_validate(prepare(tables))
     except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{where} is no TOML: {error}", remedy="correct it there") from error
+        raise OptionError(f"{where} is no TOML: {shortened(str(error))}", remedy="correct it there") from error
     except RecursionError:
         raise OptionError(f"{where} is nested too deeply", remedy="correct it there") from None
     except ValidationError as error:

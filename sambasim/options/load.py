@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sambasim.bounded import LARGEST_TOML_BYTES, read_text
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
 from sambasim.options.problems import Problem, explain, show
 from sambasim.options.targets import absolute_source, absolute_target
@@ -27,7 +27,10 @@ def read_toml(path: Path) -> dict[str, object]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return tables
     except RecursionError:
         raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
     except tomllib.TOMLDecodeError as error:
@@ -37,8 +40,8 @@ def read_toml(path: Path) -> dict[str, object]:
         number = int(found.group(1)) if found else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
         raise OptionError(
-            f"the config is not valid TOML: {reason[:1].lower()}{reason[1:]}",
-            where=f"{path}:{number}: {code}",
+            f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}",
+            where=f"{path}:{number}: {shortened(code)}",
             remedy="correct that line",
         ) from None
 

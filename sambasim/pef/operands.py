@@ -6,10 +6,11 @@ The schema is torch's own and is given by the caller, so that everything else ab
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sambasim.bounded import shortened
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.pef.operand_types import fits
-from sambasim.pef.rules import COMPILE_AGAIN, OPERANDS, shortened
+from sambasim.pef.rules import COMPILE_AGAIN, OPERANDS
 
 if TYPE_CHECKING:
     from torch import FunctionSchema

@@ -6,6 +6,7 @@ A test holds this table and the README equal. `refusal` makes the one error that
 from pathlib import Path
 from typing import NamedTuple
 
+from sambasim.bounded import shortened
 from sambasim.errors import PefError
 
 MANIFEST_MEMBER = "pef.json"
@@ -55,17 +56,6 @@ RULES = (
     CANONICAL, DIGEST, SCHEMA, NODES, PROGRAM, SIZE, HEADER, TENSORS, TYPES, LAYOUT, CONTENT,
     CONSTANTS, OPERANDS, RESULTS,
 )  # fmt: skip
-
-
-LONGEST_FAULT = 1000
-"""Characters of what is said of a file; names in it can be as long as the file."""
-
-
-def shortened(text: str) -> str:
-    """`text`, or its beginning and end."""
-    if len(text) <= LONGEST_FAULT:
-        return text
-    return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
 
 
 def refusal(path: Path, rule: Rule, what: str, *, part: str | None = None, remedy: str = COMPILE_AGAIN) -> PefError:

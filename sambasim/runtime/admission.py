@@ -6,12 +6,13 @@ All ranks go by what rank 0 finds in its account, so that none of them opens wha
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sambasim.bounded import shortened
 from sambasim.errors import InternalError, OptionError, PefError
 from sambasim.options.run import ResolvedRun
 from sambasim.options.targets import SourceKind
 from sambasim.pef import PefDocument
 from sambasim.pef.account import is_compiled_here
-from sambasim.pef.rules import COMPILE_AGAIN, shortened
+from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.rehearsal import rehearse
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from sambasim.bounded import shortened
 from sambasim.errors import MachineError, PefError
 from sambasim.ir.graph import Argument, Graph, Node, Ref, TorchConstant, node_references
 from sambasim.ir.operator_table import OperatorKind
@@ -19,7 +20,7 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.operands import check_operands
-from sambasim.pef.rules import COMPILE_AGAIN, RESULTS, shortened
+from sambasim.pef.rules import COMPILE_AGAIN, RESULTS
 from sambasim.runtime.call import Makers, Types, call_of
 from sambasim.runtime.capacity import available_bytes
 from sambasim.runtime.instructions import find_operator, plain_argument
