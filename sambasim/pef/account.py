@@ -55,7 +55,7 @@ def is_compiled_here(digest: str) -> bool:
             status = os.fstat(descriptor)
             # What another account could have written says nothing.
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                return digest.encode() in _lines(descriptor)
+                return len(digest) == DIGEST_CHARACTERS and digest.encode() in _lines(descriptor)
         finally:
             os.close(descriptor)
     return False
