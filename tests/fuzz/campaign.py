@@ -13,6 +13,9 @@ from pathlib import Path
 from tests.fuzz.subject import Subject
 from tests.fuzz.worker import SAMPLES
 
+TURNS = 400
+"""Mutants of one process. A run that fails ends its process, as a rule, and leaves its communicator to that."""
+
 PATIENCE_S = 90
 """A worker that says nothing for so long hangs where no alarm reaches it."""
 
@@ -31,6 +34,7 @@ class Tally:
 class _Worker:
     process: subprocess.Popen[str]
     numbers: range
+    later: range
     now: dict[str, object]
     heard_s: float
 
@@ -64,11 +68,12 @@ class _Campaign:
                 late = time.monotonic() > until_s
                 if late or time.monotonic() > worker.heard_s + PATIENCE_S:
                     worker.process.kill()
-                    self._end(worker, "" if late else f"nothing was heard of it for {PATIENCE_S} s", again=not late)
+                    self._end(worker, "" if late else f"nothing was heard of it for {PATIENCE_S} s", go_on=not late)
         return self._tally
 
     def _start(self, numbers: range) -> None:
-        words = (self._subject.name, self._folder, self._seed, numbers.start, numbers.stop, numbers.step)
+        now, left = numbers[:TURNS], numbers[TURNS:]
+        words = (self._subject.name, self._folder, self._seed, now.start, now.stop, now.step)
         process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.worker", *map(str, words)],
             stdout=subprocess.PIPE,
@@ -77,7 +82,7 @@ class _Campaign:
             env=self._environment,
         )
         assert process.stdout is not None
-        worker = _Worker(process, numbers, {}, time.monotonic())
+        worker = _Worker(process, now, left, {}, time.monotonic())
         self._selector.register(process.stdout, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: _Worker) -> None:
@@ -85,7 +90,7 @@ class _Campaign:
         line = worker.process.stdout.readline()
         if not line:
             code = worker.process.wait()
-            self._end(worker, f"the process ended with {code}" if code else "", again=bool(code))
+            self._end(worker, f"the process ended with {code}" if code else "", go_on=True)
             return
         worker.heard_s = time.monotonic()
         told = json.loads(line)
@@ -100,19 +105,22 @@ class _Campaign:
         else:
             worker.now |= told
 
-    def _end(self, worker: _Worker, why: str, *, again: bool) -> None:
+    def _end(self, worker: _Worker, why: str, *, go_on: bool) -> None:
         assert worker.process.stdout is not None
         self._selector.unregister(worker.process.stdout)
         worker.process.wait()
         worker.process.stdout.close()
         if not why:
+            if worker.later and go_on:
+                self._start(worker.later)
             return
         if "number" not in worker.now:
             told = (self._folder / f"stderr-{worker.numbers.start}").read_text()[-2000:]
             raise RuntimeError(f"a worker ended before its first mutant: {why}\n{told}")
         self._keep({"finding": why, **worker.now})
-        left = worker.numbers[worker.numbers.index(int(str(worker.now["number"]))) + 1 :]
-        if again and left:
+        done = worker.numbers.index(int(str(worker.now["number"]))) + 1
+        left = range(worker.numbers[0], (worker.later or worker.numbers)[-1] + 1, worker.numbers.step)[done:]
+        if go_on and left:
             self._start(left)
 
     def _keep(self, finding: dict[str, object]) -> None:

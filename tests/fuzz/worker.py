@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sambasim.errors import InternalError, PeerError, SambasimError
 from tests.fuzz.subject import Subject, Way
-from tests.fuzz.subjects import SUBJECTS
+from tests.fuzz.subjects import ALL
 from tests.fuzz.watch import TooSlow, Watch, forget_peak, limit_memory, resident_bytes, within
 
 SAMPLES = "samples"
@@ -22,7 +22,7 @@ SAMPLES = "samples"
 def main(subject_name: str, folder: Path, seed: int, numbers: range) -> None:
     """Tries the mutants `numbers` of `seed`, in a folder of this process's own."""
     warnings.simplefilter("ignore")
-    subject = SUBJECTS[subject_name]
+    subject = ALL[subject_name]
     samples = [path.read_bytes() for path in sorted((folder / SAMPLES).iterdir())]
     own = folder / f"worker-{numbers.start}"
     own.mkdir(exist_ok=True)

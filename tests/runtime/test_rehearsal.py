@@ -157,7 +157,7 @@ TRUSTING: Mapping[str, tuple[str, tuple[Argument, ...], tuple[tuple[Node, Shapes
 @pytest.mark.parametrize("name", TRUSTING)
 def test_a_kernel_that_trusts_its_operands_is_not_given_others(name: str) -> None:
     operator, args, makers, fault = TRUSTING[name]
-    results = {f"y{index}": ("float32", (2, 2)) for index in range(_results_of(operator))}
+    results: Shapes = {f"y{index}": ("float32", (2, 2)) for index in range(_results_of(operator))}
     values = dict(results)
     for _, types in makers:
         values |= types
