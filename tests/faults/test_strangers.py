@@ -1,13 +1,14 @@
 """PEFs that this account did not compile: what they name is not opened unasked, and what they compute is looked at."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.faults.command import Outcome, sambasim
 from tests.fuzz.pefs import put_together, take_apart
+from tests.pef.damage import Fields
 
 
 @pytest.fixture
@@ -104,3 +105,57 @@ def test_tiles_that_there_are_not_are_refused(tiles: int, folder: Path) -> None:
     outcome = run(folder, "--steps 1 --data synthetic")
     assert outcome.exit_code == 3
     assert "tiles of SN30, which has 8" in outcome.stderr
+
+
+def change(folder: Path, edit: Callable[[Fields], object]) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    edit(fields)
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+
+
+BROKEN: Mapping[str, tuple[Callable[[Fields], object], str]] = {
+    "no runtime arguments": (
+        lambda f: f["program"].update(runtime_arguments=[]),
+        "cannot be carried out: the program takes no runtime argument",
+    ),
+    "losses as one loss": (lambda f: f["program"].update(per_sample_loss=False), "which is no loss"),
+    "more workers than any machine has": (
+        lambda f: f["data_source"].update(workers=1 << 40),
+        "data.workers = 1099511627776: must be at most 256",
+    ),
+    "a name as long as a book": (
+        lambda f: f["program"]["evaluation"]["inputs"].append("A" * 100_000),
+        "… ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_their_program_is_told_as_theirs(name: str, folder: Path) -> None:
+    edit, told = BROKEN[name]
+    change(folder, edit)
+    outcome = run(folder, "--steps 1 --data synthetic")
+    assert outcome.exit_code == 3, outcome.stderr
+    assert told in outcome.stderr
+    assert len(outcome.stderr) < 3000
+
+
+def test_a_node_that_cannot_be_priced_is_told_as_theirs(folder: Path) -> None:
+    def with_a_scalar_for_a_filter(fields: Fields) -> None:
+        tangent = next(s["name"] for s in fields["program"]["symbols"] if s["kind"] == "tangent")
+        fields["program"]["training"]["nodes"][0][1:3] = ["aten.conv2d.default", [f"%{tangent}", f"%{tangent}"]]
+
+    change(folder, with_a_scalar_for_a_filter)
+    for command in ("tilestat net.pef", "simulate net.pef"):
+        outcome = sambasim(command.split(), folder)
+        assert outcome.exit_code == 3, outcome.stderr
+        assert "net.pef holds a node that its operator does not take" in outcome.stderr
+
+
+def test_a_table_shows_nothing_that_a_terminal_would_obey(folder: Path) -> None:
+    change(folder, lambda f: f["metadata"].update(note="\x1b]0;x\x07\u202e"))
+    change(folder, lambda f: f["program"]["training"]["sections"][0].update(name="\x1b[31mred"))
+    for flags in ("--all", "--graph", "--section 0"):
+        outcome = sambasim(shlex.split(f"inspect net.pef {flags}"), folder)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert not any(character in outcome.stdout for character in "\x1b\x07\u202e")
