@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeAlias
 
@@ -44,7 +45,8 @@ def edit(random: Random, fields: Any) -> None:
             container = inner
             continue
         break
-    random.choice(_EDITS)(random, container, key, fields)
+    with suppress(RecursionError):  # an edit before this one has nested it more deeply than can be copied
+        random.choice(_EDITS)(random, container, key, fields)
 
 
 def _other_number(random: Random, container: Any, key: Any, fields: Any) -> None:
