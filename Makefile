@@ -5,6 +5,10 @@
 PYTHON ?= python3
 EXTRAS ?= test,models,mpi
 
+# Of `make fuzz`.
+COUNT ?= 2000
+SEED ?= 1
+
 VENV := .venv
 STAMP := $(VENV)/.installed
 
@@ -27,7 +31,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-whole test-mpis smoke bench golden clean
+.PHONY: help demo check fuzz test test-whole test-mpis smoke bench golden clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -57,6 +61,11 @@ test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/runtime/MPI.md
 	pytest $(MPI_TESTS)
 	$(call on_other_mpis,$(MPI_TESTS))
+
+fuzz: $(STAMP) ## Mutants of files, by a seed: make fuzz COUNT=20000 SEED=2; `python -m tests.fuzz --help` tells more
+	python -m tests.fuzz pef --count $(COUNT) --seed $(SEED)
+	set -e; for subject in arrays records tensors toml; do \
+		python -m tests.fuzz $$subject --count $(COUNT) --seed $(SEED) --minutes 10; done
 
 smoke: $(STAMP) ## The quick start at its tiniest: an exit code and one line of JSON
 	sambasim demo --smoke

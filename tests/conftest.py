@@ -1,4 +1,7 @@
-"""What all tests share: the flag that writes golden files anew."""
+"""What all tests share: the flag that writes golden files anew, and an account of their own."""
+
+import os
+import tempfile
 
 import pytest
 
@@ -7,3 +10,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing with them"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests note what they compile in an account of their own, which their subprocesses share.
+    state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name

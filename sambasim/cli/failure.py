@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from sambasim.cli.terminal import printable
 from sambasim.errors import Interrupted, SambasimError
 from sambasim.runtime.launcher import launched_rank
 
@@ -38,7 +39,7 @@ def _words(error: BaseException, behind: str) -> str:
     if isinstance(error, Interrupted):
         return str(error)
     if isinstance(error, SambasimError):
-        return f"error[{error.code}]{behind}: {error}"
+        return printable(f"error[{error.code}]{behind}: {error}")
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     if isinstance(error, click.UsageError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli import shared
-from sambasim.cli.terminal import show
+from sambasim.cli.terminal import printable, show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
@@ -54,7 +54,7 @@ def inspect_command(
         )
     document = read(path)
     if as_graph:
-        print(printed_graphs(document.program), end="")
+        print(printable(printed_graphs(document.program)), end="")
         return
     facts = contents(path, peek(path), document)
     if section is not None:
@@ -88,4 +88,4 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
         print(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
         return
     show(section_table(graph_facts, graph_facts.sections[index]))
-    print("\n".join(lines))
+    print(printable("\n".join(lines)))

@@ -1,14 +1,16 @@
 """From what was typed after `simulate` or `report` to predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.cli.progress import phases
 from sambasim.cli.subject import Subject, is_model, level_of, refuse_script, subject_of_model, subject_of_pef
-from sambasim.errors import OptionError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import ALIASES, load_device
+from sambasim.errors import OptionError, PefError
+from sambasim.hardware.cluster import ClusterSpec, load_cluster
+from sambasim.hardware.spec import ALIASES, DeviceSpec, load_device
+from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 
@@ -35,6 +37,26 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
     cluster = load_cluster(question.cluster) if question.cluster else None
     subject = _subject(question, quiet=quiet)
     device = device or load_device(subject.arch)
+    with _blaming(question.subject):
+        return _priced(question, subject, device, cluster)
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Around pricing: arguments of nodes that an operator does not take are the PEF's, and not a mistake of ours.
+
+    Reading looks at their form alone, as rule 25 needs PyTorch, and a prediction does without.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if is_model(name):
+            raise
+        what = f"{name} holds a node that its operator does not take: {type(error).__name__}: {error}"
+        raise PefError(what, where="pef.json", remedy=COMPILE_AGAIN) from error
+
+
+def _priced(question: Question, subject: Subject, device: DeviceSpec, cluster: ClusterSpec | None) -> list[Prediction]:
     return [
         predict(
             program,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError
+from sambasim.hardware.spec import arch_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.pef import locate, read
@@ -46,7 +47,7 @@ def subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -
     micro_steps = training.get("accumulation_steps") if isinstance(training, dict) else None
     return Subject(
         programs=tuple((size, program) for size in batch_sizes or (program.batch_size,)),
-        arch=str(compiled.get("arch", "sn30")),
+        arch=arch_of(compiled),
         tiles=tiles if isinstance(tiles, int) else None,
         level=level_of(compiled.get("opt_level")),
         micro_steps=micro_steps if isinstance(micro_steps, int) and program.training else 1,

@@ -3,12 +3,13 @@
 import io
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from sambasim.runtime.launcher import find_launcher
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _PIPED_WIDTH = 200
 """Columns of a table that nobody's terminal limits."""
@@ -33,6 +34,26 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def printable(text: str) -> str:
+    """`text` with everything that a terminal would obey, and not show, spelled out: it may be from somebody's file."""
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Printable:
+    """What `part` shows, made printable; rich takes out a few control characters only."""
+
+    part: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.part, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
 def show(*parts: "RenderableType") -> None:
     """Print each to stdout, text as it is. To a terminal in its width and colours; to anything else plain and wide,
     without blanks at the ends of lines."""
@@ -43,7 +64,8 @@ def show(*parts: "RenderableType") -> None:
     else:
         console = Console(file=io.StringIO(), width=_PIPED_WIDTH, force_terminal=False, highlight=False)
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        shown = printable(part) if isinstance(part, str) else _Printable(part)
+        console.print(shown, markup=False, soft_wrap=isinstance(part, str))
     if isinstance(console.file, io.StringIO):
         for line in console.file.getvalue().splitlines():
             print(line.rstrip())

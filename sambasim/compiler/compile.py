@@ -45,6 +45,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.training import LossOptions
 from sambasim.pef import PefDocument, write
+from sambasim.pef.account import note_compiled
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see runtime/README.md."""
@@ -148,7 +149,8 @@ def assemble(
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
     watch.end()
-    return Compiled(options.pef_path, program, written.digest, tuple(_notices(program, model)), watch.phases_s)
+    notices = [*_notices(program, model), *_unnoted(written.digest)]
+    return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
@@ -246,6 +248,13 @@ def _exemptions(model: nn.Module) -> dict[str, str]:
     if not odd:
         return {}
     return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
+
+
+def _unnoted(digest: str) -> list[str]:
+    why = note_compiled(digest)
+    if why is None:
+        return []
+    return [f"it could not be noted that this account compiled it ({why}): its runs will ask for --trust-data-source"]
 
 
 def _notices(program: Program, model: nn.Module) -> list[str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sambasim.data.blame import summary
+from sambasim.data.npz import array_names, read_arrays
 from sambasim.errors import DataError
 from sambasim.options.inputs import InputSpec
 
@@ -72,13 +73,9 @@ def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Se
 
 
 def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
-    import numpy as np
-
     arrays: dict[str, Tensor] = {}
     try:
-        with np.load(path, allow_pickle=False) as held:
-            for name in _choose(held.files, wanted, path):
-                arrays[name] = torch.from_numpy(held[name])
+        arrays.update(read_arrays(path, tuple(_choose(array_names(path), wanted, path))))
     except DataError:
         raise
     except Exception as raised:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sambasim.errors import PefError
 from sambasim.hardware.cluster import ClusterSpec, load_cluster
-from sambasim.hardware.spec import DeviceSpec, load_device
-
-DEFAULT_ARCH = "sn30"
-"""The device of a PEF that does not say for which it was compiled."""
+from sambasim.hardware.spec import DeviceSpec, device_of, load_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,18 @@ def inventory_of(
     The tiles of the PEF are those of its own device: another `arch` has all of its tiles, unless `tiles` are given.
     Raises OptionError for a device or a cluster that there is not.
     """
-    device = load_device(arch or str(compiled.get("arch", DEFAULT_ARCH)))
+    device = load_device(arch) if arch else device_of(compiled)
     of_pef = compiled.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
-        tiles = of_pef
+        tiles = _checked_tiles(of_pef, device)
     return Inventory(device, tiles, load_cluster(cluster or device.cluster))
+
+
+def _checked_tiles(tiles: int, device: DeviceSpec) -> int:
+    """The tiles that a PEF names. Raises PefError if its device has not as many, or nobody knows how many."""
+    if device.tiles is None or not 1 <= tiles <= device.tiles:
+        what = (
+            f"the PEF was compiled for {str(tiles)[:20]} tiles of {device.name}, which has {device.tiles or 'unknown'}"
+        )
+        raise PefError(what, where="compile_options.num_tiles", remedy="compile it again")
+    return tiles

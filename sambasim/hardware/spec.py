@@ -9,8 +9,11 @@ from functools import cache
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, PefError
 from sambasim.hardware.tables import checked, is_file, shipped, shipped_text, user_text
+
+DEFAULT_ARCH = "sn30"
+"""The device of a PEF that does not say for which it was compiled."""
 
 ALIASES = {"sn40": "sn40l"}
 """Spellings of `--arch` that SambaFlow takes for a device that we file under another name."""
@@ -69,6 +72,23 @@ class DeviceSpec(Spec):
 def device_names() -> tuple[str, ...]:
     """The devices that ship with sambasim, in order."""
     return shipped("devices")
+
+
+def device_of(compiled: Mapping[str, object]) -> DeviceSpec:
+    """The device that a PEF with the options `compiled` was compiled for. Raises PefError as `arch_of` does."""
+    return load_device(arch_of(compiled))
+
+
+def arch_of(compiled: Mapping[str, object]) -> str:
+    """The name of that device, which is one that ships with sambasim.
+
+    No file is opened because a PEF names it. Raises PefError for any other.
+    """
+    name = compiled.get("arch", DEFAULT_ARCH)
+    if not isinstance(name, str) or ALIASES.get(name, name) not in device_names():
+        what = f"the PEF was compiled for the device {str(name)[:40]!r}, which does not ship with sambasim"
+        raise PefError(what, where="compile_options.arch", remedy=f"compile it for one of {', '.join(device_names())}")
+    return name
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
 
 Table = TypeVar("Table", bound=BaseModel)
@@ -32,7 +33,7 @@ def is_file(name: str) -> bool:
 def user_text(flag: str, name: str) -> str:
     """The text of a file that the user names. Raises OptionError if it cannot be read."""
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return read_text(Path(name), LARGEST_TOML_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{flag} {name} cannot be read: {reason}", remedy="name a TOML file") from error
@@ -47,9 +48,14 @@ def checked(
     """`text` as a `model`, its table `prepare`d. Raises OptionError that names each figure that is missing, unknown or
     out of range."""
     try:
-        return model.model_validate(prepare(tomllib.loads(text)))
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return model.model_validate(prepare(tables))
     except tomllib.TOMLDecodeError as error:
-        raise OptionError(f"{where} is no TOML: {error}", remedy="correct it there") from error
+        raise OptionError(f"{where} is no TOML: {shortened(str(error))}", remedy="correct it there") from error
+    except RecursionError:
+        raise OptionError(f"{where} is nested too deeply", remedy="correct it there") from None
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
         raise OptionError(f"{where} is no {model.__name__}: {wrong}", remedy="correct it there") from error

@@ -7,6 +7,9 @@ from sambasim.options.inputs import InputSpec, parse_input
 from sambasim.options.problems import Problem, Refused
 from sambasim.options.targets import SYNTHETIC, SourceKind, source_kind, source_problem
 
+MOST_WORKERS = 256
+"""Processes that read data for one rank: a PEF names them too, and each takes memory."""
+
 SYNTHETIC_ARGUMENTS = ("seed",)
 
 
@@ -25,7 +28,7 @@ class DataOptions(Options):
     inputs: dict[str, str] | None = None
     samples: int | None = Field(default=None, ge=1)
     shuffle: bool = True
-    workers: int = Field(default=0, ge=0)
+    workers: int = Field(default=0, ge=0, le=MOST_WORKERS)
     prefetch_factor: int | None = Field(default=None, ge=1)
     persistent_workers: bool = False
 

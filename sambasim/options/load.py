@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
 from sambasim.options.problems import Problem, explain, show
 from sambasim.options.targets import absolute_source, absolute_target
@@ -19,14 +20,19 @@ M = TypeVar("M", bound=BaseModel)
 def read_toml(path: Path) -> dict[str, object]:
     """The tables of a TOML file. Raises OptionError, with the line, if it cannot be read or is not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
         raise OptionError(f"there is no config file {path}", remedy="check the path after --config") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return tables
+    except RecursionError:
+        raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
     except tomllib.TOMLDecodeError as error:
         reason, _, position = str(error).partition(" (at ")
         lines = text.splitlines()
@@ -34,8 +40,8 @@ def read_toml(path: Path) -> dict[str, object]:
         number = int(found.group(1)) if found else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
         raise OptionError(
-            f"the config is not valid TOML: {reason[:1].lower()}{reason[1:]}",
-            where=f"{path}:{number}: {code}",
+            f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}",
+            where=f"{path}:{number}: {shortened(code)}",
             remedy="correct that line",
         ) from None
 

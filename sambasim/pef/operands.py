@@ -6,8 +6,10 @@ The schema is torch's own and is given by the caller, so that everything else ab
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from sambasim.bounded import shortened
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref
+from sambasim.pef.operand_types import fits
 from sambasim.pef.rules import COMPILE_AGAIN, OPERANDS
 
 if TYPE_CHECKING:
@@ -22,10 +24,10 @@ def returns_one_tensor(schema: "FunctionSchema") -> bool:
 
 
 def check_operands(node: Node, schema: "FunctionSchema") -> None:
-    """Checks the number and the names of `node`'s arguments and the number of its results against `schema`.
+    """Checks `node`'s arguments and the number of its results against `schema`.
 
-    The types of the arguments are not checked, and neither is the length of a list of results: nobody knows either
-    before the operator runs. Raises PefError.
+    What a tensor holds is not checked, and neither is the length of a list of results: nobody knows either before the
+    operator runs. Raises PefError.
     """
     fault = next(_faults(node, schema), None)
     if fault is not None:
@@ -34,7 +36,7 @@ def check_operands(node: Node, schema: "FunctionSchema") -> None:
 
 def operands_error(node: Node, fault: str) -> PefError:
     """The error for a node that breaks rule 25."""
-    what = f"node {node.name} breaks rule {OPERANDS.number} of the PEF format ({OPERANDS.name}): {fault}"
+    what = f"node {node.name} breaks rule {OPERANDS.number} of the PEF format ({OPERANDS.name}): {shortened(fault)}"
     return PefError(what, where=f"{OPERANDS.part}, {node.source or node.operator}", remedy=COMPILE_AGAIN)
 
 
@@ -58,7 +60,18 @@ def _faults(node: Node, schema: "FunctionSchema") -> Iterator[str]:
     # A list of tensors stands among the positional arguments, and holds no list itself.
     if any(_holds_values(item) for value in node.args if isinstance(value, tuple) for item in value):
         yield f"{node.operator} is given a list of lists of tensors"
+    yield from _type_faults(node, schema)
     yield from _result_faults(node, [str(value.type) for value in schema.returns])
+
+
+def _type_faults(node: Node, schema: "FunctionSchema") -> Iterator[str]:
+    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    given = dict(zip(positional, node.args, strict=False)) | dict(node.kwargs)
+    for argument in schema.arguments:
+        # The type that is meant: a dtype is an int to the schema's other one.
+        kind = str(argument.real_type)
+        if argument.name in given and not fits(given[argument.name], kind):
+            yield f"{node.operator} is given for {argument.name} what is no {kind}"
 
 
 def _result_faults(node: Node, returns: Sequence[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ A test holds this table and the README equal. `refusal` makes the one error that
 from pathlib import Path
 from typing import NamedTuple
 
+from sambasim.bounded import shortened
 from sambasim.errors import PefError
 
 MANIFEST_MEMBER = "pef.json"
@@ -48,18 +49,19 @@ CONTENT = Rule(23, "content", WEIGHTS_MEMBER)
 # Rules keep their numbers, so these two, which are about the arguments of operators, stand after those of the weights.
 CONSTANTS = Rule(24, "constants", MANIFEST_MEMBER)
 OPERANDS = Rule(25, "operands", MANIFEST_MEMBER)
+RESULTS = Rule(26, "results", MANIFEST_MEMBER)
 
 RULES = (
     READABLE, ARCHIVE, MEMBERS, STORED, PLAIN, CONTIGUOUS, FRAMING, BOUNDED, CHECKSUM, JSON, FORMAT, VERSION,
     CANONICAL, DIGEST, SCHEMA, NODES, PROGRAM, SIZE, HEADER, TENSORS, TYPES, LAYOUT, CONTENT,
-    CONSTANTS, OPERANDS,
+    CONSTANTS, OPERANDS, RESULTS,
 )  # fmt: skip
 
 
 def refusal(path: Path, rule: Rule, what: str, *, part: str | None = None, remedy: str = COMPILE_AGAIN) -> PefError:
     """The error for a file at `path` that breaks `rule`; `part` is the member at fault if the rule is about several."""
     return PefError(
-        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {what}",
+        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {shortened(what)}",
         where=f"{part or rule.part}, {path}",
         remedy=remedy,
     )

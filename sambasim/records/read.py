@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
 from sambasim.errors import ArtifactError, OptionError
 from sambasim.records.metrics import EvaluationRecord, Record, StepRecord, SummaryRecord
 
@@ -33,7 +34,7 @@ def read_run(path: Path) -> RunRecords:
     Raises OptionError if it cannot be read, and ArtifactError if it is no metrics file, naming the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_RECORDS_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{path} cannot be read: {reason}", remedy="a file of sambasim run --metrics FILE") from error
@@ -58,7 +59,7 @@ def _record(line: str, where: str) -> Record:
         # JSON has no NaN and no infinity: the writer puts null.
         required = {name for name, field in model.model_fields.items() if field.annotation is float}
         return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else "it is no record"
         raise ArtifactError(
             f"a line is not what sambasim run --metrics writes: {what}",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sambasim.errors import MachineError
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import device_of
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.shared_memory import Demand
@@ -22,10 +22,9 @@ def check_device(document: PefDocument) -> None:
 
     `compile` has checked the same; but a PEF may come from a release that thought the device larger.
     """
-    arch = document.compile_options.get("arch")
-    if not isinstance(arch, str):
+    if document.compile_options.get("arch") is None:
         return
-    device, needed = load_device(arch), document.program.device_bytes
+    device, needed = device_of(document.compile_options), document.program.device_bytes
     if needed > device.ddr_capacity_bytes:
         raise MachineError(
             f"one replica of this PEF needs {format_bytes(needed)} of device memory, "

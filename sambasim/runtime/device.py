@@ -12,16 +12,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sambasim.errors import InternalError
+from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
+from sambasim.units import format_bytes
 
 Storage = NDArray[np.uint8]
 
 
 def private_storage(size_bytes: int) -> Storage:
-    """Zeroed memory that only this process sees; aligned to a page, as a shared window is."""
-    return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1)), dtype=np.uint8)[:size_bytes]
+    """Zeroed memory that only this process sees; aligned to a page, as a shared window is.
+
+    Raises MachineError if the machine does not give so much.
+    """
+    try:
+        pages = mmap.mmap(-1, max(size_bytes, 1))
+    except (OSError, OverflowError) as error:
+        what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
+        raise MachineError(what, remedy="look at `ulimit -v`, or compile a smaller model or batch") from error
+    return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)

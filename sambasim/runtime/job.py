@@ -12,6 +12,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.admission import blaming
 from sambasim.runtime.agreement import check_sources
 from sambasim.runtime.checkpoint.resume import Resumption, find
 from sambasim.runtime.checkpoint.saver import Saver
@@ -70,6 +71,7 @@ class TrainingJob:
         """Train, evaluate, save; returns the summary."""
         with ExitStack() as stack:
             keep_freed_memory()
+            stack.enter_context(blaming(self._setup.known))
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
                 self._activity.waits("connecting the ranks")

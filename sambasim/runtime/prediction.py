@@ -11,7 +11,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
+from sambasim.runtime.admission import admit, blaming
 from sambasim.runtime.agreement import check_sources
+from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.evaluation import Evaluator, Sums, record
@@ -36,10 +38,11 @@ class PredictionJob:
         self._document = read(path)
         self._program = self._document.program
         self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
+        self._known = admit(self._document, self._resolved, communicator)
 
     def run(self) -> PredictionRecord:
         """Collective. Predict, save, and return what was found."""
-        with repeatable(self._options.threads or default_threads(self._communicator, 1)):
+        with blaming(self._known), repeatable(self._options.threads or default_threads(self._communicator, 1)):
             return self._predict()
 
     def _predict(self) -> PredictionRecord:
@@ -78,6 +81,7 @@ class PredictionJob:
 
     def _evaluator(self) -> Evaluator:
         program = self._program
+        check_node_memory(self._communicator, program.device_bytes)
         memory = DeviceMemory(program, private_storage(program.device_bytes))
         weights = dict(map_weights(self._path))
         if self._options.weights is not None:

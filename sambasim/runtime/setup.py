@@ -9,6 +9,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
+from sambasim.runtime.admission import admit, blaming
 from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.ranks import Communicator
@@ -22,11 +23,13 @@ from sambasim.runtime.threads import default_threads
 class Setup:
     """One rank's view of a run. `emulated` is the number of replicas that this process plays: one, but in an emulation.
 
-    `roles` says which ranks have replicas, and which only serve; `placement` where replicas sit on `inventory`, the
-    simulated machine; `arguments` are the runtime arguments of the program, and `threads` those of a rank.
+    `known` says that this account compiled the PEF, `roles` which ranks have replicas, and which only serve;
+    `placement` where replicas sit on `inventory`, the simulated machine; `arguments` are the runtime arguments of the
+    program, and `threads` those of a rank.
     """
 
     path: Path
+    known: bool
     options: RunOptions
     communicator: Communicator
     document: PefDocument
@@ -77,6 +80,19 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     document = read(path)
     check_device(document)
     resolved = resolve_run(options, document.training_defaults, document.data_source)
+    known = admit(document, resolved, communicator)
+    with blaming(known):
+        return _settle(path, options, communicator, document, resolved, known)
+
+
+def _settle(
+    path: Path,
+    options: RunOptions,
+    communicator: Communicator,
+    document: PefDocument,
+    resolved: ResolvedRun,
+    known: bool,
+) -> Setup:
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
     check_is_for_run(document.program)
@@ -86,6 +102,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
         path=path,
+        known=known,
         options=options,
         communicator=communicator,
         document=document,

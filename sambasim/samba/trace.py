@@ -14,6 +14,7 @@ from sambasim.hardware.inventory import inventory_of
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
+from sambasim.pef.account import is_compiled_here
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.determinism import make_repeatable
@@ -141,6 +142,8 @@ def _seeded(program: Program, seed: int) -> Program:
 def _is_known(document: PefDocument, asked: Request) -> bool:
     """Whether the model does what it did when it was compiled, as far as that can be told without a capture."""
     compiled = document.metadata.get(FINGERPRINT)
+    if not context.communicator().broadcast_object(is_compiled_here(document.digest)):
+        return False  # whoever made it may have copied the fingerprint of another PEF
     return compiled is not None and fingerprint_of(asked).get(FINGERPRINT) == compiled
 
 

@@ -1,0 +1,161 @@
+"""PEFs that this account did not compile: what they name is not opened unasked, and what they compute is looked at."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.faults.command import Outcome, sambasim
+from tests.fuzz.pefs import put_together, take_apart
+from tests.pef.damage import Fields
+
+
+@pytest.fixture
+def folder(tmp_path: Path, compiled: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the PEF `net`, on an account that has compiled nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fields, weights = take_apart(compiled["net"])
+    fields["data_source"]["source"] = str(tmp_path / "theirs.py:samples")
+    (tmp_path / "net.pef").write_bytes(put_together(fields, weights))
+    (tmp_path / "theirs.py").write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "Path(__file__).with_name('ran').touch()\n"
+        "def samples():\n"
+        "    return TensorDataset(torch.randn(16, 8), torch.arange(16) % 3)\n"
+    )
+    return tmp_path
+
+
+def run(folder: Path, flags: str = "") -> Outcome:
+    return sambasim(shlex.split(f"run --pef net.pef {flags}"), folder)
+
+
+@pytest.mark.parametrize("flags", ["--steps 1", "--inference", "--set data.workers=0", "--emulate-replicas 1"])
+def test_their_data_source_is_not_opened_unasked(flags: str, folder: Path) -> None:
+    outcome = run(folder, flags)
+    assert outcome.exit_code == 2
+    assert outcome.stderr == (
+        f"error[option]: the PEF net was not compiled on this account, and its data source is code that a run imports "
+        f"and calls: {folder}/theirs.py:samples\n"
+        "  where: data.source of the PEF\n"
+        "  try:   look at what that is, and add --trust-data-source; or name other data: --data FILE.npz\n"
+    )
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("flags", ["--steps 1 --trust-data-source", "--inference --trust-data-source"])
+def test_it_is_once_it_is_trusted(flags: str, folder: Path) -> None:
+    assert run(folder, flags).exit_code == 0
+    assert (folder / "ran").exists()
+
+
+def test_data_that_was_typed_needs_no_trust(folder: Path) -> None:
+    assert run(folder, "--steps 1 --data synthetic").exit_code == 0
+    assert run(folder, f"--steps 1 --data {folder}/theirs.py:samples").exit_code == 0
+    assert run(folder, f"--steps 1 --set data.source={folder}/theirs.py:samples").exit_code == 0
+
+
+def test_a_file_is_asked_about_too(folder: Path) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields["data_source"]["source"] = "/dev/stdin.npz"
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+    outcome = run(folder, "--steps 1")
+    assert outcome.exit_code == 2
+    assert "its data source is a file that a run opens: /dev/stdin.npz" in outcome.stderr
+
+
+def test_what_a_terminal_would_obey_is_spelled_out(folder: Path) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields["data_source"]["source"] = "/\x1b]0;x\x07.npz"
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+    told = run(folder, "--steps 1").stderr
+    assert r"/\x1b]0;x\x07.npz" in told
+    assert "\x1b" not in told
+
+
+def test_what_this_account_compiled_is_run_without_a_question(tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+    (tmp_path / "net.pef").write_bytes(compiled["net"])
+    assert run(tmp_path, "--steps 1").exit_code == 0
+
+
+@pytest.mark.parametrize("arch", ["device.toml", "/dev/zero", "../sn30", "sn31", ""])
+def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields["compile_options"]["arch"] = arch
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+    for command in (
+        "run --pef net.pef --data synthetic",
+        "simulate net.pef",
+        "tilestat net.pef",
+        "devices --pef net.pef",
+    ):
+        outcome = sambasim(shlex.split(command), folder)
+        assert outcome.exit_code == 3, outcome.stderr
+        assert f"the PEF was compiled for the device {arch!r}, which does not ship with sambasim" in outcome.stderr
+
+
+@pytest.mark.parametrize("tiles", [0, -1, 9, 1 << 40])
+def test_tiles_that_there_are_not_are_refused(tiles: int, folder: Path) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields["compile_options"]["num_tiles"] = tiles
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+    outcome = run(folder, "--steps 1 --data synthetic")
+    assert outcome.exit_code == 3
+    assert "tiles of SN30, which has 8" in outcome.stderr
+
+
+def change(folder: Path, edit: Callable[[Fields], object]) -> None:
+    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    edit(fields)
+    (folder / "net.pef").write_bytes(put_together(fields, weights))
+
+
+BROKEN: Mapping[str, tuple[Callable[[Fields], object], str]] = {
+    "no runtime arguments": (
+        lambda f: f["program"].update(runtime_arguments=[]),
+        "cannot be carried out: the program takes no runtime argument",
+    ),
+    "losses as one loss": (lambda f: f["program"].update(per_sample_loss=False), "which is no loss"),
+    "more workers than any machine has": (
+        lambda f: f["data_source"].update(workers=1 << 40),
+        "data.workers = 1099511627776: must be at most 256",
+    ),
+    "a name as long as a book": (
+        lambda f: f["program"]["evaluation"]["inputs"].append("A" * 100_000),
+        "… ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_their_program_is_told_as_theirs(name: str, folder: Path) -> None:
+    edit, told = BROKEN[name]
+    change(folder, edit)
+    outcome = run(folder, "--steps 1 --data synthetic")
+    assert outcome.exit_code == 3, outcome.stderr
+    assert told in outcome.stderr
+    assert len(outcome.stderr) < 3000
+
+
+def test_a_node_that_cannot_be_priced_is_told_as_theirs(folder: Path) -> None:
+    def with_a_scalar_for_a_filter(fields: Fields) -> None:
+        tangent = next(s["name"] for s in fields["program"]["symbols"] if s["kind"] == "tangent")
+        fields["program"]["training"]["nodes"][0][1:3] = ["aten.conv2d.default", [f"%{tangent}", f"%{tangent}"]]
+
+    change(folder, with_a_scalar_for_a_filter)
+    for command in ("tilestat net.pef", "simulate net.pef"):
+        outcome = sambasim(command.split(), folder)
+        assert outcome.exit_code == 3, outcome.stderr
+        assert "net.pef holds a node that its operator does not take" in outcome.stderr
+
+
+def test_a_table_shows_nothing_that_a_terminal_would_obey(folder: Path) -> None:
+    change(folder, lambda f: f["metadata"].update(note="\x1b]0;x\x07\u202e"))
+    change(folder, lambda f: f["program"]["training"]["sections"][0].update(name="\x1b[31mred"))
+    for flags in ("--all", "--graph", "--section 0"):
+        outcome = sambasim(shlex.split(f"inspect net.pef {flags}"), folder)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert not any(character in outcome.stdout for character in "\x1b\x07\u202e")
