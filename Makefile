@@ -64,7 +64,7 @@ test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/r
 
 fuzz: $(STAMP) ## Mutants of files, by a seed: make fuzz COUNT=20000 SEED=2; `python -m tests.fuzz --help` tells more
 	python -m tests.fuzz pef --count $(COUNT) --seed $(SEED)
-	set -e; for subject in arrays records tensors toml; do \
+	set -e; for subject in checkpoint arrays records tensors toml; do \
 		python -m tests.fuzz $$subject --count $(COUNT) --seed $(SEED) --minutes 10; done
 
 smoke: $(STAMP) ## The quick start at its tiniest: an exit code and one line of JSON

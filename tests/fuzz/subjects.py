@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
+from tests.fuzz.checkpoints import CHECKPOINT
 from tests.fuzz.others import ARRAYS, RECORDS, TENSORS, TEXT
 from tests.fuzz.pefs import PEF
 from tests.fuzz.subject import Subject, Way
 
-SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (PEF, TENSORS, ARRAYS, TEXT, RECORDS)}
+_EVERY = (PEF, CHECKPOINT, TENSORS, ARRAYS, TEXT, RECORDS)
+SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _EVERY}
 
 
 def _one_sample(folder: Path) -> Sequence[Path]:

@@ -14,7 +14,7 @@ from tests.fuzz.subjects import DYING, SUBJECTS
 from tests.fuzz.watch import Watch
 from tests.fuzz.worker import attempt
 
-COUNTS = {"pef": 80, "arrays": 40, "records": 10, "tensors": 40, "toml": 40}
+COUNTS = {"pef": 80, "checkpoint": 60, "arrays": 40, "records": 10, "tensors": 40, "toml": 40}
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
