@@ -140,7 +140,7 @@ def test_the_config_in_configs_is_that_of_the_quick_start() -> None:
 def test_every_flag_sets_an_option_that_there_is() -> None:
     known = set(dotted_names(CompileFile))
     assert {name for _, name in COMPILE_FLAGS.values()} <= known
-    run = set(RunOptions.model_fields) | {f"overrides.{name}" for name in dotted_names(CompileFile)}
+    run = set(dotted_names(RunOptions)) | {f"overrides.{name}" for name in dotted_names(CompileFile)}
     assert {name for _, name in RUN_FLAGS.values()} <= run
 
 
