@@ -5,7 +5,7 @@ from importlib import import_module
 
 from tests.benchmarks.measure import print_figures
 
-FILES = ("start", "compilation", "arithmetic", "steps", "session", "memory", "sync")
+FILES = ("start", "compilation", "arithmetic", "steps", "session", "memory", "sync", "overhead")
 
 
 def main() -> None:
