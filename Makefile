@@ -5,8 +5,9 @@
 PYTHON ?= python3
 EXTRAS ?= test,models,mpi
 
-# Of `make fuzz`.
+# Of `make fuzz` and `make faults`.
 COUNT ?= 2000
+RUNS ?= 150
 SEED ?= 1
 
 VENV := .venv
@@ -23,7 +24,7 @@ MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py te
 	tests/faults/test_shared_memory.py
 
 # Most of these start jobs of several ranks, which want the cores for themselves. All other tests are run by two processes.
-ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py watch.py) tests/mpi \
+ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py sweep.py watch.py) tests/mpi \
 	tests/parity/test_ddp.py
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
@@ -31,7 +32,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check fuzz test test-whole test-mpis smoke bench golden clean
+.PHONY: help demo check faults fuzz test test-whole test-mpis smoke bench golden clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -66,6 +67,9 @@ fuzz: $(STAMP) ## Mutants of files, by a seed: make fuzz COUNT=20000 SEED=2; `py
 	python -m tests.fuzz pef --count $(COUNT) --seed $(SEED)
 	set -e; for subject in checkpoint arrays records tensors toml; do \
 		python -m tests.fuzz $$subject --count $(COUNT) --seed $(SEED) --minutes 10; done
+
+faults: $(STAMP) ## Strike RUNS runs down at random moments, and look at what is left of each: make faults RUNS=150 SEED=1
+	python -m tests.faults.sweep --runs $(RUNS) --seed $(SEED)
 
 smoke: $(STAMP) ## The quick start at its tiniest: an exit code and one line of JSON
 	sambasim demo --smoke

@@ -63,7 +63,7 @@ def cases(count: int, seed: int) -> list[Case]:
     made = []
     for number in range(count):
         moment = list(Moment)[number % len(Moment)]
-        blow = list(Blow)[number // len(Moment) % len(Blow)]
+        blow = list(Blow)[(number + number // len(Moment)) % len(Blow)]
         if moment is Moment.COMPILE and blow in (Blow.STOP, Blow.EXCEPTION):
             blow = Blow.KILL  # one process: nobody waits for it, and what raises in it is the user's own code
         ranks = draw.choice((2, 4))
