@@ -1,6 +1,8 @@
 """`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
 
+import os
 import shlex
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -118,6 +120,10 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         outlive_readers()
 
+    from sambasim.runtime.watch.sentinel import post
+
+    sentinel = post(os.environ, options.sync_timeout, _tell_of_start)
+
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
     from sambasim.runtime.output import print_whole_lines
@@ -134,9 +140,18 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
         explain(failure.error, told_by=_teller(failure), beneath=_beneath(failure, options))
 
     with ends_the_job(communicator, tell=tell, exit_code=exit_code_of, watch=watch):
-        _run(options, output_folder, communicator, watch, screen)
+        path = _checked(options, output_folder, communicator)
+        _watch(watch, options, path)
+        if sentinel is not None:
+            sentinel.over()
+        _run(path, options, communicator, watch, screen)
         watch.end()
     communicator.close()
+
+
+def _tell_of_start(error: "PeerError", rank: int) -> None:
+    """Of a rank that does not come to where the ranks find each other."""
+    explain(error, told_by=f"seen by rank {rank} on {socket.gethostname()}")
 
 
 def _teller(failure: "Failure") -> str:
@@ -162,12 +177,11 @@ def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
     folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
     watch.begin(folders, pef.stem, options.sync_timeout)
     if watch.path is not None and watch.is_first and not options.json_output:
-        click.echo(f"if a rank dies: {watch.path} says what each was doing")
+        print(f"if a rank dies: {watch.path} says what each was doing")
 
 
-def _run(
-    options: "RunOptions", output_folder: Path, communicator: "Communicator", watch: "Watch", screen: ExitStack
-) -> None:
+def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> Path:
+    """Collective. The path of the PEF. Raises what is wrong with how it is to be run, before what takes long."""
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
@@ -177,8 +191,10 @@ def _run(
         _check_replicas(options, header, communicator.topology.world_size)
     _check_seats(options, header, communicator.topology.node_of)
     _check_outputs(options, communicator.topology.rank)
-    _watch(watch, options, path)
+    return path
 
+
+def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch: "Watch", screen: ExitStack) -> None:
     from sambasim.runtime.job import TrainingJob
     from sambasim.runtime.prediction import PredictionJob
 

@@ -2,8 +2,8 @@
 
 Torch's own callers (autograd above all) give them what another kernel has made. Given anything else, they read or write
 where they should not, or divide by zero: the process dies, or worse. Rows were found by giving operators operands at
-random under a checking allocator, or in the source of a kernel, which says what it needs. Shapes are looked at here; operands
-whose values a kernel trusts (indices, above all) are in `saved_operands`.
+random under a checking allocator, or in the source of a kernel, which says what it needs. Shapes are looked at here;
+operands whose values a kernel trusts (indices, above all) are in `saved_operands`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -160,8 +161,15 @@ def _look_at_end(verdict: Verdict, result: Result, folder: Path) -> None:
     elif case.blow is Blow.STOP:
         if told.count("error[") != 1 or rank not in told or "stopped" not in told:
             verdict.faults.append("the rank that was stopped is not named once")
-    elif not any(word in told for word in _SPOKEN[case.blow]):
+    elif not (any(word in told for word in _SPOKEN[case.blow]) or _is_on_board(told, folder)):
         verdict.faults.append("nobody says what happened")
+
+
+def _is_on_board(told: str, folder: Path) -> bool:
+    """Whether what the run named when it started is there, and says what each rank was doing."""
+    named = re.findall(r"^if a rank dies: (\S+) says", told, re.MULTILINE)
+    lines = [line for name in named for line in _text(folder / name).splitlines()[1:]]
+    return any("step" in line or "section" in line or "checkpoint" in line for line in lines) or len(lines) > 1
 
 
 def _look_at_checkpoints(verdict: Verdict, folder: Path) -> None:
