@@ -116,9 +116,16 @@ class WeightsError(ArtifactError):
 
 
 class CheckpointError(ArtifactError):
-    """A checkpoint is damaged, breaks a rule of its format, or is of another run."""
+    """A checkpoint is damaged, breaks a rule of its format, or is of another run. `is_damage` says that nobody will
+    ever be able to use it; one that cannot be read just now, or not by this release, is not damaged."""
 
     code = "checkpoint"
+
+    def __init__(
+        self, what: str, *, where: str | None = None, remedy: str | None = None, is_damage: bool = False
+    ) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.is_damage = is_damage
 
 
 class PeerError(SambasimError):

@@ -123,9 +123,6 @@ class RunOptions(Options):
             what = "is for training, and this is inference"
             remedy = "leave out the flags of checkpoints, or leave out --inference"
             problems.append(Problem("checkpoint", what, remedy))
-        if self.checkpoint.resume is not None and self.weights is not None:
-            what = "are those of the checkpoint, where a run is resumed"
-            problems.append(Problem("weights", what, "leave out --weights, or leave out --resume", str(self.weights)))
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             problems.append(Problem("emulate_replicas", what, given=str(self.emulate_replicas)))

@@ -14,6 +14,8 @@ from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.admission import blaming
 from sambasim.runtime.agreement import check_sources
+from sambasim.runtime.checkpoint.choose import AUTO, NEWEST
+from sambasim.runtime.checkpoint.claim import Claim, claim
 from sambasim.runtime.checkpoint.resume import Resumption, find
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.snapshot import restore
@@ -77,19 +79,18 @@ class TrainingJob:
                 self._activity.waits("connecting the ranks")
                 torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
                 stack.callback(torch_process_group.take_down)
-            try:
-                return self._train()
-            finally:
-                if self._saver is not None:
-                    self._saver.close()
+            return self._train(stack)
 
-    def _train(self) -> SummaryRecord:
+    def _train(self, stack: ExitStack) -> SummaryRecord:
         setup = self._setup
         program, training = setup.program, setup.resolved.training
         self._activity.does("opening the data")
         sources = self._open_sources()
         samples = len(sources[0].train)
         self._activity.does("looking for the checkpoint")
+        held = self._claimed()
+        if held is not None:
+            stack.callback(held.let_go)
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
@@ -100,7 +101,7 @@ class TrainingJob:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, samples, self._listener, self._activity)
+            self._saver = Saver(setup, team, steps, self._listener, self._activity, held)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
@@ -117,6 +118,13 @@ class TrainingJob:
         self._activity.does("telling the summary")
         self._listener.ended(summary)
         return summary
+
+    def _claimed(self) -> Claim | None:
+        """Collective. The claim on the folder of checkpoints, before anybody looks into it."""
+        options = self._setup.options.checkpoint
+        if options.dir is None or (options.resume in (NEWEST, AUTO) and not options.dir.exists()):
+            return None  # a folder that is not there has no checkpoint to go on from, which is refused
+        return claim(options.dir, self._communicator)
 
     def _heard(self, name: str) -> None:
         if self._setup.is_first:
@@ -168,11 +176,13 @@ class TrainingJob:
                 self._losses.look(step, trainer.losses)  # before a checkpoint could keep what came of it
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.wished, position, trainer.totals)
-                if self._saver is not None and position.step < steps.last_step(epoch):
+                if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
                     self._saver.after_step(position, trainer.totals, wished=trainer.wished == SAVE)
             if evaluator is not None:
                 evaluation, wished = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
+                if position.step == steps.end_of(epoch):  # that evaluation need not be told again
+                    position = Position(position.step, epoch + 1)
                 self._stop_if(wished, position, trainer.totals)
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
@@ -241,6 +251,8 @@ class TrainingJob:
         notices = [f"changed for this run: {change}" for change in setup.resolved.changed]
         if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
             notices.append("--reduce-on-rdu has nothing to do: gradients do not leave this process")
+        if setup.options.weights is not None and setup.options.checkpoint.resume is not None:
+            notices.append("--weights has nothing to do: the weights are those of the checkpoint")
         if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
             notices.append("--host-sync has nothing to do: gradients do not leave this process")
         if team.engine.notice is not None:

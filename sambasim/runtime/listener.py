@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
-from sambasim.runtime.line_file import LineFile
+from sambasim.runtime.line_file import LineFile, write_whole
 from sambasim.runtime.plan import Plan
 
 
@@ -100,9 +100,13 @@ class MetricsFile(SilentListener):
     def started(self, start: Start) -> None:
         if not self._path.is_file():
             return
+        # What an earlier run left must not look like the end of this one; what this run has left must not get lost.
         kept = self._lines_until(start.plan.start.step)
-        self._file = self._open()  # what an earlier run left must not look like the end of this one
-        self._put("".join(kept))
+        try:
+            write_whole(self._path, "".join(kept))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._file = self._open(keeps=True)
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
@@ -116,12 +120,15 @@ class MetricsFile(SilentListener):
     def ended(self, summary: SummaryRecord) -> None:
         self._write(summary).close()
 
-    def _open(self) -> LineFile:
+    def _open(self, *, keeps: bool = False) -> LineFile:
         try:
-            return LineFile(self._path)
+            return LineFile(self._path, keeps=keeps)
         except OSError as error:
-            what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
-            raise OptionError(what, remedy="another place: --metrics FILE") from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> OptionError:
+        what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
+        return OptionError(what, remedy="another place: --metrics FILE")
 
     def _lines_until(self, step: int) -> list[str]:
         """The lines that an earlier part of this run has written of its first steps."""

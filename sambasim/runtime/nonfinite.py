@@ -18,6 +18,9 @@ from sambasim.runtime.listener import Listener, Step
 MOST_NOTES = 5
 """Skipped steps that are told as they happen; all of them are counted."""
 
+MOST_IN_A_ROW = 20
+"""Skipped steps with no other between them: after more, it is not the data that is at fault."""
+
 _MOST_REPLICAS = 8
 """Replicas that are named."""
 
@@ -33,18 +36,28 @@ class LossWatch:
         self._listener = listener
         self._command = command
         self._notes = 0
+        self._in_a_row = 0
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether the last step was skipped. What was before it may be what has ruined it, and is not saved anew."""
+        return self._in_a_row > 0
 
     def look(self, step: Step, losses: Sequence[float]) -> None:
         """`losses` are those of all replicas in `step`. Raises NumericsError for one that is not finite, if the run
         is to stop there."""
         if math.isfinite(step.loss) or self._choice == "ignore":
+            self._in_a_row = 0
             return
+        self._in_a_row += 1
         told = which(losses)
-        if self._choice == "stop":
+        if self._choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
+            skipped = f", as were the {MOST_IN_A_ROW} before it" if self._choice == "skip" else ""
+            remedy = f"{self._command} --debug-numerics to see where it begins"
             raise NumericsError(
-                f"the loss of step {step.step} is not finite: {told}",
+                f"the loss of step {step.step} is not finite{skipped}: {told}",
                 where=f"epoch {step.epoch}, step {step.step}; nothing of it was saved",
-                remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite skip to go on",
+                remedy=remedy if skipped else f"{remedy}, or --on-nonfinite skip to go on",
             )
         self._notes += 1
         if self._notes <= MOST_NOTES:

@@ -23,7 +23,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Within its block, the first signal is noted, and `told` of it by name; a second one does what it does elsewhere.
+    """Within its block, the first signal is noted, and `told` of it by name when somebody asks; a second one does what
+    it does elsewhere.
 
     Outside of the main thread, which alone hears signals, nothing changes.
     """
@@ -32,6 +33,7 @@ class StopSignals:
         self._told = told
         self._before: dict[signal.Signals, object] = {}
         self._received = 0
+        self._is_told = False
 
     def __enter__(self) -> "StopSignals":
         try:
@@ -46,13 +48,17 @@ class StopSignals:
 
     def wish(self) -> int:
         """What this rank wishes of the run: its end, or nothing."""
-        return _STOP + self._received if self._received else 0
+        if not self._received:
+            return 0
+        if not self._is_told:  # not in the handler, which may have come in the midst of a line
+            self._is_told = True
+            self._told(signal.Signals(self._received).name)
+        return _STOP + self._received
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._received = number
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
-        self._told(signal.Signals(number).name)
 
 
 def signal_of(wished: int) -> int | None:

@@ -76,7 +76,7 @@ def changes_buffers(setup: Setup) -> bool:
 
 def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
     weights = dict(map_weights(setup.path))
-    if setup.options.weights is not None:
+    if setup.options.weights is not None and setup.options.checkpoint.resume is None:
         weights |= load_weights(setup.options.weights, setup.program)
     for memory in memories:
         place_weights(setup.program, memory, weights)

@@ -113,7 +113,7 @@ class Trainer:
         totals.hidden_sync_s += sync.hidden_s
         totals.samples += self._plan.samples_per_step
         totals.loss_last = loss
-        if math.isnan(totals.loss_first) and totals.steps == self._plan.start.step + 1:
+        if totals.steps == 1:
             totals.loss_first = loss
         if totals.first_nonfinite_step is None and not math.isfinite(loss):
             totals.first_nonfinite_step = totals.steps

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.runtime.checkpoint.claim import LOCK_FILE
 from tests.support.examples import compile_examples
 from tests.support.mpi import JOB_KEY, is_open_mpi, mpirun, run_mpi
 
@@ -35,7 +36,10 @@ class Samples(Dataset):
 def samples():
     return Samples()
 """
-LONG = ["--steps", "1000000", "--no-evaluate"]
+STEADY = ["--no-evaluate", "--set", "training.schedule.name=constant"]
+"""A rate that does not go by how long the run is."""
+
+LONG = ["--steps", "1000000", *STEADY]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def run(np: int, pef: Path, folder: Path, *flags: str, env: Mapping[str, str] | 
 
 
 def names(folder: Path) -> Sequence[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_FILE)
 
 
 def kinds(metrics: Path) -> Sequence[str]:
@@ -78,9 +82,9 @@ def test_they_are_written_by_time(pef: Path, tmp_path: Path) -> None:
 
 def test_two_runs_do_not_write_into_one_folder(pef: Path, tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
-    descriptor = os.open(tmp_path / "saved", os.O_RDONLY)
+    descriptor = os.open(tmp_path / "saved" / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
         result = run_mpi(2, [*RUN, "--pef", str(pef), "--steps", "1", "--checkpoint-dir", "saved"], cwd=tmp_path)
     finally:
         os.close(descriptor)
@@ -166,9 +170,9 @@ def test_a_signal_ends_the_run_after_its_step_and_it_goes_on(
     assert f"{number.name}: the run has ended after step {int(saved[5:])}, which is saved as saved/{saved}" in stderr
     assert "error[" not in stderr
     assert f"{number.name}: the run ends after this step" in stdout
-    step = int(saved[5:]) + 3
-    resumed = run(np, pef, tmp_path, "--no-evaluate", "--steps", str(step), "--checkpoint-dir", "saved", "--resume")
-    assert resumed["state_sha256"] == run(np, pef, tmp_path, "--no-evaluate", "--steps", str(step))["state_sha256"]
+    flags = [*STEADY, "--steps", str(int(saved[5:]) + 3)]
+    resumed = run(np, pef, tmp_path, *flags, "--checkpoint-dir", "saved", "--resume", "--exact")
+    assert resumed["state_sha256"] == run(np, pef, tmp_path, *flags)["state_sha256"]
 
 
 def _wait_for_steps(metrics: Path) -> None:

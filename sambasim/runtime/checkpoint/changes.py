@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.options.problems import show
 from sambasim.runtime.checkpoint.manifest import Manifest
+from sambasim.runtime.checkpoint.rules import ANOTHER
 
 _NO_BITS = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
 """Options that change no bit of what is trained."""
+
+_SOURCE = "data.source"
 
 _LENGTH = ("training.epochs", "training.steps")
 """How long a run trains changes no step of it, unless its schedule goes by that."""
@@ -33,8 +37,14 @@ class Change:
 
 
 def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
-    """Raises CheckpointError if they are of two PEFs, with what differs."""
+    """Raises CheckpointError if they are of two PEFs, with what differs; or if what it says of this one is not so."""
     if saved.pef.digest == now.pef.digest:
+        if (saved.groups, saved.buffers, saved.untrained) != (now.groups, now.buffers, now.untrained):
+            raise CheckpointError(
+                f"the checkpoint says that it is of the PEF {now.pef.name}, and holds other tensors than that has",
+                where=where,
+                remedy=ANOTHER,
+            )
         return
     reasons = []
     if saved.pef.name != now.pef.name:
@@ -80,6 +90,8 @@ def check_epoch(saved: Manifest, found: list[Change], where: str) -> None:
     if not saved.position.used:
         return
     for change in found:
+        if change.name == _SOURCE and not change.alters_bits:
+            continue
         if change.name == "samples of the data" or change.name.startswith(_WHOLE_EPOCH):
             raise OptionError(
                 f"the checkpoint lies in the midst of epoch {saved.position.epoch + 1}, and {change}: "
@@ -122,7 +134,13 @@ def _of_options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
             seen = name not in _NO_BITS and (name not in _LENGTH or _goes_by_length(after))
+            seen = seen and not (name == _SOURCE and _has_moved(before.get(name), after.get(name)))
             yield Change(name, _told(before.get(name)), _told(after.get(name)), alters_bits=seen)
+
+
+def _has_moved(before: JsonValue, now: JsonValue) -> bool:
+    """Whether two data sources are one file, or one function of one file, in two folders: as far as a name can tell."""
+    return PurePath(str(before)).name == PurePath(str(now)).name
 
 
 def _goes_by_length(options: Mapping[str, JsonValue]) -> bool:

@@ -46,6 +46,8 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
         try:
             return Chosen(_whole(path, communicator), _put_aside(damaged, candidates, communicator))
         except CheckpointError as error:
+            if not error.is_damage:
+                raise
             damaged.append(error)
     raise CheckpointError(
         f"none of the {len(candidates)} checkpoints in {checkpoint_dir} is whole; the newest: {damaged[0].what}",
@@ -64,13 +66,14 @@ def check_new(checkpoint_dir: Path) -> None:
         )
 
 
-def check_last(chosen: Path, checkpoint_dir: Path) -> None:
+def check_last(chosen: Checkpoint, checkpoint_dir: Path) -> None:
     """Raises OptionError if there are later checkpoints in the folder than the one that is gone on from: of two courses
     of one run, nobody could tell which is which."""
-    later = [path for path in folder.checkpoints_in(checkpoint_dir) if folder.step_of(path) > folder.step_of(chosen)]
-    if chosen.parent.resolve() == checkpoint_dir.resolve() and later:
+    step = chosen.manifest.position.step
+    later = [path for path in folder.checkpoints_in(checkpoint_dir) if folder.step_of(path) > step]
+    if later:
         raise OptionError(
-            f"{checkpoint_dir} holds {len(later)} later checkpoints than {chosen.name}, the newest {later[0].name}",
+            f"{checkpoint_dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}",
             remedy="name another --checkpoint-dir for the new course of the run, or move the later ones away",
         )
 
@@ -114,11 +117,11 @@ def _whole(path: Path, communicator: Communicator) -> Checkpoint:
         check_content(checkpoint, range(communicator.rank, len(checkpoint.manifest.shards), communicator.world_size))
     except CheckpointError as error:
         failed = error
-    told = None if failed is None else (failed.what, failed.where, failed.remedy)
+    told = None if failed is None else (failed.what, failed.where, failed.remedy, failed.is_damage)
     faults = [fault for fault in communicator.all_gather_object(told) if fault is not None]
     if faults or checkpoint is None:
-        what, where, remedy = faults[0]
-        raise CheckpointError(what, where=where, remedy=remedy) from failed
+        what, where, remedy, _ = faults[0]
+        raise CheckpointError(what, where=where, remedy=remedy, is_damage=all(fault[3] for fault in faults)) from failed
     return checkpoint
 
 

@@ -3,21 +3,46 @@
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError, UserError
-from sambasim.runtime.checkpoint.folder import leftovers_in
+from sambasim.runtime.checkpoint.folder import leftovers_in, rescue, sync_folder
 from sambasim.runtime.ranks import Communicator
+
+LOCK_FILE = ".lock"
 
 
 class Claim:
-    """Holds a folder for this run, for as long as it is there. The operating system lets go of it with the process."""
+    """Holds a folder for this run, until `let_go`, or the end of the process.
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    By a record lock: neither does a process that was forked from this one hold it, as those that read data are, nor is
+    it lost on file systems of a network.
+    """
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError, and BlockingIOError or PermissionError if another process holds it."""
+        self._path = folder / LOCK_FILE
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def holds(self) -> bool:
+        """Whether the folder is still there under its name: it may have been moved away, or its disk unmounted."""
+        try:
+            there, held = self._path.stat(), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+    def let_go(self) -> None:
+        """Others may claim it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def claim(folder: Path, communicator: Communicator) -> Claim | None:
@@ -30,12 +55,14 @@ def claim(folder: Path, communicator: Communicator) -> Claim | None:
     if communicator.rank == 0:
         try:
             held = _claim(folder)
-        except BlockingIOError:
-            what = f"another run is writing its checkpoints into {folder}"
-            fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
+        except (BlockingIOError, PermissionError) as error:
+            if isinstance(error, PermissionError) and not os.access(folder, os.W_OK):
+                fault = _unwritable(folder, error)
+            else:
+                what = f"another run is writing its checkpoints into {folder}"
+                fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
         except OSError as error:
-            what = f"no checkpoint can be written into {folder}: {error.strerror}"
-            fault = MachineError(what, remedy="another place: --checkpoint-dir DIR")
+            fault = _unwritable(folder, error)
     fault = communicator.broadcast_object(fault)
     if fault is not None:
         raise fault
@@ -43,14 +70,19 @@ def claim(folder: Path, communicator: Communicator) -> Claim | None:
 
 
 def _claim(folder: Path) -> Claim:
+    absolute = Path(os.path.abspath(folder))
+    new = [place for place in (absolute, *absolute.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    held = Claim(os.open(folder, os.O_RDONLY))
-    try:
-        fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return held  # a file system without locks: then nobody can say, and nothing is cleared away
+    held = Claim(folder)
+    for place in new:  # so that not even a power cut takes them away
+        sync_folder(place.parent)
+    rescue(folder)
     for path in leftovers_in(folder):
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            shutil.rmtree(path)
     return held
+
+
+def _unwritable(folder: Path, error: OSError) -> MachineError:
+    what = f"no checkpoint can be written into {folder}: {error.strerror}"
+    return MachineError(what, remedy="another place: --checkpoint-dir DIR")

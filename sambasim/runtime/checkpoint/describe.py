@@ -56,6 +56,7 @@ def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> 
             "loss": resolved.loss.model_dump(mode="json") if resolved.loss else None,
             "optimizer": resolved.optimizer.model_dump(mode="json") if resolved.optimizer else None,
             "training": resolved.training.model_dump(mode="json"),
+            "on_nonfinite": setup.options.on_nonfinite,
         },
         groups=group_models(program),
         buffers=buffer_models(program),

@@ -9,17 +9,26 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _NAME = re.compile(r"step-([0-9]{10,})")
 
 
-_LEFT = re.compile(r"\.step-[0-9]{10,}\.(partial|going)")
+_LEFT = re.compile(r"\.step-[0-9]{10,}\.(partial|going|replaced)")
 
 
 def leftovers_in(folder: Path) -> Sequence[Path]:
     """What runs that died have left of checkpoints: begun and not ended, or not wholly deleted."""
     return [path for path in folder.iterdir() if _LEFT.fullmatch(path.name)]
+
+
+def rescue(folder: Path) -> None:
+    """Give back its name to a checkpoint that was to be replaced by one that never came."""
+    for path in folder.glob(".step-*.replaced"):
+        named = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
+        if _NAME.fullmatch(named.name) and not named.exists():
+            path.rename(named)
 
 
 def name_of(step: int) -> str:
@@ -40,6 +49,11 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+def older_than(folder: Path, step: int) -> Sequence[Path]:
+    """Those of `checkpoints_in` that come before `step`."""
+    return [path for path in checkpoints_in(folder) if step_of(path) < step]
+
+
 def partial_of(path: Path) -> Path:
     """Where the checkpoint that is to be `path` is written."""
     return path.with_name(f".{path.name}.partial")
@@ -50,17 +64,22 @@ def begin(path: Path) -> Path:
     partial = partial_of(path)
     if partial.exists():
         shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    partial.mkdir()  # and not the folder that it lies in: who wrote there before may miss a disk
     return partial
 
 
 def publish(path: Path) -> None:
-    """The checkpoint that was written gets its name: at once, and on the disk. One of the same name goes."""
-    partial = partial_of(path)
+    """The checkpoint that was written gets its name: at once, and on the disk. One of the same name goes then."""
+    partial, replaced = partial_of(path), path.with_name(f".{path.name}.replaced")
     sync_folder(partial)
-    remove(path)
+    if path.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        path.rename(replaced)
     partial.rename(path)
     sync_folder(path.parent)
+    with suppress(OSError):
+        shutil.rmtree(replaced)
 
 
 def remove(path: Path) -> None:

@@ -120,7 +120,8 @@ class _Reading:
 
     def _failed(self, error: OSError) -> CheckpointError:
         why = error.strerror or type(error).__name__
-        return refusal(self._folder, FOLDER, f"{self._name} cannot be read: {why}", part=self._name)
+        what, is_damage = f"{self._name} cannot be read: {why}", isinstance(error, FileNotFoundError)
+        return refusal(self._folder, FOLDER, what, part=self._name, is_damage=is_damage)
 
 
 def _open(folder: Path, name: str) -> _Reading:
@@ -155,6 +156,9 @@ def _read_manifest(path: Path) -> Manifest:
     if manifest.position.used > manifest.run.samples:
         what = f"position.used: {manifest.position.used} samples of an epoch of {manifest.run.samples}"
         raise refusal(path, SCHEMA, what)
+    if manifest.progress.skipped_steps > manifest.position.step:
+        what = f"progress.skipped_steps: {manifest.progress.skipped_steps} of {manifest.position.step} steps"
+        raise refusal(path, SCHEMA, what)
     _check_groups(manifest, path)
     _check_spans(manifest, path)
     _check_replicas(manifest, path)
@@ -182,7 +186,7 @@ def _parse(data: bytes, path: Path) -> dict[str, object]:
             f"it is a checkpoint of format {major}.{minor}, written by {by}; "
             f"sambasim {__version__} reads format {own_major}.0 to {own_major}.{own_minor}"
         )
-        raise refusal(path, VERSION, what, remedy=f"resume it with {by}")
+        raise refusal(path, VERSION, what, remedy=f"resume it with {by}", is_damage=False)
     return fields
 
 

@@ -45,7 +45,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         return None
     chosen = choose(options.resume, options.dir, setup.communicator)
     if options.dir is not None:
-        check_last(chosen.checkpoint.path, options.dir)
+        check_last(chosen.checkpoint, options.dir)
         setup.communicator.barrier()
     saved, where = chosen.checkpoint.manifest, str(chosen.checkpoint.path)
     at = saved.position

@@ -40,10 +40,19 @@ RULES = (
 )  # fmt: skip
 
 
-def refusal(path: Path, rule: Rule, what: str, *, part: str | None = None, remedy: str = ANOTHER) -> CheckpointError:
+def refusal(
+    path: Path,
+    rule: Rule,
+    what: str,
+    *,
+    part: str | None = None,
+    remedy: str = ANOTHER,
+    is_damage: bool = True,
+) -> CheckpointError:
     """The error for a checkpoint at `path` that breaks `rule`; `part` is the file at fault, where there are several."""
     return CheckpointError(
         f"{path.name} breaks rule {rule.number} of the checkpoint format ({rule.name}): {what}",
         where=f"{part or rule.part}, {path}",
         remedy=remedy,
+        is_damage=is_damage,
     )

@@ -1,6 +1,7 @@
 """The checkpoints of one run: when they are written, how many are kept, and what it means if one cannot be written."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,11 +9,11 @@ from sambasim.errors import InternalError, MachineError
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder, snapshot
 from sambasim.runtime.checkpoint.cadence import Clock
-from sambasim.runtime.checkpoint.claim import claim
+from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.describe import describe
 from sambasim.runtime.checkpoint.writer import write
 from sambasim.runtime.listener import Listener
-from sambasim.runtime.plan import Position
+from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
 from sambasim.runtime.training import Totals
@@ -22,28 +23,27 @@ from sambasim.runtime.watch.activity import Activity
 class Saver:
     """Writes checkpoints where the options of `setup` say. Collective: every rank has one, and calls it alike.
 
-    Raises OptionError if another run writes there, and MachineError if nothing can be written there.
+    `held` is the claim of rank 0 on that place.
     """
 
-    def __init__(self, setup: Setup, team: Team, samples: int, listener: Listener, activity: Activity) -> None:
+    def __init__(
+        self, setup: Setup, team: Team, plan: Plan, listener: Listener, activity: Activity, held: Claim | None
+    ) -> None:
         if setup.options.checkpoint.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
         self._folder = setup.options.checkpoint.dir
-        self._claim = claim(self._folder, setup.communicator)
+        self._claim = held
         self._activity = activity
         self._setup = setup
         self._team = team
-        self._samples = samples
+        self._samples = plan.samples
         self._listener = listener
         self._clock = Clock(setup.options.checkpoint.cadence)
-        self._tried_step: int | None = None
+        # What a run goes on from need not be written again, if it takes no step.
+        self._saved_step = plan.start.step if plan.start.step else None
         self.failed = 0
         self.last: Path | None = None
         """The newest that was written."""
-
-    def close(self) -> None:
-        """Others may write there from now on."""
-        self._claim = None
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time, by this rank's clock."""
@@ -61,7 +61,7 @@ class Saver:
 
     def at_end(self, position: Position, totals: Totals) -> None:
         """The run is over."""
-        if self._tried_step != position.step:
+        if self._saved_step != position.step:
             self.save(position, totals)
 
     def save(self, position: Position, totals: Totals) -> Path | None:
@@ -80,6 +80,7 @@ class Saver:
                 snapshot.take(setup, team),
                 setup.communicator,
                 self._activity,
+                self._claim,
             )
         except MachineError as error:
             self.failed += 1
@@ -89,8 +90,8 @@ class Saver:
             return None
         finally:
             self._clock.restart()
-            self._tried_step = position.step
-        self._prune()
+        self._saved_step = position.step
+        self._prune(position.step)
         self.last = path
         size_bytes = sum(shard.size_bytes for shard in written.shards)
         checkpoint_s = time.perf_counter() - began_s
@@ -106,12 +107,16 @@ class Saver:
         return path
 
     def _kept(self) -> str:
-        there = folder.checkpoints_in(self._folder)
+        there: Sequence[Path] = ()
+        with suppress(OSError):
+            there = folder.checkpoints_in(self._folder)
         return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
 
-    def _prune(self) -> None:
-        """Delete the oldest ones, once the newest is safe. What cannot be deleted stays, and nothing is lost by it."""
-        if self._setup.is_first:
-            for path in folder.checkpoints_in(self._folder)[self._setup.options.checkpoint.kept :]:
-                with suppress(OSError):
-                    folder.remove(path)
+    def _prune(self, step: int) -> None:
+        """Delete the oldest ones, once that of `step` is safe. What cannot be deleted stays, and nothing is lost by
+        it."""
+        if not self._setup.is_first:
+            return
+        with suppress(OSError):
+            for path in folder.older_than(self._folder, step)[self._setup.options.checkpoint.kept - 1 :]:
+                folder.remove(path)

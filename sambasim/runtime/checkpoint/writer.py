@@ -1,5 +1,6 @@
 """Writing a checkpoint: each rank its shard, all at once; it gets its name when everything is on the disk, or never."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from sambasim.pef.canonical import canonical_json, manifest_digest
 from sambasim.pef.layout import Layout
 from sambasim.pef.weights import tensor_bytes
 from sambasim.runtime.checkpoint import folder
+from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, Span
 from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
 from sambasim.runtime.checkpoint.shards import file_name, shard_layout
@@ -44,9 +46,12 @@ def write(
     tensors: Mapping[str, Tensor],
     communicator: Communicator,
     activity: Activity = UNWATCHED,
+    held: Claim | None = None,
 ) -> Manifest:
     """Collective. The checkpoint `path`, of which this rank has `tensors`: `spans` of the groups, and the buffers of
     `replicas`. Returns `manifest` with its shards and its digest; those it comes with are replaced.
+
+    held: the claim of rank 0 on the folder in which it lies
 
     Raises MachineError, on all ranks alike, if a rank cannot write its part. Then nothing is left, and whatever was at
     `path` is still there.
@@ -55,7 +60,7 @@ def write(
     untrained = manifest.untrained if rank == 0 else ()
     layout = shard_layout(manifest.groups, spans, manifest.buffers, replicas, untrained)
     activity.waits("waiting for peers to begin a checkpoint")
-    _agree(path, _attempt(communicator, lambda: _begin(path, rank)), communicator)
+    _agree(path, _attempt(communicator, lambda: _begin(path, rank, held)), communicator)
     activity.takes_long("writing a checkpoint")
     file = folder.partial_of(path) / file_name(rank, count)
     sha256: list[str] = []
@@ -72,7 +77,9 @@ def write(
     return manifest
 
 
-def _begin(path: Path, rank: int) -> None:
+def _begin(path: Path, rank: int, held: Claim | None) -> None:
+    if held is not None and not held.holds():
+        raise OSError(errno.ENOENT, "the folder that this run began to write into is not there any more")
     if rank == 0:
         folder.begin(path)
 

@@ -20,6 +20,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.options.step_range import step_range
 from sambasim.records.digests import StepDigests, ValueDigest
+from sambasim.records.read_digests import is_recording
 from sambasim.runtime.listener import Listener, Step
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.record.digest import digested
@@ -56,6 +57,11 @@ class RunDigests:
             has = f"goes on after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
             what = f"--record-steps {setup.options.record_steps}: the run {has}"
             raise OptionError(what, remedy=f"--record-steps {begun + 1}-{plan.steps}, or leave it out")
+        if begun and is_recording(folder):
+            raise OptionError(
+                f"{folder} holds the digests of an earlier part of the run, which would be lost",
+                remedy="another folder: --record-digests FOLDER; compare takes runs that begin later",
+            )
         run = recorded_run(setup, team, plan, asked)
         if setup.is_first:
             begin_folder(folder, run)

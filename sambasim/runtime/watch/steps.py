@@ -49,8 +49,8 @@ def follow(
         stand_ins.put(replica.shard, "begin_epoch", partial(_dealing, writer, micro_steps))
         stand_ins.put(replica.shard, "next_batch", partial(_reading, writer, micro_steps))
         stand_ins.put(replica.executable, "run", partial(_running, writer, titles(graph)))
-    stand_ins.put(sync, "begin_step", partial(_beginning, writer, done))
     for one in {id(one): one for one in (sync, outer)}.values():
+        stand_ins.put(one, "begin_step", partial(_beginning, writer, done))
         stand_ins.put(one, "finish_step", partial(_finishing, writer))
     for part in sync.watched():
         title = prepare(State.WAITING, f"sync with peers: {part.name}")

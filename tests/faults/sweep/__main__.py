@@ -42,7 +42,7 @@ def sweep(chosen: list[Case], place: Path, *, told: bool = False) -> list[Verdic
     for ranks in sorted({case.ranks for case in chosen if case.moment is not Moment.COMPILE}):
         words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
         result = run_job([mpirun(), "-np", str(ranks), *command(words)], cwd=place / "subject", timeout=120).check()
-        subject.weights_sha256[ranks] = json.loads(result.stdout)["weights_sha256"]
+        subject.state_sha256[ranks] = json.loads(result.stdout)["state_sha256"]
     verdicts = []
     for case in chosen:
         folder = place / str(case.number)

@@ -192,9 +192,9 @@ def _go_on(verdict: Verdict, subject: Subject, folder: Path) -> None:
     if result.returncode != 0:
         verdict.faults.append(f"it does not go on: {result.stderr}")
         return
-    found = json.loads(result.stdout)["weights_sha256"]
-    if found != subject.weights_sha256[verdict.case.ranks]:
-        verdict.faults.append("its weights are others than those of a run that nobody struck")
+    found = json.loads(result.stdout)["state_sha256"]
+    if found != subject.state_sha256[verdict.case.ranks]:
+        verdict.faults.append("its state is another than that of a run that nobody struck")
 
 
 def _text(path: Path) -> str:

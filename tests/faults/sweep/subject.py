@@ -72,10 +72,10 @@ COMPILE = (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The compiled PEF, and the weights that a run which nobody strikes ends with, by number of ranks."""
+    """The compiled PEF, and the state that a run which nobody strikes ends with, by number of ranks."""
 
     pef: bytes
-    weights_sha256: dict[int, str]
+    state_sha256: dict[int, str]
 
 
 def command(words: str) -> list[str]:

@@ -79,6 +79,7 @@ def tensors() -> dict[str, Tensor]:
 
 def write_sample(folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None) -> Path:
     """A checkpoint after `step`, in `folder`; `changed` are tensors of its shard that are others."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010}"
     write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, {**tensors(), **(changed or {})}, single_rank("here"))
     return path

@@ -7,8 +7,9 @@ import pytest
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, check_last, check_new, choose
+from sambasim.runtime.checkpoint.claim import claim
 from sambasim.runtime.single_rank import single_rank
-from tests.runtime.checkpoint.samples import SHARD, change_bytes, write_sample
+from tests.runtime.checkpoint.samples import SHARD, change_bytes, change_fields, write_sample
 
 ALONE = single_rank("here")
 
@@ -81,10 +82,42 @@ def test_a_new_run_does_not_write_among_those_of_another(three: list[Path], tmp_
 
 
 def test_two_courses_of_a_run_do_not_share_a_folder(three: list[Path], tmp_path: Path) -> None:
-    check_last(three[2], tmp_path)
-    check_last(three[0], tmp_path / "another")
-    with pytest.raises(OptionError, match="holds 2 later checkpoints than step-0000000010"):
-        check_last(three[0], tmp_path)
+    first, last = (choose(str(path), None, ALONE).checkpoint for path in (three[0], three[2]))
+    check_last(last, tmp_path)
+    check_last(first, tmp_path / "another")
+    with pytest.raises(OptionError, match="holds 2 later checkpoints than that of step 10"):
+        check_last(first, tmp_path)
+
+
+def test_a_checkpoint_may_have_any_name(three: list[Path], tmp_path: Path) -> None:
+    best = three[2].rename(tmp_path / "best")
+    chosen = choose(str(best), None, ALONE).checkpoint
+    check_last(chosen, tmp_path)
+    assert chosen.manifest.position.step == 30
+
+
+def test_what_cannot_be_read_just_now_is_not_put_aside(three: list[Path], tmp_path: Path) -> None:
+    change_fields(three[2], lambda found: found.update(version="1.1", writer="sambasim 9.9"))
+    with pytest.raises(CheckpointError, match=r"a checkpoint of format 1\.1"):
+        choose(AUTO, tmp_path, ALONE)
+    assert three[2].exists()
+
+
+def test_a_checkpoint_that_was_being_replaced_is_given_back(three: list[Path], tmp_path: Path) -> None:
+    three[2].rename(tmp_path / f".{three[2].name}.replaced")
+    held = claim(tmp_path, ALONE)
+    assert held is not None
+    assert choose(NEWEST, tmp_path, ALONE).checkpoint.path == three[2]
+    held.let_go()
+
+
+def test_a_claim_sees_that_its_folder_is_gone(tmp_path: Path) -> None:
+    held = claim(tmp_path / "saved", ALONE)
+    assert held is not None
+    assert held.holds()
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    assert not held.holds()
+    held.let_go()
 
 
 def test_writing_over_one_replaces_it(three: list[Path], tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Damage, int]] = {
     "an unknown key": (fields(lambda found: found.update(code="import os")), 8),
     "a negative step": (fields(lambda found: found["position"].update(step=-1)), 8),
     "text for a number": (fields(lambda found: found["run"].update(threads="1")), 8),
+    "more skipped steps than steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), 8),
     "more samples than there are": (fields(lambda found: found["position"].update(used=10**6)), 8),
     "no shards": (fields(lambda found: found.update(shards=[])), 8),
     "deep options": (fields(_nested), 8),
