@@ -4,6 +4,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,7 @@ from sambasim.options.compile import compile_options
 from sambasim.runtime.weights import load_weights
 from tests.faults.command import sambasim
 from tests.fuzz.json_edits import NUMBERS, TEXTS, edit
-from tests.fuzz.pefs import command, void
+from tests.fuzz.pefs import command
 from tests.fuzz.subject import MIB, Subject, Way
 from tests.pef.samples import sample_program
 from tests.support.mpi import ROOT
@@ -136,7 +137,11 @@ def _data(path: Path) -> None:
 
 
 def _ways(*ways: tuple[str, Callable[[Path], object]]) -> Sequence[Way]:
-    return tuple(Way(name, lambda path, enter=enter: void(enter(path))) for name, enter in ways)  # type: ignore[misc]
+    return tuple(Way(name, partial(_enter, enter)) for name, enter in ways)
+
+
+def _enter(enter: Callable[[Path], object], path: Path) -> None:
+    enter(path)
 
 
 TENSORS = Subject(
