@@ -70,7 +70,7 @@ def _samples(folder: Path) -> Sequence[Path]:
     made = []
     for name, words in runs.items():
         run_job(words, cwd=folder, timeout=120).check()
-        (place,) = (folder / name).iterdir()
+        (place,) = (folder / name).glob("step-*")
         files = [(place / MANIFEST_FILE).read_bytes(), *(path.read_bytes() for path in sorted(place.glob("shard-*")))]
         made.append(folder / f"{name}.checkpoint")
         made[-1].write_bytes(pack(files))
