@@ -203,6 +203,7 @@ class TrainingJob:
         number = signal_of(wished)
         if number is None:
             return
+        self._signals.tell(number)
         saver = self._saver
         saved = saver.save(position, totals) if saver is not None else None
         raise interrupted(number, position.step, saved, saver.last if saver is not None else None)

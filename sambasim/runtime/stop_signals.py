@@ -50,10 +50,14 @@ class StopSignals:
         """What this rank wishes of the run: its end, or nothing."""
         if not self._received:
             return 0
-        if not self._is_told:  # not in the handler, which may have come in the midst of a line
-            self._is_told = True
-            self._told(signal.Signals(self._received).name)
+        self.tell(self._received)  # not in the handler, which may have come in the midst of a line
         return _STOP + self._received
+
+    def tell(self, number: int) -> None:
+        """Tell of signal `number`, which this rank or another has got, if no signal was told of before."""
+        if not self._is_told:
+            self._is_told = True
+            self._told(signal.Signals(number).name)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._received = number
