@@ -122,8 +122,11 @@ class TrainingJob:
     def _claimed(self) -> Claim | None:
         """Collective. The claim on the folder of checkpoints, before anybody looks into it."""
         options = self._setup.options.checkpoint
-        if options.dir is None or (options.resume in (NEWEST, AUTO) and not options.dir.exists()):
-            return None  # a folder that is not there has no checkpoint to go on from, which is refused
+        if options.dir is None:
+            return None
+        # A folder that is not there has no checkpoint to go on from, which is refused: rank 0 says so for all.
+        if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
+            return None
         return claim(options.dir, self._communicator)
 
     def _heard(self, name: str) -> None:
