@@ -35,6 +35,7 @@ from sambasim.pef.rules import (
     WEIGHTS_MEMBER,
     refusal,
 )
+from sambasim.pef.version import unread
 from sambasim.pef.weights import map_tensors
 from sambasim.units import MIB
 
@@ -122,21 +123,13 @@ def _parse(data: bytes, path: Path) -> dict[str, object]:
 
 
 def _check_version(fields: dict[str, object], path: Path) -> None:
-    version, writer = fields.get("version"), fields.get("writer")
-    numbers = version.split(".") if isinstance(version, str) else []
-    if not (len(numbers) == 2 and all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers)):
-        raise refusal(path, VERSION, f"its format version is {str(version)[:40]!r}, which is no version")
-    major, minor = map(int, numbers)
-    own_major, own_minor = FORMAT_VERSION
-    if major == own_major and minor <= own_minor:
+    fault = unread(fields, "PEF", FORMAT_VERSION)
+    if fault is None:
         return
-    by = str(writer)[:40] if isinstance(writer, str) and writer.isprintable() else "an unknown program"
-    what = (
-        f"it is a PEF of format {major}.{minor}, written by {by}; "
-        f"sambasim {__version__} reads format {own_major}.0 to {own_major}.{own_minor}"
-    )
-    remedy = f"compile the model again with sambasim {__version__}, or run it with {by}"
-    raise refusal(path, VERSION, what, remedy=remedy)
+    if fault.writer is None:
+        raise refusal(path, VERSION, fault.what)
+    remedy = f"compile the model again with sambasim {__version__}, or run it with {fault.writer}"
+    raise refusal(path, VERSION, fault.what, remedy=remedy)
 
 
 def _read_document(file: BinaryIO, frame: Frame, path: Path) -> tuple[PefDocument, Layout]:

@@ -24,6 +24,7 @@ from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start
 from sambasim.runtime.nonfinite import LossWatch, as_typed
+from sambasim.runtime.notices import notices
 from sambasim.runtime.numerics.update import UpdateProbe
 from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
@@ -34,9 +35,8 @@ from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.sync.interface import Synced
-from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.sync.skipping import Skipping
-from sambasim.runtime.team import Team, assemble, changes_buffers
+from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
@@ -101,7 +101,7 @@ class TrainingJob:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._listener, self._activity, held)
+            self._saver = Saver(setup, team, steps, self._listener, self._activity, self._losses, held)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
@@ -117,6 +117,8 @@ class TrainingJob:
             save_weights(setup.options.save, program, team.memory)
         self._activity.does("telling the summary")
         self._listener.ended(summary)
+        if self._saver is not None and setup.options.save is None:
+            self._saver.check_end()
         return summary
 
     def _claimed(self) -> Claim | None:
@@ -245,24 +247,7 @@ class TrainingJob:
             sync=team.sync.title,
             threads=self._setup.threads,
             data=source.description,
-            notices=(*self._notices(team), *(resumption.notices if resumption else ())),
+            notices=(*notices(self._setup, team), *(resumption.notices if resumption else ())),
             seconds_to_start_s=time.perf_counter() - self._began_s,
             placement=str(self._setup.placement),
         )
-
-    def _notices(self, team: Team) -> list[str]:
-        setup = self._setup
-        notices = [f"changed for this run: {change}" for change in setup.resolved.changed]
-        if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
-            notices.append("--reduce-on-rdu has nothing to do: gradients do not leave this process")
-        if setup.options.weights is not None and setup.options.checkpoint.resume is not None:
-            notices.append("--weights has nothing to do: the weights are those of the checkpoint")
-        if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
-            notices.append("--host-sync has nothing to do: gradients do not leave this process")
-        if team.engine.notice is not None:
-            notices.append(team.engine.notice)
-        if team.sync_name == "device":
-            notices += scattered(self._communicator.node_of)
-        if setup.world_size > 1 and changes_buffers(setup):
-            notices.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
-        return notices

@@ -4,7 +4,8 @@
     skip      the step was not applied (see `sync.skipping`): the run goes on, and says so
     ignore    the run goes on with what came of it; its summary names the first such step
 
-The loss alone decides. A gradient may overflow while the loss is still finite: then the loss of a later step tells.
+The loss decides. A gradient may overflow while the loss is still finite: then the loss of a later step tells, or the
+next checkpoint, which is not written of parameters that are not finite.
 """
 
 import math
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from sambasim.errors import NumericsError
 from sambasim.options.run import OnNonfinite
 from sambasim.runtime.listener import Listener, Step
+from sambasim.runtime.plan import Position
 
 MOST_NOTES = 5
 """Skipped steps that are told as they happen; all of them are counted."""
@@ -63,6 +65,17 @@ class LossWatch:
         if self._notes <= MOST_NOTES:
             more = "; further ones are counted" if self._notes == MOST_NOTES else ""
             self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {told}{more}")
+
+    def look_at_parameters(self, name: str | None, position: Position) -> None:
+        """`name` is a parameter that is not finite at `position`, or None. Raises NumericsError for it: a checkpoint
+        would keep it, and in time take the place of those that are sound."""
+        if name is None or self._choice == "ignore":
+            return
+        raise NumericsError(
+            f"the parameter {name} is not finite after step {position.step}, whose loss still was",
+            where=f"epoch {position.epoch + 1}, step {position.step}; nothing of it was saved",
+            remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite ignore to go on",
+        )
 
 
 def which(losses: Sequence[float]) -> str:

@@ -1,11 +1,16 @@
 """SIGTERM, SIGINT and SIGUSR1 ask a run to end after its step; a second one ends the process at once.
 
+At once also where the main thread hears nothing, because it waits in MPI for a peer that will not come: a thread of its
+own hears what the interpreter's handler in C writes down.
+
 Schedulers send SIGTERM; Ctrl-C is SIGINT; SIGUSR1 is there because Open MPI's mpirun passes that on, and kills its
 ranks half a second after any of the others. A signal reaches some ranks or all of them, so each tells the others beside
 its loss: see `wish` in `sync.interface`.
 """
 
+import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -32,6 +37,7 @@ class StopSignals:
     def __init__(self, told: Callable[[str], None]) -> None:
         self._told = told
         self._before: dict[signal.Signals, object] = {}
+        self._second: _SecondSignal | None = None
         self._received = 0
         self._is_told = False
 
@@ -40,9 +46,13 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
         except ValueError:  # another thread
             self._before = {}
+        else:
+            self._second = _SecondSignal()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._second is not None:
+            self._second.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave is what it takes
 
@@ -63,6 +73,50 @@ class StopSignals:
         self._received = number
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_DFL)
+
+
+class _SecondSignal:
+    """A thread that reads the number of each signal, which the interpreter's handler writes into a pipe, until `close`:
+    the second of _SIGNALS ends the process."""
+
+    def __init__(self) -> None:
+        self._reads, self._writes = os.pipe()
+        os.set_blocking(self._writes, False)
+        signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        _inherited.add(self._writes)
+        self._thread = threading.Thread(target=self._read, name="second signal", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        signal.set_wakeup_fd(-1)
+        _inherited.discard(self._writes)
+        os.close(self._writes)  # the thread reads an end, and goes
+
+    def _read(self) -> None:
+        heard = 0
+        while numbers := os.read(self._reads, 64):
+            for number in numbers:
+                heard += number in _SIGNALS
+                if heard > 1:
+                    os._exit(128 + number)
+        os.close(self._reads)
+
+
+_inherited: set[int] = set()
+"""Where signals of this process are written down. One that is forked off, to read data, writes its own nowhere: Ctrl-C
+reaches it too."""
+
+
+def _forget() -> None:
+    if _inherited:
+        signal.set_wakeup_fd(-1)
+        for descriptor in _inherited:
+            os.close(descriptor)
+        _inherited.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def signal_of(wished: int) -> int | None:

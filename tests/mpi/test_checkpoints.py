@@ -207,7 +207,9 @@ def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path:
             assert result.returncode == 2
             assert told in result.stderr
         else:
-            assert f"warning: {told}" in result.check().stdout
+            assert f"warning: {told}" in result.stdout
+            assert result.returncode == 2  # for its weights are nowhere
+            assert "the run is over, and its end is not saved: checkpoint step-0000000006" in result.stderr
             assert "training goes on, and the last checkpoint is step-0000000002" in result.stdout
             assert "2 checkpoints could not be written" in result.stdout
         (disk / "ballast").unlink()

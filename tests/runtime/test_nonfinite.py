@@ -157,6 +157,26 @@ def test_a_run_that_stops_leaves_no_checkpoint_of_what_came_of_it(pefs: dict[str
     assert not any("3" in name for name in written), written
 
 
+@pytest.mark.parametrize("choice", ["stop", "skip", "ignore"])
+def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
+    choice: str, pefs: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = options(
+        pefs["sgd"],
+        {"targets": {"0": "1e10"}},
+        checkpoint={"dir": tmp_path / "saved", "every": "1"},
+        on_nonfinite=choice,
+    )
+    asked = asked.model_copy(update={"overrides": {**asked.overrides, "optimizer": {"lr": 1e30}}})
+    if choice == "ignore":
+        assert train(asked).first_nonfinite_step == 2
+        assert list((tmp_path / "saved").glob("step-*"))
+        return
+    with pytest.raises(NumericsError, match=r"the parameter \S+ is not finite after step 1, whose loss still was"):
+        train(asked)
+    assert not list((tmp_path / "saved").glob("step-*"))
+
+
 def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Path]) -> None:
     summaries = [train(options(pefs["clipped"], {}, on_nonfinite=choice)) for choice in ("stop", "skip", "ignore")]
     assert len({summary.state_sha256 for summary in summaries}) == 1

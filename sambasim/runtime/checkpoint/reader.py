@@ -10,12 +10,12 @@ from typing import BinaryIO
 from pydantic import ValidationError
 from torch import Tensor
 
-from sambasim import __version__
 from sambasim.collectives.slices import CUT_ELEMENTS
 from sambasim.errors import CheckpointError
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.pef.canonical import canonical_json, check_json_object, manifest_digest, parse_json
 from sambasim.pef.layout import header_fault
+from sambasim.pef.version import unread
 from sambasim.pef.weights import map_tensors
 from sambasim.runtime.checkpoint.manifest import FORMAT_NAME, FORMAT_VERSION, GroupModel, Manifest
 from sambasim.runtime.checkpoint.rules import (
@@ -28,6 +28,7 @@ from sambasim.runtime.checkpoint.rules import (
     GROUPS,
     HEADER,
     JSON,
+    LARGEST_MANIFEST_BYTES,
     MANIFEST_FILE,
     REPLICAS,
     SCHEMA,
@@ -38,9 +39,6 @@ from sambasim.runtime.checkpoint.rules import (
 )
 from sambasim.runtime.checkpoint.shards import PARAMETER, file_name, layout_of
 from sambasim.units import MIB, format_bytes
-
-LARGEST_MANIFEST_BYTES = 16 * MIB
-"""GPT-2 small takes some 30 KiB."""
 
 _LEAST_ENTRY_BYTES = 50
 """What a tensor takes in the header of its file, at the very least."""
@@ -174,19 +172,11 @@ def _parse(data: bytes, path: Path) -> dict[str, object]:
         raise refusal(path, JSON, "it is not a JSON object")
     if fields.get("format") != FORMAT_NAME:
         raise refusal(path, FORMAT, f'its key "format" is not "{FORMAT_NAME}", so this is no checkpoint')
-    version, writer = fields.get("version"), fields.get("writer")
-    numbers = version.split(".") if isinstance(version, str) else []
-    if not (len(numbers) == 2 and all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers)):
-        raise refusal(path, VERSION, f"its format version is {str(version)[:40]!r}, which is no version")
-    major, minor = map(int, numbers)
-    own_major, own_minor = FORMAT_VERSION
-    if major != own_major or minor > own_minor:
-        by = str(writer)[:40] if isinstance(writer, str) and writer.isprintable() else "an unknown program"
-        what = (
-            f"it is a checkpoint of format {major}.{minor}, written by {by}; "
-            f"sambasim {__version__} reads format {own_major}.0 to {own_major}.{own_minor}"
-        )
-        raise refusal(path, VERSION, what, remedy=f"resume it with {by}", is_damage=False)
+    fault = unread(fields, "checkpoint", FORMAT_VERSION)
+    if fault is not None and fault.writer is None:
+        raise refusal(path, VERSION, fault.what)
+    if fault is not None:
+        raise refusal(path, VERSION, fault.what, remedy=f"resume it with {fault.writer}", is_damage=False)
     return fields
 
 

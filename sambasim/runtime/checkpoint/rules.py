@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sambasim.errors import CheckpointError
+from sambasim.units import MIB
 
 MANIFEST_FILE = "checkpoint.json"
+LARGEST_MANIFEST_BYTES = 16 * MIB
+"""GPT-2 small takes some 30 KiB."""
+
 ANOTHER = "take another checkpoint: --resume PATH, or --resume auto for the newest that is whole"
 
 

@@ -13,6 +13,7 @@ from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.describe import describe
 from sambasim.runtime.checkpoint.writer import write
 from sambasim.runtime.listener import Listener
+from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
@@ -23,11 +24,18 @@ from sambasim.runtime.watch.activity import Activity
 class Saver:
     """Writes checkpoints where the options of `setup` say. Collective: every rank has one, and calls it alike.
 
-    `held` is the claim of rank 0 on that place.
+    `losses` judges what may be saved; `held` is the claim of rank 0 on that place.
     """
 
     def __init__(
-        self, setup: Setup, team: Team, plan: Plan, listener: Listener, activity: Activity, held: Claim | None
+        self,
+        setup: Setup,
+        team: Team,
+        plan: Plan,
+        listener: Listener,
+        activity: Activity,
+        losses: LossWatch,
+        held: Claim | None,
     ) -> None:
         if setup.options.checkpoint.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
@@ -38,6 +46,8 @@ class Saver:
         self._team = team
         self._samples = plan.samples
         self._listener = listener
+        self._losses = losses
+        self._failure: MachineError | None = None
         self._clock = Clock(setup.options.checkpoint.cadence)
         # What a run goes on from need not be written again, if it takes no step.
         self._saved_step = plan.start.step if plan.start.step else None
@@ -64,11 +74,22 @@ class Saver:
         if self._saved_step != position.step:
             self.save(position, totals)
 
+    def check_end(self) -> None:
+        """Of a run that keeps its weights nowhere else. Raises MachineError if its end could not be saved."""
+        if self._failure is not None:
+            raise MachineError(
+                f"the run is over, and its end is not saved: {self._failure.what}; {self._kept()}",
+                where=self._failure.where,
+                remedy="make room there, and go on with --resume; --save FILE keeps the weights elsewhere",
+            )
+
     def save(self, position: Position, totals: Totals) -> Path | None:
         """Write a checkpoint now; returns its path. Where that fails, what is there stays; the run goes on, and this is
-        None, or ends with MachineError, as --on-checkpoint-failure says."""
+        None, or ends with MachineError, as --on-checkpoint-failure says. Raises NumericsError for parameters that are
+        not finite, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, team = self._setup, self._team
+        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team), position)
         path = self._folder / folder.name_of(position.step)
         manifest = describe(setup, self._samples, position, totals)
         try:
@@ -84,13 +105,14 @@ class Saver:
             )
         except MachineError as error:
             self.failed += 1
+            self._failure = error
             if setup.options.checkpoint.on_failure == "stop":
                 raise
             self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self._kept()}")
             return None
         finally:
             self._clock.restart()
-        self._saved_step = position.step
+        self._saved_step, self._failure = position.step, None
         self._prune(position.step)
         self.last = path
         size_bytes = sum(shard.size_bytes for shard in written.shards)

@@ -66,6 +66,12 @@ def take(setup: Setup, team: Team) -> dict[str, Tensor]:
     return tensors
 
 
+def nonfinite_parameter(setup: Setup, team: Team) -> str | None:
+    """Collective. The first trained parameter with an element that is NaN or infinite, if there is one."""
+    found = setup.communicator.all_gather_object(_own_nonfinite_parameter(setup.program, team))
+    return next((name for name in found if name is not None), None)
+
+
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. All that `checkpoint` has becomes the state of `team`. It must be one of this program.
 
@@ -113,6 +119,18 @@ class _Shards:
         for index, held, part in places(manifest, group, wanted):
             tensor = self.of(index)[part_name(manifest.groups[group].name, region, held)]
             into[slice(*part)].copy_(tensor[part[0] - held[0] : part[1] - held[0]])
+
+
+def _own_nonfinite_parameter(program: Program, team: Team) -> str | None:
+    for group, (start, stop) in zip(program.groups, spans_of(program, team), strict=True):
+        part = team.sync.keeper.region(group, PARAMETER)[start:stop]
+        if not len(part) or all(one.isfinite() for one in part.aminmax()):
+            continue
+        for member in group.members:
+            of_member = part[max(member.start - start, 0) : max(member.start + member.numel - start, 0)]
+            if not of_member.isfinite().all():
+                return member.parameter
+    return None
 
 
 def _regions(program: Program, group: ParameterGroup) -> Sequence[str]:

@@ -20,11 +20,11 @@ from sambasim.pef.weights import tensor_bytes
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, Span
-from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+from sambasim.runtime.checkpoint.rules import LARGEST_MANIFEST_BYTES, MANIFEST_FILE
 from sambasim.runtime.checkpoint.shards import file_name, shard_layout
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
-from sambasim.units import MIB
+from sambasim.units import MIB, format_bytes
 
 _CHUNK_BYTES = 4 * MIB
 
@@ -100,8 +100,12 @@ def _write_shard(file: Path, layout: Layout, tensors: Mapping[str, Tensor]) -> s
 
 
 def _finish(path: Path, manifest: Manifest) -> None:
+    data = canonical_json(manifest.model_dump())
+    if len(data) > LARGEST_MANIFEST_BYTES:
+        most = format_bytes(LARGEST_MANIFEST_BYTES)
+        raise OSError(errno.EFBIG, f"its {MANIFEST_FILE} would have more than {most}, and nobody would read it")
     with (folder.partial_of(path) / MANIFEST_FILE).open("xb") as stream:
-        stream.write(canonical_json(manifest.model_dump()))
+        stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
     folder.publish(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tests.faults.sweep.blows import Moment
-from tests.faults.sweep.case import Case, Verdict, cases, play
+from tests.faults.sweep.case import BUSY_S, Case, Verdict, cases, play
 from tests.faults.sweep.subject import STEPS, Subject, command, compile_subject
 from tests.support.mpi import mpirun, run_job
 
@@ -18,11 +18,12 @@ from tests.support.mpi import mpirun, run_job
 @click.option("--runs", default=150, help="How many runs are struck.")
 @click.option("--seed", default=1, help="Of what is done to which.")
 @click.option("--only", type=int, help="Just the run with this number.")
-def main(runs: int, seed: int, only: int | None) -> None:
+@click.option("--slack", default=1.0, help="Seconds that a job may take longer to end than it is promised.")
+def main(runs: int, seed: int, only: int | None, slack: float) -> None:
     """Strike RUNS runs down, each at a random moment in a random way, and look at what is left of them."""
     with tempfile.TemporaryDirectory(prefix="sambasim-sweep-") as place:
         chosen = [case for case in cases(runs, seed) if only in (None, case.number)]
-        verdicts = sweep(chosen, Path(place), told=True)
+        verdicts = sweep(chosen, Path(place), slack, told=True)
     faulty = [verdict for verdict in verdicts if verdict.faults]
     struck = [verdict for verdict in verdicts if verdict.struck]
     slowest = max((verdict.ended_s for verdict in struck), default=0.0)
@@ -34,7 +35,7 @@ def main(runs: int, seed: int, only: int | None) -> None:
     sys.exit(bool(faulty))
 
 
-def sweep(chosen: list[Case], place: Path, *, told: bool = False) -> list[Verdict]:
+def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S, *, told: bool = False) -> list[Verdict]:
     """Play each of `chosen` in a folder of its own."""
     (place / "subject").mkdir()
     pef = compile_subject(place / "subject")
@@ -47,7 +48,7 @@ def sweep(chosen: list[Case], place: Path, *, told: bool = False) -> list[Verdic
     for case in chosen:
         folder = place / str(case.number)
         folder.mkdir()
-        verdicts.append(play(case, subject, folder))
+        verdicts.append(play(case, subject, folder, slack_s))
         if told:
             last = verdicts[-1]
             state = "; ".join(last.faults).splitlines()[0][:100] if last.faults else "as promised"

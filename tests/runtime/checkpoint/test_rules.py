@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sambasim.errors import CheckpointError
+from sambasim.errors import CheckpointError, MachineError
 from sambasim.runtime.checkpoint import rules
-from sambasim.runtime.checkpoint.reader import LARGEST_MANIFEST_BYTES, check, read
-from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+from sambasim.runtime.checkpoint.reader import check, read
+from sambasim.runtime.checkpoint.rules import LARGEST_MANIFEST_BYTES, MANIFEST_FILE
 from tests.runtime.checkpoint.samples import SHARD, Fields, change_bytes, change_fields, tensors, write_sample
 
 README = Path(rules.__file__).with_name("README.md").read_text(encoding="utf-8")
@@ -116,6 +116,13 @@ def test_a_damaged_bit_is_seen_by_check_and_not_by_read(tmp_path: Path) -> None:
     read(path)
     with pytest.raises(CheckpointError):
         check(path)
+
+
+def test_nothing_is_written_that_nobody_would_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sambasim.runtime.checkpoint.writer.LARGEST_MANIFEST_BYTES", 100)
+    with pytest.raises(MachineError, match=r"its checkpoint\.json would have more than 100 B"):
+        write_sample(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_tools_read_the_shards(tmp_path: Path) -> None:

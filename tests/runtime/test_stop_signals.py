@@ -1,0 +1,61 @@
+"""A second signal ends a process at once, wherever its main thread is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sambasim.runtime.stop_signals import StopSignals, signal_of
+
+_BEGUN = "it waits"
+
+_WAITING = f"""
+from mpi4py import MPI
+from sambasim.runtime.stop_signals import StopSignals
+with StopSignals(print):
+    print("{_BEGUN}", flush=True)
+    MPI.COMM_WORLD.recv(source=0, tag=3)  # which nobody sends
+"""
+
+
+def test_a_second_signal_ends_a_process_that_waits_in_mpi() -> None:
+    with subprocess.Popen([sys.executable, "-c", _WAITING], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == _BEGUN
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=5) in (128 + signal.SIGINT, -signal.SIGINT)
+        finally:
+            process.kill()
+
+
+def test_the_first_one_is_a_wish_and_handlers_come_back() -> None:
+    told: list[str] = []
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+    with StopSignals(told.append) as signals:
+        assert signals.wish() == 0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signal_of(signals.wish()) == signal.SIGUSR1
+        signals.wish()
+    assert told == ["SIGUSR1"]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
+def test_what_reaches_a_forked_process_is_not_heard_here() -> None:
+    with StopSignals(print) as signals:
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGUSR1) if signals.wish() == 0 else None
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(0.1)
+        assert signals.wish() == 0
