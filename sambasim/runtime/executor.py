@@ -20,6 +20,7 @@ from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.parts import Part, by_part
+from sambasim.runtime.engine.products import Products
 from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.engine.straight_line import Misfit, StraightLine, add, misfit, overwrite
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
@@ -78,6 +79,7 @@ class Executable:
         }
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._watch: Watch | None = None
+        self._products = Products()
         self._forward_parts = 0
         self._parts: list[Part] = []
         self._adding: list[StraightLine] = []
@@ -170,7 +172,8 @@ class Executable:
             keep(self._value(output), destination)
         self._live = []
         if self._watch is not None and not accumulate:
-            self._writing, self._watch = self._direct(self._watch), None
+            self._writing, self._adding = self._direct(self._watch), self._quicker()
+            self._watch = None
 
     def _lower(self, engine: "Inductor | None", gradients: Sequence[Output]) -> None:
         """Make the instructions of passes that add to gradients, and of the first pass that writes them."""
@@ -199,7 +202,8 @@ class Executable:
         routes = [route for route in routes if route.value in single]
         watch = Watch(routes, single)
         self._watch = watch if routes else None
-        watched = [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
+        told = [self._products.watched(i, one.function) for i, one in enumerate(flat)]
+        watched = [replace(one, function=watch.watched(i, told[i])) for i, one in enumerate(flat)]
         self._writing = self._like(watched)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -212,22 +216,37 @@ class Executable:
     def _direct(self, watch: Watch) -> list[StraightLine]:
         """The instructions of passes in which kernels write to the places of gradients, as far as `watch` says."""
         direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
+        for position, one in enumerate(direct):
+            out = watch.outs.get(position)
+            quicker = self._products.quicker(position, out)
+            if one is not None and quicker is not None:
+                direct[position] = replace(one, function=quicker)
+            elif one is not None and out is not None:
+                direct[position] = replace(one, function=partial(one.function, out=out))
         for route in watch.routes:
-            out, maker = watch.outs.get(route.maker), direct[route.maker]
-            if out is not None and maker is not None:
-                direct[route.maker] = replace(maker, function=partial(maker.function, out=out))
+            if route.maker in watch.outs:
                 last = direct[route.last]
                 direct[route.last] = None if last is None else replace(last, stores=())
                 for position in route.unread:
                     direct[position] = None
         return self._like(direct)
 
-    def _like(self, instructions: Sequence[Instruction | None]) -> list[StraightLine]:
-        """Other `instructions` in the same parts; None where one of them is left out. They write gradients."""
+    def _quicker(self) -> list[StraightLine]:
+        """The instructions of passes that add to gradients, with the products that are quicker."""
+        flat = [one for part in self._parts for one in part.instructions]
+        found = [self._products.quicker(position) for position in range(len(flat))]
+        quick = [
+            one if function is None else replace(one, function=function)
+            for one, function in zip(flat, found, strict=True)
+        ]
+        return self._like(quick, accumulate=True)
+
+    def _like(self, instructions: Sequence[Instruction | None], *, accumulate: bool = False) -> list[StraightLine]:
+        """Other `instructions` in the same parts; None where one of them is left out. They write gradients, or add."""
         rest, lines = iter(instructions), []
         for part in self._parts:
             kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
-            lines.append(StraightLine(replace(part, instructions=kept), accumulate=False))
+            lines.append(StraightLine(replace(part, instructions=kept), accumulate=accumulate))
         return lines
 
     def _value(self, output: Output) -> Tensor:

@@ -16,7 +16,7 @@ from tests.fuzz.worker import SAMPLES
 TURNS = 400
 """Mutants of one process. A run that fails ends its process, as a rule, and leaves its communicator to that."""
 
-PATIENCE_S = 90
+PATIENCE_S = 300
 """A worker that says nothing for so long hangs where no alarm reaches it."""
 
 
