@@ -32,12 +32,14 @@ RegionRow = tuple[str, Size]
 """A region of a group: name, device address."""
 
 
-class _Model(BaseModel):
+class StrictModel(BaseModel):
+    """Part of a file: frozen, and without keys that it does not know."""
+
     # Strict: a JSON string is no number and a number no string, however alike they look.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class SymbolModel(_Model):
+class SymbolModel(StrictModel):
     """ir.Symbol, its type as dtype and shape."""
 
     name: str
@@ -49,7 +51,7 @@ class SymbolModel(_Model):
     exclusive_bound: int | None
 
 
-class SectionModel(_Model):
+class SectionModel(StrictModel):
     """ir.Section; its index is its place in the array."""
 
     kind: SectionKind
@@ -58,7 +60,7 @@ class SectionModel(_Model):
     stop: Size
 
 
-class GraphModel(_Model):
+class GraphModel(StrictModel):
     """ir.Graph. `nodes` are rows as `encode.encode_node` writes them; their sources are indexes into `sources`."""
 
     name: str
@@ -70,7 +72,7 @@ class GraphModel(_Model):
     sources: tuple[SourceRow, ...]
 
 
-class MemberModel(_Model):
+class MemberModel(StrictModel):
     """ir.Member."""
 
     parameter: str
@@ -79,7 +81,7 @@ class MemberModel(_Model):
     numel: Size
 
 
-class GroupModel(_Model):
+class GroupModel(StrictModel):
     """ir.ParameterGroup."""
 
     name: str
@@ -91,7 +93,7 @@ class GroupModel(_Model):
     regions: tuple[RegionRow, ...]
 
 
-class OptimizerModel(_Model):
+class OptimizerModel(StrictModel):
     """ir.Optimizer."""
 
     name: str
@@ -99,7 +101,7 @@ class OptimizerModel(_Model):
     states: tuple[str, ...]
 
 
-class RuntimeArgumentModel(_Model):
+class RuntimeArgumentModel(StrictModel):
     """ir.RuntimeArgument; the default is a number, or a tagged string where JSON has no such number."""
 
     name: str
@@ -107,14 +109,14 @@ class RuntimeArgumentModel(_Model):
     meaning: str
 
 
-class GradientGroupModel(_Model):
+class GradientGroupModel(StrictModel):
     """ir.GradientGroup."""
 
     group: str
     symbol: str
 
 
-class DataParallelModel(_Model):
+class DataParallelModel(StrictModel):
     """ir.DataParallel."""
 
     world_size: Size
@@ -122,7 +124,7 @@ class DataParallelModel(_Model):
     reduce_buffer: str
 
 
-class ProgramModel(_Model):
+class ProgramModel(StrictModel):
     """ir.Program."""
 
     name: FileName
@@ -140,14 +142,14 @@ class ProgramModel(_Model):
     device_bytes: Size
 
 
-class WeightsModel(_Model):
+class WeightsModel(StrictModel):
     """What the manifest says of the member `weights.safetensors`, its safetensors header included."""
 
     sha256: Sha256
     size_bytes: Size
 
 
-class Manifest(_Model):
+class Manifest(StrictModel):
     """All of `pef.json`. `format`, `version` and `writer` keep their place and meaning in every version to come."""
 
     format: Literal["sambasim-pef"]

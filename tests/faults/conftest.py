@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -26,6 +27,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
         outcome = sambasim(shlex.split(command), folder)
         assert outcome.exit_code == 0, outcome.stderr
     return {name: (folder / "out" / name / f"{name}.pef").read_bytes() for name in _FLAGS}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+    """A folder with net.py and the PEFs."""
+    (tmp_path / "net.py").write_text(net())
+    for name, data in compiled.items():
+        path = tmp_path / "out" / name / f"{name}.pef"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    return tmp_path
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.texts import TRAIN, net
+from tests.faults.texts import TRAIN
 from tests.support.mpi import Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -16,17 +16,6 @@ _PYTHON = f"{shlex.quote(sys.executable)} -m sambasim"
 _TRAINING = "run --pef net --epochs 50 --no-evaluate --save w.safetensors"
 _LOOKING = "inspect net --all"
 _NOTHING: Mapping[str, str] = {}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with net.py and the PEFs."""
-    (tmp_path / "net.py").write_text(net())
-    for name, data in compiled.items():
-        path = tmp_path / "out" / name / f"{name}.pef"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data)
-    return tmp_path
 
 
 def _shell(line: str, folder: Path, env: Mapping[str, str] = _NOTHING) -> Result:

@@ -5,29 +5,17 @@ import json
 import resource
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.faults.command import Outcome, sambasim
 from tests.faults.fault import assert_told, check_form, message_of
-from tests.faults.texts import TRAIN, net
+from tests.faults.texts import TRAIN
 from tests.support.mpi import run_mpi
 
 _STILL = {"PYTHONDONTWRITEBYTECODE": "1"}
 _STEPS = "run --pef net --epochs 500 --no-evaluate"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with net.py and the PEFs."""
-    (tmp_path / "net.py").write_text(net())
-    for name, data in compiled.items():
-        path = tmp_path / "out" / name / f"{name}.pef"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data)
-    return tmp_path
 
 
 def _limited(command: str, folder: Path, limit_bytes: int) -> Outcome:

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,17 +100,6 @@ JOBS = (
         ),
     ),
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    """A folder with net.py and the PEFs."""
-    (tmp_path / "net.py").write_text(net())
-    for name, data in compiled.items():
-        path = tmp_path / "out" / name / f"{name}.pef"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(data)
-    return tmp_path
 
 
 def _check(result: Result, exit_code: int, told: tuple[str, ...]) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from sambasim.pef.manifest import Sha256, Shape, Size, Version
+from sambasim.pef.manifest import Sha256, Shape, Size, StrictModel, Version
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
 FORMAT_VERSION = (1, 0)
@@ -19,12 +19,7 @@ Span = tuple[Size, Size]
 """Elements of a group's flat tensors: from the first up to the second."""
 
 
-class _Model(BaseModel):
-    # Strict: a JSON string is no number and a number no string, however alike they look.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class PefModel(_Model):
+class PefModel(StrictModel):
     """What was trained."""
 
     name: str
@@ -32,7 +27,7 @@ class PefModel(_Model):
     batch_size: Size
 
 
-class PositionModel(_Model):
+class PositionModel(StrictModel):
     """runtime.plan.Position."""
 
     step: Size
@@ -40,7 +35,7 @@ class PositionModel(_Model):
     used: Size
 
 
-class ProgressModel(_Model):
+class ProgressModel(StrictModel):
     """What a summary will say of the steps before the checkpoint. `samples` counts those of all replicas. The
     optimizer has taken as many steps as the run, but for `skipped_steps`."""
 
@@ -50,7 +45,7 @@ class ProgressModel(_Model):
     skipped_steps: Size = 0
 
 
-class RunModel(_Model):
+class RunModel(StrictModel):
     """What decides the bits of a run beside its options: `samples` is the size of the data set that it trains on."""
 
     world_size: Annotated[int, Field(ge=1, le=MOST_SHARDS)]
@@ -62,7 +57,7 @@ class RunModel(_Model):
     cpu: str
 
 
-class MemberModel(_Model):
+class MemberModel(StrictModel):
     """One parameter of a group: its name, and where it lies in the group's flat tensors."""
 
     parameter: str
@@ -70,7 +65,7 @@ class MemberModel(_Model):
     numel: Size
 
 
-class GroupModel(_Model):
+class GroupModel(StrictModel):
     """Flat tensors of one length: the parameters, and each state of their optimizer."""
 
     name: str
@@ -80,7 +75,7 @@ class GroupModel(_Model):
     members: tuple[MemberModel, ...]
 
 
-class TensorModel(_Model):
+class TensorModel(StrictModel):
     """A tensor that lies in no group: a buffer, of which each replica has one, or a parameter that is not trained."""
 
     name: str
@@ -88,7 +83,7 @@ class TensorModel(_Model):
     shape: Shape
 
 
-class ShardModel(_Model):
+class ShardModel(StrictModel):
     """One file. `spans` has what it holds of each group, in order; `replicas` are those whose buffers it holds."""
 
     size_bytes: Size
@@ -97,7 +92,7 @@ class ShardModel(_Model):
     replicas: tuple[Size, ...]
 
 
-class Manifest(_Model):
+class Manifest(StrictModel):
     """All of `checkpoint.json`. `format`, `version` and `writer` keep their place and meaning in each version to come.
 
     `options` are those of the data, the loss, the optimizer and the training, as they were resolved.

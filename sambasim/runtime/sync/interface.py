@@ -60,11 +60,14 @@ def slices_of(program: Program, world_size: int) -> Mapping[str, tuple[Slice, ..
 class Synced(Protocol):
     """What a trainer does with a sync: these three in each step, as `GradientSync` says."""
 
-    def begin_step(self) -> None: ...
+    def begin_step(self) -> None:
+        """A step begins that will be finished."""
 
-    def section_done(self, count: int) -> None: ...
+    def section_done(self, count: int) -> None:
+        """This replica has run `count` sections of the step's last pass."""
 
-    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync: ...
+    def finish_step(self, losses: Sequence[float], wish: int = 0) -> StepSync:
+        """Collective. The step's gradients are complete here; on return, parameters are those of the next step."""
 
 
 def _unheard(kind: SectionKind) -> None:

@@ -105,11 +105,6 @@ class Board:
         """What writes the line of this local rank."""
         return Writer(self._map, LINE_BYTES * (local_rank + 1))
 
-    def remove(self) -> None:
-        """Take the file away. Whoever has it mapped can go on with it; a second call changes nothing."""
-        with suppress(OSError):
-            self.path.unlink()
-
     def _line(self, index: int) -> Line:
         raw = self._map[index * LINE_BYTES : (index + 1) * LINE_BYTES]
         text = {title: raw[getattr(_Columns, title)].decode("ascii", "replace").strip() for title in _TITLES}
