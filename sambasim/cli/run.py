@@ -122,7 +122,7 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
 
     from sambasim.runtime.watch.sentinel import post
 
-    sentinel = post(os.environ, options.sync_timeout, _tell_of_start)
+    sentinel = post(os.environ, options.sync_timeout, _tell_of_rank)
 
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.guard import ends_the_job
@@ -143,14 +143,17 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
         path = _checked(options, output_folder, communicator)
         _watch(watch, options, path)
         if sentinel is not None:
-            sentinel.over()
+            sentinel.rest()
         _run(path, options, communicator, watch, screen)
+        if sentinel is not None:
+            sentinel.see_off(watch.path)
         watch.end()
-    communicator.close()
+    communicator.finish()
+    watch.leave()
 
 
-def _tell_of_start(error: "PeerError", rank: int) -> None:
-    """Of a rank that does not come to where the ranks find each other."""
+def _tell_of_rank(error: "PeerError", rank: int) -> None:
+    """Of a rank that does not come to where the ranks find each other, or does not leave."""
     explain(error, told_by=f"seen by rank {rank} on {socket.gethostname()}")
 
 

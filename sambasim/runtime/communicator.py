@@ -284,6 +284,12 @@ class MpiCommunicator(Communicator):
             handle.Unlock_all()
             handle.Free()
 
+    def finish(self) -> None:
+        from mpi4py import MPI
+
+        self.close()
+        MPI.Finalize()
+
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
         """Collective: `receive` becomes the sum of every rank's `send`, added in whatever order the MPI takes.
 

@@ -184,6 +184,10 @@ class Communicator(ABC):
     def close(self) -> None:
         """Collective: free the windows; their arrays must not be used any more. Called at exit if not before."""
 
+    @abstractmethod
+    def finish(self) -> None:
+        """Collective: end MPI; the communicator must not be used any more. At exit MPI ends by itself."""
+
     @property
     def rank(self) -> int:
         return self.topology.rank

@@ -139,6 +139,9 @@ class SingleRank(Communicator):
     def close(self) -> None:
         """Private windows are freed with their arrays."""
 
+    def finish(self) -> None:
+        """There is no MPI to end, or one that ends by itself."""
+
     def _only_rank(self, rank: int) -> None:
         if rank != 0:
             raise InternalError(f"a message to or from rank {rank} in a job of one rank")

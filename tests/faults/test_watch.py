@@ -17,7 +17,7 @@ from tests.support.mpi import Result, can_play_hosts, run_mpi
 from tests.support.whole import whole_case
 
 TIMEOUT_S = 2
-_RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples", "--epochs", "100000"]
+_RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples"]
 _STRIKES = """import os, signal, time
 self.seen = getattr(self, "seen", 0) + 1
 if self.seen > 40 and torch.distributed.get_rank() == 1:
@@ -34,10 +34,18 @@ def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
     return tmp_path
 
 
-def struck(folder: Path, deed: str, *flags: str, np: int = 2, around: Sequence[str] = (), hosts: int = 1) -> Result:
-    """A run in whose midst rank 1 does `deed`; mpirun starts each rank by way of `around`."""
+def struck(
+    folder: Path,
+    deed: str,
+    *flags: str,
+    np: int = 2,
+    around: Sequence[str] = (),
+    hosts: int = 1,
+    length: Sequence[str] = ("--epochs", "100000"),
+) -> Result:
+    """A run of `length` in whose midst rank 1 does `deed`; mpirun starts each rank by way of `around`."""
     (folder / "net.py").write_text(dataset(_STRIKES.format(deed=deed), 64))
-    command = [*around, *_RUN, "--sync-timeout", str(TIMEOUT_S), *flags]
+    command = [*around, *_RUN, *length, "--sync-timeout", str(TIMEOUT_S), *flags]
     return run_mpi(np, command, cwd=folder, timeout=60, hosts=hosts)
 
 
@@ -80,6 +88,27 @@ def test_a_rank_that_leaves_in_silence_ends_the_job_and_is_told_of_or_can_be_loo
     else:  # mpirun was quicker, and let nobody speak
         (left,) = boards(folder)
         assert board.read(left)[1].doing == "reading data"
+
+
+def test_a_rank_that_is_stopped_when_all_is_done_is_ended_and_named(folder: Path) -> None:
+    deed = "import mpi4py.MPI as mpi; mpi.Finalize = lambda: os.kill(os.getpid(), signal.SIGSTOP)"
+    result = struck(folder, deed, length=["--epochs", "4", "--no-evaluate"])
+    assert result.returncode != 0
+    assert "state_sha256" in result.stdout
+    assert result.stderr.count("error[") == 1
+    assert re.search(r"^error\[stall\] \(seen by rank \d on \S+\): rank 1 keeps the others waiting", result.stderr, re.M)
+    assert re.search(r"where: rank 1 \(process \d+\): done, and about to end; its process is stopped", result.stderr)
+
+
+def test_a_rank_that_leaves_in_silence_when_all_is_done_ends_the_job_and_can_be_looked_up(folder: Path) -> None:
+    deed = "import mpi4py.MPI as mpi; mpi.Finalize = lambda: os._exit(86)"
+    result = struck(folder, deed, length=["--epochs", "4", "--no-evaluate"])
+    assert result.returncode != 0
+    assert result.stderr.count("error[") <= 1  # mpirun may be quicker
+    (left,) = boards(folder)
+    last = {line.rank: line for line in board.read(left)}
+    assert last[1].state is not State.ENDED
+    assert last[1].doing == "done, and about to end"
 
 
 def test_a_death_that_mpirun_does_not_notice_is_noticed_by_the_other_ranks(folder: Path) -> None:

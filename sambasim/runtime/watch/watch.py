@@ -2,7 +2,7 @@
 
 moment                                  what becomes of the board's file
 the run begins                          made by the first rank of each node, and named on the screen
-it ends well, on every rank             taken away
+it ends well, on every rank             taken away, by the last rank of the node that leaves
 it ends by an error that is told        taken away: what it says is in what is told
 it ends so that no rank could speak     stays: every rank's last line is in it
 """
@@ -93,7 +93,16 @@ class Watch:
             return
         self.activity.waits("waiting for peers to end")
         self._communicator.barrier()
-        self.over()
+        if self._dog is not None:
+            self._dog.stop()
+        self.activity.does("done, and about to end")
+
+    def leave(self) -> None:
+        """After `end`, and after MPI has ended. The file of the board stays where a rank does not come to this."""
+        self._state(State.ENDED)
+        if self._board is not None and all(line.state is State.ENDED for line in self._board.lines()):
+            with suppress(OSError):
+                self._board.path.unlink(missing_ok=True)
 
     def failing(self) -> PeerError | None:
         """This rank has failed, and is about to end the job. Returns the error for peers that have died before, and so
