@@ -102,11 +102,12 @@ class MetricsFile(SilentListener):
             return
         # What an earlier run left must not look like the end of this one; what this run has left must not get lost.
         kept = self._lines_until(start.plan.start.step)
-        try:
-            write_whole(self._path, "".join(kept))
-        except OSError as error:
-            raise self._unwritable(error) from error
-        self._file = self._open(keeps=True)
+        if kept:
+            try:
+                write_whole(self._path, "".join(kept))
+            except OSError as error:
+                raise self._unwritable(error) from error
+        self._file = self._open(keeps=bool(kept))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
