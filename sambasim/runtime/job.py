@@ -191,7 +191,7 @@ class TrainingJob:
                 self._stop_if(wished, position, trainer.totals)
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
-                if self._saver is not None:
+                if self._saver is not None and not self._losses.is_skipping:
                     self._saver.after_epoch(position, trainer.totals, wished=trainer.wished == SAVE)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
