@@ -263,8 +263,16 @@ def test_no_rank_takes_what_rank_0_has_just_begun_for_an_earlier_part(folder: Pa
     flags = "run --pef net --no-evaluate --json --threads 1 --set training.schedule.name=constant"
     begun = [*shlex.split(flags), "--steps", "2", "--checkpoint-dir", "late-saved"]
     run_mpi(2, [*SAMBASIM, *begun], cwd=folder).check()
-    again = [*shlex.split(flags), "--steps", "3", "--resume", "late-saved/step-0000000002", "--record-digests", "late"]
+    again = [
+        *shlex.split(flags),
+        "--steps",
+        "3",
+        "--resume",
+        "late-saved/step-0000000002",
+        "--record-digests",
+        "looked",
+    ]
     run_mpi(2, [sys.executable, "late.py", *again], cwd=folder).check()
     refused = run_mpi(2, [sys.executable, "late.py", *again], cwd=folder)
     assert refused.returncode == 2
-    assert "late holds the digests of an earlier part of the run" in refused.stderr
+    assert "looked holds the digests of an earlier part of the run" in refused.stderr

@@ -1,0 +1,186 @@
+"""Going on in the midst of an epoch, in the ways that a run may differ: workers, compiled sections, digests, gloo; and
+two runs at once in one folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sambasim.options.run import RunOptions
+from sambasim.records.metrics import SummaryRecord
+from sambasim.records.read_digests import read_recording
+from sambasim.report.compare.runs import compare_runs
+from sambasim.runtime.checkpoint.folder import checkpoints_in
+from sambasim.runtime.checkpoint.reader import check
+from sambasim.runtime.engine.compiler import CACHE_VARIABLE
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Listeners
+from sambasim.runtime.single_rank import single_rank
+from tests.support.examples import CompiledExample, compile_examples
+from tests.support.mpi import JOB_KEY, Result, mpirun, run_job, run_mpi
+
+SAMBASIM = [sys.executable, "-m", "sambasim"]
+DRAWING = """
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.rand(1, 8, 8) + float(np.random.rand()) + random.random(), index % 10
+
+
+def samples():
+    return Samples()
+"""
+"""Every sample is drawn anew each time, from all three generators."""
+
+STEPS, SAVED = 6, 4
+"""With two micro-steps each, two or three replicas and batches of 4, both lie in the first epoch."""
+
+RUN = ["run", "--threads", "1", "--no-evaluate", "--grad-accumulation-steps", "2"]
+DRAWS = ["--data", "drawing.py:samples"]
+
+
+@pytest.fixture(scope="module")
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CompiledExample]:
+    """By example, trained by AdamW: digits has BatchNorm and dropout."""
+    wanted: dict[str, CompiledExample] = {}
+    for one in compile_examples(tmp_path_factory.mktemp("examples")):
+        if one.optimizer == "adamw" and not one.clipped:
+            wanted[one.example] = one
+        if len(wanted) == 2:
+            break
+    return wanted
+
+
+@pytest.fixture
+def digits(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> list[str]:
+    """A run of STEPS steps on DRAWING, in `tmp_path`."""
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    return [*RUN, "--pef", str(pefs["digits"].path), *DRAWS, "--steps", str(STEPS)]
+
+
+def start(np: int, argv: list[str], folder: Path) -> Result:
+    return run_mpi(np, [*SAMBASIM, *argv], cwd=folder)
+
+
+def summary(np: int, argv: list[str], folder: Path) -> SummaryRecord:
+    return SummaryRecord.model_validate_json(start(np, [*argv, "--json"], folder).check().stdout)
+
+
+def saving(where: str) -> list[str]:
+    return ["--checkpoint-dir", where, "--checkpoint-every", str(SAVED)]
+
+
+def going_on(where: str) -> list[str]:
+    return ["--resume", f"{where}/step-{SAVED:010}"]
+
+
+def test_with_data_workers_however_many_there_are(digits: list[str], tmp_path: Path) -> None:
+    whole = summary(2, [*digits, "--set", "data.workers=1", *saving("saved")], tmp_path)
+    resumed = summary(2, [*digits, "--set", "data.workers=2", *going_on("saved"), "--exact"], tmp_path)
+    assert resumed.resumed_after_step == SAVED
+    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
+
+
+def test_with_compiled_sections(
+    pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bits are their own, and those of every run."""
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # a run sets it, and it is put back
+
+    def train(**checkpoint: object) -> SummaryRecord:
+        options = RunOptions.model_validate(
+            {
+                "pef": str(path),
+                "threads": 1,
+                "emulate_replicas": 2,
+                "engine": "inductor",
+                "overrides": {"training": {"steps": STEPS, "accumulation_steps": 2, "evaluate": False}},
+                "checkpoint": checkpoint,
+            }
+        )
+        return TrainingJob(path, options, single_rank("here"), Listeners([])).run()
+
+    path = pefs["logistic_regression"].path
+    whole = train(dir=tmp_path / "saved", every=str(SAVED))
+    if whole.engine != "inductor":
+        pytest.skip("this machine has no compiler")
+    saved = tmp_path / "saved" / f"step-{SAVED:010}"
+    resumed = train(resume=str(saved), exact=True)
+    assert (resumed.engine, resumed.resumed_after_step) == ("inductor", SAVED)
+    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
+    assert check(saved).manifest.run.engine == "inductor"
+
+
+def test_with_the_digests_of_the_steps_that_are_left(digits: list[str], tmp_path: Path) -> None:
+    whole = summary(2, [*digits, "--record-digests", "whole", *saving("saved")], tmp_path)
+    resumed = summary(2, [*digits, "--record-digests", "rest", *going_on("saved")], tmp_path)
+    assert resumed.state_sha256 == whole.state_sha256
+    found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
+    assert found.alike, found.verdict
+    assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
+    assert run_job([*SAMBASIM, "compare", "whole", "rest"], cwd=tmp_path).returncode == 0
+
+
+def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) -> None:
+    """What it does promise: to say so, to refuse --exact where the bits were others', and the same end on all ranks."""
+    whole = summary(3, [*digits, *saving("saved")], tmp_path)
+    by_gloo = [*digits, "--host-sync", "gloo", *going_on("saved")]
+    refused = start(3, [*by_gloo, "--exact"], tmp_path)
+    assert refused.returncode == 2
+    assert "gradient sync = gloo (checkpoint: one order of additions)" in refused.stderr
+    told = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
+    assert "the bits from here on are not those of a run that was never interrupted" in told
+    resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
+    assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
+    assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)
+    assert resumed.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
+
+
+def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(digits: list[str], tmp_path: Path) -> None:
+    often = ["--steps", "1000000", "--set", "training.schedule.name=constant", "--checkpoint-dir", "saved"]
+    first = [mpirun(), "-np", "2", *SAMBASIM, *digits, *often, "--checkpoint-every", "1", "--metrics", "m.jsonl"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", JOB_KEY: "two runs"}
+    with subprocess.Popen(first, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as job:
+        try:
+            _wait_for_checkpoints(tmp_path / "m.jsonl", 2)
+            for how in ([], ["--resume", "auto"]):
+                second = start(1, [*digits, "--checkpoint-dir", "saved", *how], tmp_path)
+                assert second.returncode == 2
+                assert "another run is writing its checkpoints into saved" in second.stderr
+            _wait_for_checkpoints(tmp_path / "m.jsonl", _checkpoints(tmp_path / "m.jsonl") + 2)
+            job.send_signal(signal.SIGUSR1)
+            assert job.wait(timeout=40) == 128 + signal.SIGUSR1
+        finally:
+            job.kill()
+    there = checkpoints_in(tmp_path / "saved")
+    assert len(there) == 3
+    for path in there:
+        check(path)
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {".lock", *(path.name for path in there)}
+
+
+def _checkpoints(metrics: Path) -> int:
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return sum(json.loads(line)["kind"] == "checkpoint" for line in lines)
+
+
+def _wait_for_checkpoints(metrics: Path, count: int) -> None:
+    until = time.monotonic() + 40
+    while _checkpoints(metrics) < count:
+        assert time.monotonic() < until, "it does not save"
+        time.sleep(0.05)
