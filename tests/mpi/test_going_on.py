@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.errors import OptionError
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.records.read_digests import read_recording
 from sambasim.report.compare.runs import compare_runs
+from sambasim.runtime.checkpoint.choose import AUTO, NEWEST
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.checkpoint.reader import check
 from sambasim.runtime.engine.compiler import CACHE_VARIABLE
@@ -96,34 +98,38 @@ def test_with_data_workers_however_many_there_are(digits: list[str], tmp_path: P
     assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
 
 
+def train(path: Path, **asked: object) -> SummaryRecord:
+    """Two replicas, played by this process."""
+    overrides = {"training": {"steps": STEPS, "accumulation_steps": 2, "evaluate": False}}
+    given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides, **asked}
+    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), Listeners([])).run()
+
+
 def test_with_compiled_sections(
     pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their bits are their own, and those of every run."""
     monkeypatch.setenv(CACHE_VARIABLE, "")  # a run sets it, and it is put back
-
-    def train(**checkpoint: object) -> SummaryRecord:
-        options = RunOptions.model_validate(
-            {
-                "pef": str(path),
-                "threads": 1,
-                "emulate_replicas": 2,
-                "engine": "inductor",
-                "overrides": {"training": {"steps": STEPS, "accumulation_steps": 2, "evaluate": False}},
-                "checkpoint": checkpoint,
-            }
-        )
-        return TrainingJob(path, options, single_rank("here"), Listeners([])).run()
-
-    path = pefs["logistic_regression"].path
-    whole = train(dir=tmp_path / "saved", every=str(SAVED))
+    path, saved = pefs["logistic_regression"].path, tmp_path / "saved" / f"step-{SAVED:010}"
+    whole = train(path, engine="inductor", checkpoint={"dir": saved.parent, "every": str(SAVED)})
     if whole.engine != "inductor":
         pytest.skip("this machine has no compiler")
-    saved = tmp_path / "saved" / f"step-{SAVED:010}"
-    resumed = train(resume=str(saved), exact=True)
+    resumed = train(path, engine="inductor", checkpoint={"resume": str(saved), "exact": True})
     assert (resumed.engine, resumed.resumed_after_step) == ("inductor", SAVED)
     assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
-    assert check(saved).manifest.run.engine == "inductor"
+    with pytest.raises(OptionError, match=r"engine = plain \(checkpoint: inductor\)"):
+        train(path, checkpoint={"resume": str(saved), "exact": True})
+
+
+@pytest.mark.parametrize("resume", [NEWEST, AUTO])
+def test_a_folder_that_is_not_there_is_not_looked_into(
+    resume: str, pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not claimed: another run may make it, and write there."""
+    monkeypatch.setattr("sambasim.runtime.job.find", lambda *_: pytest.fail("it was looked into"))
+    with pytest.raises(OptionError, match="there is no checkpoint in"):
+        train(pefs["logistic_regression"].path, checkpoint={"dir": tmp_path / "saved", "resume": resume})
+    assert not (tmp_path / "saved").exists()
 
 
 def test_with_the_digests_of_the_steps_that_are_left(digits: list[str], tmp_path: Path) -> None:
