@@ -89,7 +89,7 @@ class Saver:
         not finite, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, team = self._setup, self._team
-        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team), position)
+        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team, self._activity), position)
         path = self._folder / folder.name_of(position.step)
         manifest = describe(setup, self._samples, position, totals)
         try:
