@@ -214,7 +214,7 @@ class TrainingJob:
         self._signals.tell(number)
         saver = self._saver
         saved = saver.save(position, totals) if saver is not None else None
-        raise interrupted(number, position.step, saved, saver.last if saver is not None else None)
+        raise interrupted(number, position.step, saved, saver.kept() if saver is not None else None)
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team

@@ -140,15 +140,17 @@ def signal_of(wished: int) -> int | None:
     return wished - _STOP if wished > _STOP else None
 
 
-def interrupted(number: int, step: int, saved: Path | None, last: Path | None) -> Interrupted:
+def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
     """The end of a run that signal `number` has asked for. `saved` is the checkpoint after `step`; where that could not
-    be written, `last` is an earlier one."""
+    be written, `kept` says what there is. It is None for a run that writes none."""
     name = signal.Signals(number).name
-    if saved is None and last is not None:
-        what = f"{name}: the run has ended after step {step}, which could not be saved; the last checkpoint is {last}"
-        return Interrupted(number, what, remedy="the same command with --resume goes on from there")
-    if saved is None:
+    if saved is None and kept is None:
         what = f"{name}: the run has ended after step {step}, and nothing of it is saved"
         return Interrupted(number, what, remedy="--checkpoint-dir DIR saves where a run is, for --resume to go on from")
+    if saved is None:
+        what = f"{name}: the run has ended after step {step}, which could not be saved; {kept}"
+        return Interrupted(
+            number, what, remedy="see above why; the same command with --resume goes on from a checkpoint"
+        )
     what = f"{name}: the run has ended after step {step}, which is saved as {saved}"
     return Interrupted(number, what, remedy="the same command with --resume goes on from there")

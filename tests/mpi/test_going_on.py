@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.errors import OptionError
+from sambasim.errors import Interrupted, OptionError
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.records.read_digests import read_recording
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST
+from sambasim.runtime.checkpoint.claim import LOCK_FILE
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.checkpoint.reader import check
 from sambasim.runtime.engine.compiler import CACHE_VARIABLE
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Listeners
+from sambasim.runtime.listener import Listeners, SilentListener, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.support.examples import CompiledExample, compile_examples
 from tests.support.mpi import JOB_KEY, Result, mpirun, run_job, run_mpi
@@ -98,11 +99,15 @@ def test_with_data_workers_however_many_there_are(digits: list[str], tmp_path: P
     assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
 
 
-def train(path: Path, **asked: object) -> SummaryRecord:
+def overrides(steps: int) -> dict[str, object]:
+    schedule = {"name": "constant"}
+    return {"training": {"steps": steps, "accumulation_steps": 2, "evaluate": False, "schedule": schedule}}
+
+
+def train(path: Path, *listeners: SilentListener, **asked: object) -> SummaryRecord:
     """Two replicas, played by this process."""
-    overrides = {"training": {"steps": STEPS, "accumulation_steps": 2, "evaluate": False}}
-    given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides, **asked}
-    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), Listeners([])).run()
+    given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
+    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), Listeners(listeners)).run()
 
 
 def test_with_compiled_sections(
@@ -130,6 +135,33 @@ def test_a_folder_that_is_not_there_is_not_looked_into(
     with pytest.raises(OptionError, match="there is no checkpoint in"):
         train(pefs["logistic_regression"].path, checkpoint={"dir": tmp_path / "saved", "resume": resume})
     assert not (tmp_path / "saved").exists()
+
+
+class Ends(SilentListener):
+    """Asks the run to end, once it cannot save any more."""
+
+    def __init__(self, saved: Path) -> None:
+        self._lock = saved / LOCK_FILE
+
+    def stepped(self, step: Step) -> None:
+        if step.step == SAVED + 1:
+            self._lock.unlink()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_told_whoever_wrote_it(
+    goes_on: bool, pefs: Mapping[str, CompiledExample], tmp_path: Path
+) -> None:
+    path, saved = pefs["logistic_regression"].path, tmp_path / "saved"
+    checkpoint: dict[str, object] = {"dir": saved, "every": "99"}
+    if goes_on:
+        train(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
+        checkpoint["resume"] = "newest"
+    with pytest.raises(Interrupted) as told:
+        train(path, Ends(saved), checkpoint=checkpoint)
+    left = f"the last checkpoint is step-{SAVED:010}" if goes_on else "there is no checkpoint yet"
+    assert told.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
 
 
 def test_with_the_digests_of_the_steps_that_are_left(digits: list[str], tmp_path: Path) -> None:
@@ -177,7 +209,7 @@ def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(digits:
     assert len(there) == 3
     for path in there:
         check(path)
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == {".lock", *(path.name for path in there)}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {LOCK_FILE, *(path.name for path in there)}
 
 
 def _checkpoints(metrics: Path) -> int:
