@@ -14,7 +14,7 @@ from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.admission import blaming
 from sambasim.runtime.agreement import check_sources
-from sambasim.runtime.checkpoint.choose import AUTO, NEWEST
+from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, nothing_in
 from sambasim.runtime.checkpoint.claim import Claim, claim
 from sambasim.runtime.checkpoint.resume import Resumption, find
 from sambasim.runtime.checkpoint.saver import Saver
@@ -122,13 +122,16 @@ class TrainingJob:
         return summary
 
     def _claimed(self) -> Claim | None:
-        """Collective. The claim on the folder of checkpoints, before anybody looks into it."""
+        """Collective. The claim on the folder of checkpoints, before anybody looks into it; on rank 0, that is.
+
+        Raises OptionError if a folder is to be resumed from that is not there.
+        """
         options = self._setup.options.checkpoint
         if options.dir is None:
             return None
-        # A folder that is not there has no checkpoint to go on from, which is refused: rank 0 says so for all.
+        # It is not made only to be refused, nor looked into again, when another run may have made it: rank 0 says so.
         if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
-            return None
+            raise nothing_in(options.dir)
         return claim(options.dir, self._communicator)
 
     def _heard(self, name: str) -> None:
@@ -191,7 +194,7 @@ class TrainingJob:
                 self._stop_if(wished, position, trainer.totals)
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
-                if self._saver is not None:
+                if self._saver is not None and not self._losses.is_skipping:
                     self._saver.after_epoch(position, trainer.totals, wished=trainer.wished == SAVE)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
@@ -211,7 +214,7 @@ class TrainingJob:
         self._signals.tell(number)
         saver = self._saver
         saved = saver.save(position, totals) if saver is not None else None
-        raise interrupted(number, position.step, saved, saver.last if saver is not None else None)
+        raise interrupted(number, position.step, saved, saver.kept() if saver is not None else None)
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team

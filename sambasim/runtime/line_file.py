@@ -35,8 +35,11 @@ class LineFile:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, and the folders that it lies in. Raises OSError."""
-    if path.exists() and not path.is_file():  # a device or a pipe
+    """Write a file that appears whole or not at all, and the folders that it lies in. Raises OSError.
+
+    What a link leads to is written in place: the link may be /dev/stdout.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # a link, a device or a pipe
         path.write_text(text, encoding="utf-8")
         return
     path.parent.mkdir(parents=True, exist_ok=True)

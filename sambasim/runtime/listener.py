@@ -88,9 +88,9 @@ class SilentListener:
 class MetricsFile(SilentListener):
     """Writes every record as one JSON line, whole or not at all. The file is there from the first record on.
 
-    The summary comes last, and only after a run that went well: also where the file of an earlier run is overwritten. A
-    run that is resumed keeps what an earlier part of it has written of the steps that it does not take again. Raises
-    OptionError if the file cannot be made, and MachineError if the disk is full.
+    The summary comes last, and only after a run that came to its end: also where the file of an earlier run is
+    overwritten. A run that is resumed keeps what an earlier part of it has written of the steps that it does not take
+    again. Raises OptionError if the file cannot be made, and MachineError if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,11 +102,12 @@ class MetricsFile(SilentListener):
             return
         # What an earlier run left must not look like the end of this one; what this run has left must not get lost.
         kept = self._lines_until(start.plan.start.step)
-        try:
-            write_whole(self._path, "".join(kept))
-        except OSError as error:
-            raise self._unwritable(error) from error
-        self._file = self._open(keeps=True)
+        if kept:
+            try:
+                write_whole(self._path, "".join(kept))
+            except OSError as error:
+                raise self._unwritable(error) from error
+        self._file = self._open(keeps=bool(kept))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))

@@ -42,7 +42,8 @@ class LossWatch:
 
     @property
     def is_skipping(self) -> bool:
-        """Whether the last step was skipped. What was before it may be what has ruined it, and is not saved anew."""
+        """Whether the last step was skipped. What was before it may be what has ruined it, and is not saved anew, but
+        where the run ends."""
         return self._in_a_row > 0
 
     def look(self, step: Step, losses: Sequence[float]) -> None:
@@ -71,8 +72,9 @@ class LossWatch:
         would keep it, and in time take the place of those that are sound."""
         if name is None or self._choice == "ignore":
             return
+        loss = "" if self.is_skipping else ", whose loss still was"
         raise NumericsError(
-            f"the parameter {name} is not finite after step {position.step}, whose loss still was",
+            f"the parameter {name} is not finite after step {position.step}{loss}",
             where=f"epoch {position.epoch + 1}, step {position.step}; nothing of it was saved",
             remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite ignore to go on",
         )

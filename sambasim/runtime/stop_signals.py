@@ -31,7 +31,8 @@ class StopSignals:
     """Within its block, the first signal is noted, and `told` of it by name when somebody asks; a second one does what
     it does elsewhere.
 
-    Outside of the main thread, which alone hears signals, nothing changes.
+    A rank that ends because another has got a signal may get its own later: that is noted behind the block too, for
+    else it would die while it leaves. Outside of the main thread, which alone hears signals, nothing changes.
     """
 
     def __init__(self, told: Callable[[str], None]) -> None:
@@ -53,6 +54,8 @@ class StopSignals:
     def __exit__(self, *exception: object) -> None:
         if self._second is not None:
             self._second.close()
+        if self._is_told and not self._received:
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave is what it takes
 
@@ -82,14 +85,14 @@ class _SecondSignal:
     def __init__(self) -> None:
         self._reads, self._writes = os.pipe()
         os.set_blocking(self._writes, False)
-        signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
         _inherited.add(self._writes)
         self._thread = threading.Thread(target=self._read, name="second signal", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Nothing is read any more."""
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(self._before)
         _inherited.discard(self._writes)
         os.close(self._writes)  # the thread reads an end, and goes
 
@@ -108,15 +111,28 @@ _inherited: set[int] = set()
 reaches it too."""
 
 
+_masks = threading.local()
+
+
+def _hold() -> None:
+    """A signal that came in the child before `_forget` would be heard here, as a second one."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _let_come() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _forget() -> None:
     if _inherited:
         signal.set_wakeup_fd(-1)
         for descriptor in _inherited:
             os.close(descriptor)
         _inherited.clear()
+    _let_come()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold, after_in_parent=_let_come, after_in_child=_forget)
 
 
 def signal_of(wished: int) -> int | None:
@@ -124,15 +140,17 @@ def signal_of(wished: int) -> int | None:
     return wished - _STOP if wished > _STOP else None
 
 
-def interrupted(number: int, step: int, saved: Path | None, last: Path | None) -> Interrupted:
+def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
     """The end of a run that signal `number` has asked for. `saved` is the checkpoint after `step`; where that could not
-    be written, `last` is an earlier one."""
+    be written, `kept` says what there is. It is None for a run that writes none."""
     name = signal.Signals(number).name
-    if saved is None and last is not None:
-        what = f"{name}: the run has ended after step {step}, which could not be saved; the last checkpoint is {last}"
-        return Interrupted(number, what, remedy="the same command with --resume goes on from there")
-    if saved is None:
+    if saved is None and kept is None:
         what = f"{name}: the run has ended after step {step}, and nothing of it is saved"
         return Interrupted(number, what, remedy="--checkpoint-dir DIR saves where a run is, for --resume to go on from")
+    if saved is None:
+        what = f"{name}: the run has ended after step {step}, which could not be saved; {kept}"
+        return Interrupted(
+            number, what, remedy="see above why; the same command with --resume goes on from a checkpoint"
+        )
     what = f"{name}: the run has ended after step {step}, which is saved as {saved}"
     return Interrupted(number, what, remedy="the same command with --resume goes on from there")

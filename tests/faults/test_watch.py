@@ -3,6 +3,9 @@
 What a rank does to itself stands in its data, in the file net.py. `TIMEOUT_S` is the `--sync-timeout` of these runs.
 """
 
+import fcntl
+import mmap
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,6 +73,22 @@ def test_a_rank_that_is_stopped_is_named_and_leaves_no_process(folder: Path) -> 
     assert result.returncode == 4
     assert re.search(r"where: rank 1 on \S+ \(process \d+\): its process is stopped; step \d+, reading", result.stderr)
     assert boards(folder) == []
+
+
+def test_a_rank_that_hangs_before_a_checkpoint_is_named(folder: Path) -> None:
+    """Its metrics go to somebody who does not read them."""
+    (folder / "net.py").write_text(dataset("return torch.randn(8), i % 3", 64))
+    os.mkfifo(folder / "m.jsonl")
+    reader = os.open(folder / "m.jsonl", os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)
+    flags = ["--metrics", "m.jsonl", "--checkpoint-dir", "saved", "--checkpoint-every", "1"]
+    try:
+        result = run_mpi(2, [*_RUN, "--sync-timeout", str(TIMEOUT_S), *flags], cwd=folder, timeout=60)
+    finally:
+        os.close(reader)
+    assert result.returncode == 4
+    assert "rank 0 keeps the others waiting" in result.stderr
+    assert re.search(r"where: rank 0 on \S+ \(process \d+\): step \d+, telling of the step", result.stderr)
 
 
 def test_of_three_ranks_only_the_one_that_hangs_is_named(folder: Path) -> None:

@@ -193,7 +193,7 @@ def _mount(folder: Path, size: str) -> None:
 def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     saved = ["--checkpoint-dir", str(disk / "saved"), "--checkpoint-every", "2"]
-    _mount(disk, "1m")
+    _mount(disk, "2m")  # room for the three that are kept
     try:
         run(2, pef, tmp_path, "--steps", "2", *saved)
         size = sum(file.stat().st_size for file in disk.rglob("*") if file.is_file())

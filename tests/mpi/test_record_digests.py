@@ -234,3 +234,45 @@ def test_compiled_sections_show_what_can_be_seen_and_say_so(folder: Path, host: 
     assert {"input", "loss", "gradient", "buffer", "parameter", "state"} <= whats
     found = compared(folder, "host", "compiled")
     assert found.verdict.startswith("not comparable bit by bit: engine plain and inductor; they part at step 1")
+
+
+LOOKS_LATE = """
+import os
+import sys
+import time
+
+from sambasim.cli.main import main
+from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.record import run
+
+looks = run.is_recording
+
+
+def look(folder):
+    time.sleep(launched_rank(os.environ))
+    return looks(folder)
+
+
+run.is_recording = look
+main()
+"""
+
+
+def test_no_rank_takes_what_rank_0_has_just_begun_for_an_earlier_part(folder: Path) -> None:
+    (folder / "late.py").write_text(LOOKS_LATE)
+    flags = "run --pef net --no-evaluate --json --threads 1 --set training.schedule.name=constant"
+    begun = [*shlex.split(flags), "--steps", "2", "--checkpoint-dir", "late-saved"]
+    run_mpi(2, [*SAMBASIM, *begun], cwd=folder).check()
+    again = [
+        *shlex.split(flags),
+        "--steps",
+        "3",
+        "--resume",
+        "late-saved/step-0000000002",
+        "--record-digests",
+        "looked",
+    ]
+    run_mpi(2, [sys.executable, "late.py", *again], cwd=folder).check()
+    refused = run_mpi(2, [sys.executable, "late.py", *again], cwd=folder)
+    assert refused.returncode == 2
+    assert "looked holds the digests of an earlier part of the run" in refused.stderr

@@ -1,5 +1,6 @@
 """The metrics file: there from the first record on, and complete only after a run that went well."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime.listener import MetricsFile, Start, Step
-from sambasim.runtime.plan import Plan
+from sambasim.runtime.plan import Plan, Position
 
 PLAN = Plan(world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, steps=4, left_out=0)
 START = Start("net", PLAN, "none", 1, "net.py:samples", (), 0.1)
@@ -30,6 +31,20 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     assert [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()] == [
         StepRecord(**STEP._asdict())
     ]
+
+
+def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> None:
+    """It may be /dev/stdout; and what others may read of a file does not change."""
+    target, link = tmp_path / "target", tmp_path / "m.jsonl"
+    link.symlink_to(target)
+    kept = '{"kind": "step", "step": 1}\n'
+    for begun, left in ((0, ""), (1, kept)):
+        target.write_text(kept + '{"kind": "summary"}\n')
+        target.chmod(0o600)
+        MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(begun, 0, begun))))
+        assert link.is_symlink()
+        assert target.read_text() == left
+        assert target.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_step_has_every_field_of_its_record() -> None:

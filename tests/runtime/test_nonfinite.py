@@ -177,6 +177,25 @@ def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
     assert not list((tmp_path / "saved").glob("step-*"))
 
 
+def ruined(pef: Path, saved: Path, *, lr: float, epochs: int) -> RunOptions:
+    """The first step leaves parameters with which every other loss overflows; a checkpoint is asked for each epoch."""
+    asked = options(pef, {"targets": {"0": "1e10"}}, checkpoint={"dir": saved, "every": "1epoch"}, on_nonfinite="skip")
+    more = {"optimizer": {"lr": lr}, "training": {"evaluate": False, "epochs": epochs}}
+    return asked.model_copy(update={"overrides": {**asked.overrides, **more}})
+
+
+def test_an_epoch_that_ends_in_skipped_steps_is_not_saved(pefs: dict[str, Path], tmp_path: Path) -> None:
+    """Or what has ruined them would in time take the place of every sound checkpoint."""
+    with pytest.raises(NumericsError, match=r"the loss of step 22 is not finite, as were the 20 before it"):
+        train(ruined(pefs["sgd"], tmp_path / "saved", lr=1e12, epochs=3))
+    assert not list((tmp_path / "saved").glob("step-*"))
+
+
+def test_the_loss_of_a_skipped_step_is_not_said_to_be_finite(pefs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(NumericsError, match=rf"the parameter \S+ is not finite after step {STEPS}\n"):
+        train(ruined(pefs["sgd"], tmp_path / "saved", lr=1e30, epochs=1))
+
+
 def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Path]) -> None:
     summaries = [train(options(pefs["clipped"], {}, on_nonfinite=choice)) for choice in ("stop", "skip", "ignore")]
     assert len({summary.state_sha256 for summary in summaries}) == 1

@@ -56,6 +56,14 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
     )
 
 
+def nothing_in(checkpoint_dir: Path) -> OptionError:
+    """The error for a folder from which a run cannot go on."""
+    return OptionError(
+        f"there is no checkpoint in {checkpoint_dir} to resume from",
+        remedy="leave out --resume to begin anew, or name the right --checkpoint-dir",
+    )
+
+
 def check_new(checkpoint_dir: Path) -> None:
     """Raises OptionError if a run that is to begin anew would write among the checkpoints of another."""
     there = folder.checkpoints_in(checkpoint_dir)
@@ -87,10 +95,7 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
             )
         found = _in_folder(checkpoint_dir)
         if not found:
-            raise OptionError(
-                f"there is no checkpoint in {checkpoint_dir} to resume from",
-                remedy="leave out --resume to begin anew, or name the right --checkpoint-dir",
-            )
+            raise nothing_in(checkpoint_dir)
         return found
     path = Path(resume)
     if (path / MANIFEST_FILE).exists() or not path.is_dir():

@@ -21,17 +21,20 @@ class Claim:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError, and BlockingIOError or PermissionError if another process holds it."""
+        """Raises OSError, and BlockingIOError if another process holds it."""
         self._path = folder / LOCK_FILE
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._descriptor)
+            if isinstance(error, PermissionError):  # so say some systems that another one holds it
+                raise BlockingIOError(error.errno, error.strerror) from error
             raise
 
     def holds(self) -> bool:
-        """Whether the folder is still there under its name: it may have been moved away, or its disk unmounted."""
+        """Whether the folder is still there under its name, and the lock in it: it may have been moved away or cleared,
+        or its disk unmounted."""
         try:
             there, held = self._path.stat(), os.fstat(self._descriptor)
         except OSError:
@@ -55,12 +58,9 @@ def claim(folder: Path, communicator: Communicator) -> Claim | None:
     if communicator.rank == 0:
         try:
             held = _claim(folder)
-        except (BlockingIOError, PermissionError) as error:
-            if isinstance(error, PermissionError) and not os.access(folder, os.W_OK):
-                fault = _unwritable(folder, error)
-            else:
-                what = f"another run is writing its checkpoints into {folder}"
-                fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
+        except BlockingIOError:
+            what = f"another run is writing its checkpoints into {folder}"
+            fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
         except OSError as error:
             fault = _unwritable(folder, error)
     fault = communicator.broadcast_object(fault)
@@ -85,4 +85,4 @@ def _claim(folder: Path) -> Claim:
 
 def _unwritable(folder: Path, error: OSError) -> MachineError:
     what = f"no checkpoint can be written into {folder}: {error.strerror}"
-    return MachineError(what, remedy="another place: --checkpoint-dir DIR")
+    return MachineError(what, where=str(error.filename or folder), remedy="another place: --checkpoint-dir DIR")

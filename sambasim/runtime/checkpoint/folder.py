@@ -76,7 +76,11 @@ def publish(path: Path) -> None:
         if replaced.exists():
             shutil.rmtree(replaced)
         path.rename(replaced)
-    partial.rename(path)
+    try:
+        partial.rename(path)
+    except OSError:
+        rescue(path.parent)
+        raise
     sync_folder(path.parent)
     with suppress(OSError):
         shutil.rmtree(replaced)

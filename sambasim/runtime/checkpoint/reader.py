@@ -43,6 +43,7 @@ from sambasim.units import MIB, format_bytes
 _LEAST_ENTRY_BYTES = 50
 """What a tensor takes in the header of its file, at the very least."""
 _CHUNK_BYTES = 4 * MIB
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class _Reading:
 
     def _failed(self, error: OSError) -> CheckpointError:
         why = error.strerror or type(error).__name__
-        what, is_damage = f"{self._name} cannot be read: {why}", isinstance(error, FileNotFoundError)
+        what, is_damage = f"{self._name} cannot be read: {why}", isinstance(error, _NOT_THERE)
         return refusal(self._folder, FOLDER, what, part=self._name, is_damage=is_damage)
 
 

@@ -78,10 +78,17 @@ class Saver:
         """Of a run that keeps its weights nowhere else. Raises MachineError if its end could not be saved."""
         if self._failure is not None:
             raise MachineError(
-                f"the run is over, and its end is not saved: {self._failure.what}; {self._kept()}",
+                f"the run is over, and its end is not saved: {self._failure.what}; {self.kept()}",
                 where=self._failure.where,
                 remedy="make room there, and go on with --resume; --save FILE keeps the weights elsewhere",
             )
+
+    def kept(self) -> str:
+        """What there is to go on from, whoever has written it, in words."""
+        there: Sequence[Path] = ()
+        with suppress(OSError):
+            there = folder.checkpoints_in(self._folder)
+        return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
 
     def save(self, position: Position, totals: Totals) -> Path | None:
         """Write a checkpoint now; returns its path. Where that fails, what is there stays; the run goes on, and this is
@@ -89,7 +96,7 @@ class Saver:
         not finite, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, team = self._setup, self._team
-        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team), position)
+        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team, self._activity), position)
         path = self._folder / folder.name_of(position.step)
         manifest = describe(setup, self._samples, position, totals)
         try:
@@ -108,7 +115,7 @@ class Saver:
             self._failure = error
             if setup.options.checkpoint.on_failure == "stop":
                 raise
-            self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self._kept()}")
+            self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self.kept()}")
             return None
         finally:
             self._clock.restart()
@@ -127,12 +134,6 @@ class Saver:
             )
         )
         return path
-
-    def _kept(self) -> str:
-        there: Sequence[Path] = ()
-        with suppress(OSError):
-            there = folder.checkpoints_in(self._folder)
-        return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
 
     def _prune(self, step: int) -> None:
         """Delete the oldest ones, once that of `step` is safe. What cannot be deleted stays, and nothing is lost by

@@ -17,6 +17,7 @@ from sambasim.runtime.checkpoint.reader import Checkpoint
 from sambasim.runtime.checkpoint.shards import PARAMETER, buffer_name, part_name, places
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
+from sambasim.runtime.watch.activity import Activity
 
 
 def group_models(program: Program) -> tuple[GroupModel, ...]:
@@ -66,9 +67,11 @@ def take(setup: Setup, team: Team) -> dict[str, Tensor]:
     return tensors
 
 
-def nonfinite_parameter(setup: Setup, team: Team) -> str | None:
+def nonfinite_parameter(setup: Setup, team: Team, activity: Activity) -> str | None:
     """Collective. The first trained parameter with an element that is NaN or infinite, if there is one."""
-    found = setup.communicator.all_gather_object(_own_nonfinite_parameter(setup.program, team))
+    own = _own_nonfinite_parameter(setup.program, team)
+    activity.waits("waiting for peers to begin a checkpoint")
+    found = setup.communicator.all_gather_object(own)
     return next((name for name in found if name is not None), None)
 
 

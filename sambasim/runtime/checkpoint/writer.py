@@ -18,7 +18,7 @@ from sambasim.pef.canonical import canonical_json, manifest_digest
 from sambasim.pef.layout import Layout
 from sambasim.pef.weights import tensor_bytes
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.claim import Claim
+from sambasim.runtime.checkpoint.claim import LOCK_FILE, Claim
 from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, Span
 from sambasim.runtime.checkpoint.rules import LARGEST_MANIFEST_BYTES, MANIFEST_FILE
 from sambasim.runtime.checkpoint.shards import file_name, shard_layout
@@ -79,7 +79,8 @@ def write(
 
 def _begin(path: Path, rank: int, held: Claim | None) -> None:
     if held is not None and not held.holds():
-        raise OSError(errno.ENOENT, "the folder that this run began to write into is not there any more")
+        gone = f"the folder that this run has claimed is not there any more, or its {LOCK_FILE} is gone"
+        raise OSError(errno.ENOENT, gone)
     if rank == 0:
         folder.begin(path)
 

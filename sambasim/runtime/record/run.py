@@ -57,7 +57,7 @@ class RunDigests:
             has = f"goes on after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
             what = f"--record-steps {setup.options.record_steps}: the run {has}"
             raise OptionError(what, remedy=f"--record-steps {begun + 1}-{plan.steps}, or leave it out")
-        if begun and is_recording(folder):
+        if begun and any(setup.communicator.all_gather_object(is_recording(folder))):  # before rank 0 makes it one
             raise OptionError(
                 f"{folder} holds the digests of an earlier part of the run, which would be lost",
                 remedy="another folder: --record-digests FOLDER; compare takes runs that begin later",

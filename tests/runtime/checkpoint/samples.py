@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sambasim.pef.canonical import canonical_json, manifest_digest
 from sambasim.pef.encode import NO_DIGEST
+from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.manifest import (
     GroupModel,
     Manifest,
@@ -77,11 +78,14 @@ def tensors() -> dict[str, Tensor]:
     return {**parts, **buffers, "net__frozen": torch.ones(3, 2)}
 
 
-def write_sample(folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None) -> Path:
-    """A checkpoint after `step`, in `folder`; `changed` are tensors of its shard that are others."""
+def write_sample(
+    folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None, held: Claim | None = None
+) -> Path:
+    """A checkpoint after `step`, in `folder`, which is `held`; `changed` are tensors of its shard that are others."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010}"
-    write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, {**tensors(), **(changed or {})}, single_rank("here"))
+    everything = {**tensors(), **(changed or {})}
+    write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, everything, single_rank("here"), held=held)
     return path
 
 

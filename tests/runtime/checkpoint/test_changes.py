@@ -66,6 +66,22 @@ def test_the_order_of_samples_must_not_change_within_an_epoch(now: Manifest) -> 
     check_epoch(between, found, "here")
 
 
+def test_data_of_the_same_name_has_moved_and_of_another_is_other_data() -> None:
+    """Its content is not known: what is the same is told by its name."""
+    saved = with_options("data", source="/scratch/job-7/train.npz")
+    moved, other = (with_options("data", source=f"/scratch/job-8/{name}.npz") for name in ("train", "test"))
+    found = changes(saved, moved)
+    told = 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
+    assert [str(one) for one in found] == [told]
+    check_epoch(saved, found, "here")
+    check_exact(found, "here")
+    found = changes(saved, other)
+    with pytest.raises(OptionError, match=r"data\.source"):
+        check_epoch(saved, found, "here")
+    with pytest.raises(OptionError, match=r"data\.source"):
+        check_exact(found, "here")
+
+
 def test_another_pef_is_refused_with_what_differs() -> None:
     def refused(**changed: object) -> str:
         pef = SAVED.pef.model_copy(update={"digest": "b" * 64})

@@ -1,13 +1,14 @@
 """Which checkpoint a run goes on from, and what it says of the others."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from sambasim.errors import CheckpointError, OptionError
+from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, check_last, check_new, choose
-from sambasim.runtime.checkpoint.claim import claim
+from sambasim.runtime.checkpoint.claim import LOCK_FILE, claim
 from sambasim.runtime.single_rank import single_rank
 from tests.runtime.checkpoint.samples import SHARD, change_bytes, change_fields, write_sample
 
@@ -103,6 +104,12 @@ def test_what_cannot_be_read_just_now_is_not_put_aside(three: list[Path], tmp_pa
     assert three[2].exists()
 
 
+def test_auto_puts_a_file_aside_that_has_the_name_of_a_checkpoint(three: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "step-0000000040").write_text("")
+    assert choose(AUTO, tmp_path, ALONE).checkpoint.path == three[2]
+    assert (tmp_path / "damaged-step-0000000040").exists()
+
+
 def test_a_checkpoint_that_was_being_replaced_is_given_back(three: list[Path], tmp_path: Path) -> None:
     three[2].rename(tmp_path / f".{three[2].name}.replaced")
     held = claim(tmp_path, ALONE)
@@ -118,6 +125,42 @@ def test_a_claim_sees_that_its_folder_is_gone(tmp_path: Path) -> None:
     (tmp_path / "saved").rename(tmp_path / "moved")
     assert not held.holds()
     held.let_go()
+
+
+def test_a_claim_sees_that_its_lock_is_gone(tmp_path: Path) -> None:
+    held = claim(tmp_path, ALONE)
+    assert held is not None
+    (tmp_path / LOCK_FILE).unlink()
+    with pytest.raises(MachineError, match=r"is not there any more, or its \.lock is gone"):
+        write_sample(tmp_path, held=held)
+    held.let_go()
+
+
+def test_a_lock_that_may_not_be_opened_is_not_said_to_be_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, flags: int, mode: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("sambasim.runtime.checkpoint.claim.os.open", refuse)
+    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Permission denied") as told:
+        claim(tmp_path, ALONE)
+    assert told.value.where == str(tmp_path / LOCK_FILE)
+
+
+def test_one_that_cannot_be_replaced_stays(three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(MachineError, match="Input/output error"):
+        write_sample(tmp_path, 30)
+    assert choose(NEWEST, tmp_path, ALONE).checkpoint.path == three[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in three]
 
 
 def test_writing_over_one_replaces_it(three: list[Path], tmp_path: Path) -> None:
