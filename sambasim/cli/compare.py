@@ -101,6 +101,13 @@ def _kind(name: str) -> _Kind:
             return _Kind.RUN
         if (path / MANIFEST_FILE).exists():
             return _Kind.CHECKPOINT
+        from sambasim.runtime.checkpoint.folder import checkpoints_in
+
+        if there := checkpoints_in(path):
+            raise OptionError(
+                f"{name} is a folder of {len(there)} checkpoints",
+                remedy=f"name one of them: {path / there[0].name}",
+            )
         raise OptionError(
             f"{name} is a folder without the digests of a run, and no checkpoint",
             where=str(path / "run.json"),

@@ -109,6 +109,11 @@ class RunProgress:
         )
         hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         taken = summary.steps - (summary.resumed_after_step or 0)
+        if not taken:
+            print(f"nothing was left to do: the checkpoint is that of step {summary.steps}, the last one of this run")
+            print("to train longer: --epochs N or --steps N")
+            self._tell_digests(summary)
+            return
         print(
             f"{taken} step{'s' * (taken != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
@@ -127,6 +132,9 @@ class RunProgress:
             print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact: {exempt}")
+        self._tell_digests(summary)
+
+    def _tell_digests(self, summary: SummaryRecord) -> None:
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 

@@ -4,12 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sambasim.bounded import shortened
 from sambasim.costs.cut import Level
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, PefError
 from sambasim.hardware.spec import arch_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.pef import locate, read
+from sambasim.options.training import MOST_MICRO_STEPS
+from sambasim.pef import PefDocument, locate, read
+from sambasim.pef.rules import COMPILE_AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,28 @@ def subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -
     document = read(locate(name, output_folder))
     program, compiled = document.program, document.compile_options
     tiles = compiled.get("num_tiles")
-    training = document.training_defaults.get("training")
-    micro_steps = training.get("accumulation_steps") if isinstance(training, dict) else None
     return Subject(
         programs=tuple((size, program) for size in batch_sizes or (program.batch_size,)),
         arch=arch_of(compiled),
         tiles=tiles if isinstance(tiles, int) else None,
         level=level_of(compiled.get("opt_level")),
-        micro_steps=micro_steps if isinstance(micro_steps, int) and program.training else 1,
+        micro_steps=_micro_steps(document) if program.training else 1,
     )
+
+
+def _micro_steps(document: PefDocument) -> int:
+    """Those that the PEF accumulates in a step. Raises PefError for a number that no run takes."""
+    training = document.training_defaults.get("training")
+    given = training.get("accumulation_steps") if isinstance(training, dict) else None
+    if given is None:
+        return 1
+    if type(given) is not int or not 1 <= given <= MOST_MICRO_STEPS:
+        raise PefError(
+            f"the PEF accumulates {shortened(ascii(given))} micro-steps in a step; 1 to {MOST_MICRO_STEPS:,} are taken",
+            where="training.accumulation_steps of the PEF",
+            remedy=COMPILE_AGAIN,
+        )
+    return given
 
 
 def subject_of_model(

@@ -74,7 +74,7 @@ class WatchedDataset(Dataset[object]):
             return Samples(map(self._read, chosen), self.name, chosen)
         try:
             return Samples(many(chosen), self.name, chosen)
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:
             samples = Samples(map(self._read, chosen), self.name, chosen)  # to find out which
             if any(isinstance(sample, Failure) for sample in samples):
                 return samples
@@ -84,7 +84,7 @@ class WatchedDataset(Dataset[object]):
     def _read(self, index: int) -> object:
         try:
             return self.dataset[index]
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:  # a sample that ends the program would end it as if all were well
             what = f"sample {index} of {self.name} raised {summary(raised)}"
             return Failure(what, where=user_line(raised), remedy=f"read it alone in Python: dataset[{index}]")
 

@@ -9,6 +9,9 @@ from sambasim.options.base import JsonTable, Options, Seed, Target
 from sambasim.options.problems import Problem, Refused, nearest, one_of, show
 from sambasim.options.targets import target_problem
 
+MOST_MICRO_STEPS = 4096
+"""More are not accumulated in one step: a prediction has a time for each section of each of them."""
+
 
 class ModelOptions(Options):
     """The `[model]` table: an `nn.Module` class, or a function that returns one, and what it is called with."""
@@ -194,7 +197,7 @@ class TrainingOptions(Options):
     """
 
     batch_size: int = Field(default=1, ge=1)
-    accumulation_steps: int = Field(default=1, ge=1)
+    accumulation_steps: int = Field(default=1, ge=1, le=MOST_MICRO_STEPS)
     epochs: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
     seed: Seed = 0

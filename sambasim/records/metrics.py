@@ -109,8 +109,8 @@ class SummaryRecord(_Record):
     served, beside the replicas. Of `training_s`, rank 0 spent `model_s` in forward and backward, with the data for them
     and what is hidden of the sync behind them. A run that was resumed says after which step; its seconds are of the
     steps since. `steps` counts `skipped_steps` too, which were not applied because their loss was not finite;
-    `state_sha256` does not. `checkpoint` is the last one that was written. `predicted` is None where `not_predicted`
-    says why.
+    `state_sha256` does not. `checkpoint` is the last one that was written. `notices` are what the run said of itself
+    when it began. `predicted` is None where `not_predicted` says why.
     """
 
     kind: Literal["summary"] = "summary"
@@ -149,6 +149,7 @@ class SummaryRecord(_Record):
     resumed_after_step: int | None = None
     checkpoint: str | None = None
     failed_checkpoints: int = 0
+    notices: list[str] = []
     placement: PlacementRecord | None = None
     predicted: PredictedRecord | None = None
     not_predicted: str | None = None

@@ -10,18 +10,19 @@ from pydantic import ValidationError
 
 from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records.metrics import EvaluationRecord, Record, StepRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
 
 _KINDS: Mapping[str, type[Record]] = {
     "step": StepRecord,
     "evaluation": EvaluationRecord,
+    "checkpoint": CheckpointRecord,
     "summary": SummaryRecord,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """The records of a run, in order. One that failed or still goes on has no summary."""
+    """The records of a run that tell how it trained, in order. One that failed or still goes on has no summary."""
 
     steps: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...]

@@ -105,13 +105,14 @@ class TrainingJob:
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
-        self._listener.started(self._start(steps, team, sources[0], resumption))
+        start = self._start(steps, team, sources[0], resumption)
+        self._listener.started(start)
         follow(self._activity, program, team.replicas, (team.sync, sync), lambda: trainer.totals.steps)
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
         self._activity.waits("comparing the weights")
-        summary = summarize(setup, team, steps, trainer.totals, evaluation, self._saver)
+        summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
             self._activity.takes_long("saving the weights")
             save_weights(setup.options.save, program, team.memory)

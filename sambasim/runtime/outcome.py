@@ -10,6 +10,7 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.device_times import predict_run
 from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
+from sambasim.runtime.listener import Start
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.seating import placement_record
@@ -23,9 +24,15 @@ from sambasim.simulation.sync import SyncPath
 
 
 def summarize(
-    setup: Setup, team: Team, steps: Plan, totals: Totals, evaluation: EvaluationRecord | None, saver: Saver | None
+    setup: Setup,
+    team: Team,
+    start: Start,
+    totals: Totals,
+    evaluation: EvaluationRecord | None,
+    saver: Saver | None,
 ) -> SummaryRecord:
     """Collective. The summary of a run that is over; `evaluation` is the last one, `saver` has written checkpoints."""
+    steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
     taken = totals.steps - steps.start.step
     return SummaryRecord(
@@ -64,6 +71,7 @@ def summarize(
         resumed_after_step=None if setup.options.checkpoint.resume is None else steps.start.step,
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
+        notices=list(start.notices),
         placement=placement_record(setup.inventory, setup.placement),
         predicted=predicted,
         not_predicted=not_predicted,

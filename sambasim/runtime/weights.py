@@ -1,5 +1,6 @@
 """Weights in and out, under the names of the user's `state_dict`."""
 
+import errno
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.errors import OptionError, WeightsError
+from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.device import DeviceMemory
@@ -20,7 +21,7 @@ _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
     """Write parameters and buffers so that the user's module takes them by `load_state_dict`, tied names included.
 
-    The file appears whole or not at all. Raises OptionError if it cannot be written.
+    The file appears whole or not at all. Raises OptionError or MachineError if it cannot be written.
     """
     tensors = {
         torch_name: memory.tensor(symbol.name).clone()
@@ -34,7 +35,8 @@ def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
     """Write a safetensors file, whole or not at all, and the folders that it lies in.
 
-    Raises OptionError if it cannot be written; `what` it holds and the `remedy` are the message's.
+    Raises OptionError if it cannot be written, or MachineError if there is no room; `what` it holds and the `remedy`
+    are the message's.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -45,7 +47,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
         temporary.chmod(permissions)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        raise OptionError(f"{what} cannot be written to {path}", where=str(error), remedy=remedy) from error
+        told = f"{what} cannot be written to {path}"
+        if os.strerror(errno.ENOSPC) in str(error):  # safetensors tells it in words alone
+            raise MachineError(told, where=str(error), remedy="make room there, or name another place") from error
+        raise OptionError(told, where=str(error), remedy=remedy) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

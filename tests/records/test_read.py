@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
+from sambasim.records.metrics import CheckpointRecord
 from sambasim.records.read import read_run
 from tests.report.test_page import a_run
 
@@ -24,6 +25,12 @@ def lines() -> list[str]:
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     assert read_run(written(tmp_path, "".join(lines()))) == a_run()
+
+
+def test_checkpoints_among_the_records_are_no_fault(tmp_path: Path) -> None:
+    saved = CheckpointRecord(step=1, epoch=1, path="saved/step-0000000001", size_bytes=9, checkpoint_s=0.1)
+    first, *others = lines()
+    assert read_run(written(tmp_path, "".join([first, saved.model_dump_json() + "\n", *others]))) == a_run()
 
 
 def test_a_run_that_was_stopped_in_a_line(tmp_path: Path) -> None:

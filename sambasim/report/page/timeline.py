@@ -10,11 +10,12 @@ from sambasim.report.page.part import Part, plot, seconds_or_none, table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.timeline import Track
+from sambasim.simulation.timeline import Span, Track
 from sambasim.units import format_seconds
 
 WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "RDUs sync", SyncPath.HOST: "hosts sync"}
 _ROW_PX, _FRAME_PX = 38, 96
+_MOST_SPANS = 5000
 
 
 def timeline(prediction: Prediction) -> Part:
@@ -32,6 +33,8 @@ def timeline(prediction: Prediction) -> Part:
             "while sections run cost nothing; sections wait for the rest. Drag to zoom, double-click to zoom out; a "
             "click on a section shows what is in it."
         )
+    if any(len(step.spans) > _MOST_SPANS for step in steps):
+        lead += f" Drawn are the last {_MOST_SPANS:,} things that happen; the micro-steps before are like those."
     rows = [_row(step, track) for step in steps for track in _tracks(step)]
     height = _ROW_PX * len(rows) + _FRAME_PX
     last_s = max(step.predicted_s for step in steps)
@@ -48,6 +51,11 @@ def timeline(prediction: Prediction) -> Part:
     if steps[0].path is not None:
         parts.append(_waits(steps))
     return Part("timeline", title, lead, False, joined(parts), {"timeline-figure": drawn})
+
+
+def _drawn(step: ScaledStep) -> Sequence[Span]:
+    """What there is room for: of a step with thousands of micro-steps, which are all alike, the last ones."""
+    return step.spans if len(step.spans) <= _MOST_SPANS else step.spans[-_MOST_SPANS:]
 
 
 def _where(step: ScaledStep) -> str:
@@ -85,7 +93,7 @@ def _rule(tracks: int) -> list[dict[str, object]]:
 
 def _traces(steps: Sequence[ScaledStep]) -> list[Trace]:
     """One a kind, so that the legend tells kinds and hides them."""
-    placed = [(step, span) for step in steps for span in step.spans]
+    placed = [(step, span) for step in steps for span in _drawn(step)]
     line, _ = bars(len(placed) // len(steps), gap=0.0)
     traces: list[Trace] = []
     for kind, colour in KINDS.items():

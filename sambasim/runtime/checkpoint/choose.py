@@ -98,6 +98,10 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
             raise nothing_in(checkpoint_dir)
         return found
     path = Path(resume)
+    if not path.exists() and not path.is_symlink():
+        there = _in_folder(checkpoint_dir) if checkpoint_dir is not None else []
+        named = f"; the newest in {checkpoint_dir}: --resume {there[0]}" if there else ""
+        raise OptionError(f"there is no checkpoint {path}", remedy=f"--resume auto, or --resume DIR/step-…{named}")
     if (path / MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
     found = _in_folder(path)

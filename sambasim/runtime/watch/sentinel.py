@@ -10,7 +10,6 @@ end      When a rank has done everything, MPI must end too, where a rank hangs a
          if another has died and cannot have been done: its line on the board says so.
 """
 
-import atexit
 import os
 import select
 import signal
@@ -29,8 +28,6 @@ from sambasim.units import format_seconds
 
 _REST = b"r"
 _SEE_OFF = b"s"
-_END_OF_PATH = b"\0"
-_OVER = b"."
 _LOOK_S = 0.25
 _REST_S = 2.0
 
@@ -55,11 +52,10 @@ class Sibling:
 
 
 class Sentinel:
-    """The process that watches. It ends with the rank, if not before."""
+    """The process that watches, as its rank speaks to it. It ends when the rank does."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self._pid = pid
-        self._pipe = pipe
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe  # the end of the rank closes it
 
     def rest(self) -> None:
         """Others watch from now on."""
@@ -68,15 +64,7 @@ class Sentinel:
     def see_off(self, board: Path | None) -> None:
         """This rank has done everything, and is about to leave: from now on, nobody else looks at it. `board` is the
         one of its node."""
-        self._say(_SEE_OFF + os.fsencode(board or "") + _END_OF_PATH)
-
-    def over(self) -> None:
-        """Nothing is left of this rank to be watched. A second call changes nothing."""
-        if self._pipe >= 0:
-            self._say(_OVER)
-            os.close(self._pipe)
-            os.waitpid(self._pid, 0)
-            self._pipe = -1
+        self._say(_SEE_OFF + os.fsencode(board or ""))
 
     def _say(self, word: bytes) -> None:
         with suppress(OSError):  # somebody may have ended it
@@ -99,9 +87,7 @@ def post(environ: Mapping[str, str], timeout_s: float, tell: Callable[[PeerError
     pid = os.fork()
     if pid:
         os.close(ends)
-        sentinel = Sentinel(pid, pipe)
-        atexit.register(sentinel.over)  # the first to be registered is the last to be called
-        return sentinel
+        return Sentinel(pipe)
     try:
         os.close(pipe)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -135,7 +121,7 @@ def cause(siblings: Sequence[Sibling], since_s: Mapping[int, float], timeout_s: 
 
 
 class _Keeper:
-    """What the sentinel's process does, for its rank, until that says that it is over, or ends, or is ended here."""
+    """What the sentinel's process does for its rank, until that ends, or is ended here."""
 
     def __init__(
         self, ends: int, rank_pid: int, parent: int, timeout_s: float, tell: Callable[[PeerError, int], None]
@@ -154,22 +140,21 @@ class _Keeper:
             if select.select([self._ends], [], [], _REST_S)[0]:
                 word = os.read(self._ends, 1)
         if word == _SEE_OFF:
-            path, _, more = os.read(self._ends, select.PIPE_BUF).partition(_END_OF_PATH)
-            if not more:
-                self._at_end(Path(os.fsdecode(path)))
+            self._at_end(Path(os.fsdecode(os.read(self._ends, select.PIPE_BUF))))
 
     def _at_start(self) -> bytes:
         """Returns the rank's next word, or nothing if it ends before others watch."""
         away = _Away()
         segments: set[Path] = set()
         while not self._is_spoken_to():
-            self._seen |= {one.pid: one for one in _children(self._parent) if one.pid not in self._seen}
+            self._look_for_siblings()
             segments |= _segments(self._seen)
             siblings = list(self._seen.values())
             if self._has_ended(cause(siblings, away.since_s(siblings), self._timeout_s, "starting")):
                 break
         else:
             if (word := os.read(self._ends, 1)) == _REST:
+                self._look_for_siblings()  # all have come here, maybe before the first look
                 return word
         shared_memory.unlink(segments | _segments(self._seen))
         return b""
@@ -194,6 +179,9 @@ class _Keeper:
         stopped = [one for one in self._seen.values() if one.rank == found.rank and one.state is Process.STOPPED]
         os.kill(stopped[0].pid if stopped else own.pid, signal.SIGKILL)
         return True
+
+    def _look_for_siblings(self) -> None:
+        self._seen |= {one.pid: one for one in _children(self._parent) if one.pid not in self._seen}
 
     def _is_spoken_to(self) -> bool:
         """Whether the rank says something, or has ended, in the time between two looks."""

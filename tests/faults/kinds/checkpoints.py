@@ -163,6 +163,22 @@ CHECKPOINTS: tuple[Fault, ...] = (
         prepare=_trained(lambda path: (path / MANIFEST_FILE).unlink()),
     ),
     Fault(
+        "a checkpoint that is not there",
+        f"{_RUN} --checkpoint-dir saved --resume=aut",
+        2,
+        ("there is no checkpoint aut", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
+        pefs=("net",),
+        prepare=_trained(lambda path: None),
+    ),
+    Fault(
+        "two folders of checkpoints that are compared",
+        "compare saved saved",
+        2,
+        ("saved is a folder of 2 checkpoints", "name one of them: saved/step-0000000002"),
+        pefs=("net",),
+        prepare=_trained(lambda path: None),
+    ),
+    Fault(
         "a later version",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,

@@ -253,6 +253,15 @@ DATA: tuple[Fault, ...] = (
         may_leave=("m.jsonl",),
     ),
     Fault(
+        "a sample that ends the program",
+        _RUN + " --metrics m.jsonl --save w.safetensors",
+        2,
+        ("sample 11 of HERE/net.py:samples raised SystemExit: 0", "where: HERE/net.py:13: raise SystemExit(0)"),
+        {"net.py": dataset("if i == 11:\n    raise SystemExit(0)\nreturn torch.randn(8), i % 3")},
+        pefs=("net",),
+        may_leave=("m.jsonl",),
+    ),
+    Fault(
         "a sample that raises, in a worker process",
         _RUN + " --workers 1",
         2,

@@ -118,6 +118,14 @@ def test_a_damaged_bit_is_seen_by_check_and_not_by_read(tmp_path: Path) -> None:
         check(path)
 
 
+def test_what_a_terminal_would_obey_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    change_fields(path, lambda fields: fields["groups"][0].update(name="a\n\r\tb"))
+    with pytest.raises(CheckpointError) as told:
+        read(path)
+    assert str(told.value.what).isprintable(), told.value.what
+
+
 def test_nothing_is_written_that_nobody_would_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sambasim.runtime.checkpoint.writer.LARGEST_MANIFEST_BYTES", 100)
     with pytest.raises(MachineError, match=r"its checkpoint\.json would have more than 100 B"):
