@@ -23,7 +23,7 @@ class Way(StrEnum):
     DDP = "DDP"
     DDP_COMPILED = "DDP, compiled and fused"
     ALONE = "forward and backward alone"
-    """In eager PyTorch, with nothing to sync and no optimizer: no engine that keeps eager's bits does it in less."""
+    """In eager PyTorch, with nothing to sync and no optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
