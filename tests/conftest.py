@@ -2,8 +2,10 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,3 +19,12 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads are numerics. The count before is restored."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

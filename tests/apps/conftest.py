@@ -1,20 +1,13 @@
 """One thread, because bits are compared at one count; and the example of a class of tests, compiled."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from tests.apps.support import DATA_PARALLEL, App
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads are numerics. The count before is restored."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def same_threads(one_thread: None) -> None:
+    """Bits are compared at one count."""
 
 
 @pytest.fixture(scope="class")

@@ -1,11 +1,9 @@
 """One thread unless a test says otherwise, and the examples, compiled once for all tests of this folder."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-import torch
 
 from tests.support.examples import compile_examples
 
@@ -14,12 +12,8 @@ Variant: TypeAlias = tuple[str, str, bool]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads are numerics: bits are compared at one count. The count before is restored."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def same_threads(one_thread: None) -> None:
+    """Bits are compared at one count."""
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Products by our kernel: right at every shape that it takes, and used where it gives the bits of torch's."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,7 @@ from sambasim.runtime.replica import place_inputs, place_weights
 BATCH, WIDTH = 64, 512
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def multiply_of(a: Tensor, b: Tensor) -> Multiply:
@@ -109,10 +103,10 @@ def test_operands_that_lie_otherwise_than_they_did_are_torchs() -> None:
     products.watched(0, torch.mm)(a, b)
     quicker = products.quicker(0)
     assert quicker is not None
-    turned = b.t().contiguous().t()
-    result = quicker(a, turned)
-    assert isinstance(result, Tensor)
-    assert torch.equal(result, torch.mm(a, turned))
+    for other_a, other_b in ((a, b.t().contiguous().t()), (torch.randn(2 * BATCH, WIDTH), b), (a[:1], b)):
+        result = quicker(other_a, other_b)
+        assert isinstance(result, Tensor)
+        assert torch.equal(result, torch.mm(other_a, other_b))
 
 
 def test_a_pass_has_the_bits_of_eager_before_and_after(tmp_path: Path) -> None:

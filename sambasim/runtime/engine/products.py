@@ -124,18 +124,27 @@ def gives_the_bits_of_torch(multiply: Multiply, operands: Operands) -> bool:
 
 
 def _bound(multiply: Multiply, operands: Operands, out: Tensor | None) -> Function:
-    a_stride, b_stride = operands.a.stride, operands.b.stride
-    shape = (operands.a.shape[0], operands.b.shape[1])
+    a_layout, b_layout = operands.a, operands.b
+    shape = (a_layout.shape[0], b_layout.shape[1])
+
+    def lie_otherwise(a: Tensor, b: Tensor) -> bool:
+        """What makes the operands may have chosen so this time. The kernel would read what is not theirs."""
+        return (
+            a.stride() != a_layout.stride
+            or b.stride() != b_layout.stride
+            or a.shape != a_layout.shape
+            or b.shape != b_layout.shape
+        )
 
     def product(a: Tensor, b: Tensor) -> Tensor:
-        if a.stride() != a_stride or b.stride() != b_stride:  # what makes them may have chosen otherwise this time
+        if lie_otherwise(a, b):
             return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
         result = a.new_empty(shape) if out is None else out
         multiply(None, a, b, result)
         return result
 
     def sum_and_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        if a.stride() != a_stride or b.stride() != b_stride or bias.stride() != (1,):
+        if lie_otherwise(a, b) or bias.stride() != (1,) or bias.shape != b_layout.shape[1:]:
             return torch.addmm(bias, a, b) if out is None else torch.addmm(bias, a, b, out=out)
         result = a.new_empty(shape) if out is None else out
         multiply(bias, a, b, result)
