@@ -16,8 +16,11 @@ from tests.fuzz.worker import SAMPLES
 TURNS = 400
 """Mutants of one process. A run that fails ends its process, as a rule, and leaves its communicator to that."""
 
-PATIENCE_S = 300
+PATIENCE_S = 90
 """A worker that says nothing for so long hangs where no alarm reaches it."""
+
+WARM_UP_S = 300
+"""Before its first mutant, a worker imports and compiles, on whatever else the machine does."""
 
 
 @dataclass(slots=True)
@@ -71,9 +74,10 @@ class _Campaign:
             for key in list(self._selector.get_map().values()):
                 worker: _Worker = key.data
                 late = time.monotonic() > until_s
-                if late or time.monotonic() > worker.heard_s + PATIENCE_S:
+                patience_s = PATIENCE_S if worker.now else WARM_UP_S
+                if late or time.monotonic() > worker.heard_s + patience_s:
                     worker.process.kill()
-                    self._end(worker, "" if late else f"nothing was heard of it for {PATIENCE_S} s", go_on=not late)
+                    self._end(worker, "" if late else f"nothing was heard of it for {patience_s} s", go_on=not late)
         return self._tally
 
     def _start(self, numbers: range) -> None:

@@ -21,9 +21,6 @@ _FORBIDDEN = (
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.remove", "os.rmdir", "os.symlink", "os.chmod",
     "socket.connect", "socket.bind", "socket.sendto", "pickle.find_class",
 )  # fmt: skip
-_CLOCK = 6
-"""How much more time by the clock than of the processor a way in may take."""
-
 _STATUS = Path("/proc/self/status")
 
 
@@ -86,23 +83,18 @@ class Watch:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in the main thread after `seconds` of the processor, or many more by the clock: what else runs on
-    the machine is no fault of a file."""
+    """Raises TooSlow in the main thread after `seconds`."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TooSlow
 
-    timers = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, _CLOCK * seconds)}
-    before = {number: signal.signal(number, ring) for number, _ in timers.values()}
-    for timer, (_, limit_s) in timers.items():
-        signal.setitimer(timer, limit_s)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        for timer in timers:
-            signal.setitimer(timer, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
