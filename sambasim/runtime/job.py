@@ -214,7 +214,7 @@ class TrainingJob:
             return
         self._signals.tell(number)
         saver = self._saver
-        saved = saver.save(position, totals) if saver is not None else None
+        saved = saver.save(position, totals, goes_on=False) if saver is not None else None
         raise interrupted(number, position.step, saved, saver.kept() if saver is not None else None)
 
     def _evaluate(

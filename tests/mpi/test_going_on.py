@@ -182,7 +182,7 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
     assert refused.returncode == 2
     assert "gradient sync = gloo (checkpoint: one order of additions)" in refused.stderr
     told = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
-    assert "the bits from here on are not those of a run that was never interrupted" in told
+    assert "the bits from here on are not promised to be those of a run that was never interrupted" in told
     resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
     assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
     assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)

@@ -16,6 +16,7 @@ from sambasim.units import format_seconds
 WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "RDUs sync", SyncPath.HOST: "hosts sync"}
 _ROW_PX, _FRAME_PX = 38, 96
 _MOST_SPANS = 5000
+"""Of a step that are drawn: a page of more is slow to open."""
 
 
 def timeline(prediction: Prediction) -> Part:

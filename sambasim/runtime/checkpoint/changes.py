@@ -85,12 +85,12 @@ def _pef(manifest: Manifest) -> str:
     return f"{manifest.pef.name[:80]} {manifest.pef.digest[:12]}"
 
 
-def check_epoch(saved: Manifest, found: list[Change], where: str) -> None:
-    """Raises OptionError if something changed that decides which samples are left of an epoch that was begun."""
+def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:
+    """Raises OptionError if something `found` decides which samples are left of an epoch that was begun."""
     if not saved.position.used:
         return
     for change in found:
-        if change.name == _SOURCE and not change.alters_bits:
+        if change.name == _SOURCE and _has_moved(saved, now):
             continue
         if change.name == "samples of the data" or change.name.startswith(_WHOLE_EPOCH):
             raise OptionError(
@@ -134,13 +134,14 @@ def _of_options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
             seen = name not in _NO_BITS and (name not in _LENGTH or _goes_by_length(after))
-            seen = seen and not (name == _SOURCE and _has_moved(before.get(name), after.get(name)))
             yield Change(name, _told(before.get(name)), _told(after.get(name)), alters_bits=seen)
 
 
-def _has_moved(before: JsonValue, now: JsonValue) -> bool:
-    """Whether two data sources are one file, or one function of one file, in two folders: as far as a name can tell."""
-    return PurePath(str(before)).name == PurePath(str(now)).name
+def _has_moved(saved: Manifest, now: Manifest) -> bool:
+    """Whether the data sources are one file, or one function of one file, in two folders: as far as a name can tell.
+    That is enough to go on, and not to promise bits."""
+    before, after = (dict(_leaves(manifest.options)).get(_SOURCE) for manifest in (saved, now))
+    return PurePath(str(before)).name == PurePath(str(after)).name
 
 
 def _goes_by_length(options: Mapping[str, JsonValue]) -> bool:

@@ -53,11 +53,11 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     now = describe(setup, samples, position, Totals())
     check_pef(saved, now, where)
     found = changes(saved, now)
-    check_epoch(saved, found, where)
+    check_epoch(saved, now, found, where)
     if options.exact:
         check_exact(found, where)
     notices = [*chosen.notices, f"goes on after step {at.step}, from {where}"]
     notices += [f"changed since the checkpoint: {change}" for change in found]
     if any(change.alters_bits for change in found):
-        notices.append("so the bits from here on are not those of a run that was never interrupted")
+        notices.append("so the bits from here on are not promised to be those of a run that was never interrupted")
     return Resumption(chosen.checkpoint, position, tuple(notices))

@@ -72,7 +72,7 @@ class Saver:
     def at_end(self, position: Position, totals: Totals) -> None:
         """The run is over."""
         if self._saved_step != position.step:
-            self.save(position, totals)
+            self.save(position, totals, goes_on=False)
 
     def check_end(self) -> None:
         """Of a run that keeps its weights nowhere else. Raises MachineError if its end could not be saved."""
@@ -90,10 +90,12 @@ class Saver:
             there = folder.checkpoints_in(self._folder)
         return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
 
-    def save(self, position: Position, totals: Totals) -> Path | None:
-        """Write a checkpoint now; returns its path. Where that fails, what is there stays; the run goes on, and this is
-        None, or ends with MachineError, as --on-checkpoint-failure says. Raises NumericsError for parameters that are
-        not finite, as --on-nonfinite says."""
+    def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
+        """Write a checkpoint now; returns its path. Training `goes_on` after it, or this is the end.
+
+        Where that fails, what is there stays; the run goes on, and this is None, or ends with MachineError, as
+        --on-checkpoint-failure says. Raises NumericsError for parameters that are not finite, as --on-nonfinite says.
+        """
         began_s = time.perf_counter()
         setup, team = self._setup, self._team
         self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team, self._activity), position)
@@ -115,7 +117,8 @@ class Saver:
             self._failure = error
             if setup.options.checkpoint.on_failure == "stop":
                 raise
-            self._listener.noted(f"warning: {error.what} ({error.where}); training goes on, and {self.kept()}")
+            after = "training goes on, and " if goes_on else ""
+            self._listener.noted(f"warning: {error.what} ({error.where}); {after}{self.kept()}")
             return None
         finally:
             self._clock.restart()
