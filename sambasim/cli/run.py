@@ -5,8 +5,8 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,14 +81,15 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
 @click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
-@click.option("--checkpoint-every", metavar="N[steps|epochs|s|min]", help="How often. Default: 10min; also at the end.")
+@click.option("--checkpoint-every", metavar="N[steps|epochs|s|min|h]", help="How often, and at the end: 10min.")
 @click.option("--keep", type=int, metavar="K", help="How many checkpoints stay, the newest ones. Default: 3.")
 @click.option(
     "--resume",
     is_flag=False,
     flag_value="newest",
-    metavar="[auto|PATH]",
-    help="Go on from the newest checkpoint; auto: the newest that is whole; or from the one at PATH.",
+    metavar="[auto|if-any|PATH]",
+    help="Go on from the newest checkpoint; auto: the newest that is whole; if-any: the same, or begin where there is "
+    "none; or from the one at PATH.",
 )
 @click.option("--exact", is_flag=True, default=None, help="With --resume: refuse what would change the run's bits.")
 @click.option(
@@ -148,8 +149,23 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
         if sentinel is not None:
             sentinel.see_off(watch.path)
         watch.end()
-    communicator.finish()
-    watch.leave()
+    with _told_at_the_end(communicator, watch):
+        communicator.finish()
+        watch.leave()
+
+
+@contextmanager
+def _told_at_the_end(communicator: "Communicator", watch: "Watch") -> Iterator[None]:
+    """When all is done, no rank waits for another, and none is ended for what fails on one. It is told, and is the
+    job's exit code."""
+    try:
+        yield
+    except Exception as error:
+        if communicator.world_size == 1:
+            raise
+        watch.over()
+        explain(error, told_by=f"rank {communicator.rank} on {communicator.host_name}")
+        raise SystemExit(exit_code_of(error)) from None
 
 
 def _tell_of_rank(error: "PeerError", rank: int) -> None:

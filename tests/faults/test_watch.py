@@ -110,6 +110,16 @@ def test_a_rank_that_leaves_in_silence_ends_the_job_and_is_told_of_or_can_be_loo
         assert board.read(left)[1].doing == "reading data"
 
 
+def test_a_rank_that_is_stopped_before_mpi_starts_is_named_and_leaves_no_shared_memory(folder: Path) -> None:
+    """The others have set it up by then, and wait in MPI, where nobody can take its name away."""
+    stop = "import os, signal, sys; os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '3' and "
+    wrapper = stop + "os.kill(os.getpid(), signal.SIGSTOP); os.execv(sys.argv[1], sys.argv[1:])"
+    result = struck(folder, "pass", np=4, around=[sys.executable, "-c", wrapper])
+    assert result.returncode != 0
+    assert result.stderr.count("error[stall]") == 1
+    assert re.search(r"where: rank 3 \(process \d+\): starting; its process is stopped", result.stderr)
+
+
 def test_a_rank_that_is_stopped_when_all_is_done_is_ended_and_named(folder: Path) -> None:
     deed = "import mpi4py.MPI as mpi; mpi.Finalize = lambda: os.kill(os.getpid(), signal.SIGSTOP)"
     result = struck(folder, deed, length=["--epochs", "4", "--no-evaluate"])
@@ -129,6 +139,16 @@ def test_a_rank_that_leaves_in_silence_when_all_is_done_ends_the_job_and_can_be_
     last = {line.rank: line for line in board.read(left)}
     assert last[1].state is not State.ENDED
     assert last[1].doing == "done, and about to end"
+
+
+def test_what_fails_on_a_rank_when_all_is_done_is_told(folder: Path) -> None:
+    deed = "import mpi4py.MPI as mpi; mpi.Finalize = lambda: 1 / 0"
+    result = struck(folder, deed, length=["--epochs", "4", "--no-evaluate"])
+    assert result.returncode == 70
+    assert "state_sha256" in result.stdout
+    assert result.stderr.count("error[") == 1
+    assert re.search(r"^error\[internal\] \(rank 1 on \S+\): .*division by zero", result.stderr, re.M)
+    assert boards(folder) == []
 
 
 def test_a_death_that_mpirun_does_not_notice_is_noticed_by_the_other_ranks(folder: Path) -> None:

@@ -27,7 +27,8 @@ _STEP = 10
 _MICRO_STEP = 6
 _STATE = 7
 _DOING = 80
-_AT = 96
+_AT = 256
+_CUT = "..."
 
 
 class State(StrEnum):
@@ -149,8 +150,9 @@ class Writer:
         self._map[self._micro_step] = b"%6d" % number if number else b" " * _MICRO_STEP
 
     def at(self, place: str) -> None:
-        """The line of Python that the rank is in."""
-        self._map[self._at] = _cell(place[-_AT:], _AT)
+        """The line of Python that the rank is in. Of one that is too long, the end says more than the beginning."""
+        kept = place if len(place) <= _AT else _CUT + place[len(_CUT) - _AT :]
+        self._map[self._at] = _cell(kept, _AT)
 
 
 def prepare(state: State, doing: str) -> bytes:
