@@ -40,7 +40,8 @@ _UNITS = {
 class CheckpointOptions(Options):
     """`every` is a number of steps, or one with a unit: `50`, `1epoch`, `30s`, `10min`. `keep` of the newest stay.
 
-    `resume` is "newest", which must be whole; "auto", the newest that is whole; or a path. With `exact`, a run is
+    `resume` is "newest", which must be whole; "auto", the newest that is whole; "if-any", the same, or none where
+    there is none; or a path. With `exact`, a run is
     refused that would not have the bits of one that was never interrupted. `on_failure` is of a checkpoint that cannot
     be written: "warn" goes on without it.
     """
@@ -80,7 +81,7 @@ class CheckpointOptions(Options):
                 if getattr(self, field) is not None:
                     what = "is about checkpoints, and none are written"
                     problems.append(Problem(field, what, f"add --checkpoint-dir DIR, or leave out {flag}"))
-            if self.resume in ("newest", "auto"):
+            if self.resume in ("newest", "auto", "if-any"):
                 what = "does not know where the checkpoints are"
                 problems.append(Problem("resume", what, "add --checkpoint-dir DIR, or name one: --resume DIR/step-…"))
         if self.exact and self.resume is None:

@@ -208,5 +208,6 @@ class TrainingOptions(Options):
     def _one_length(self) -> "TrainingOptions":
         if self.epochs is not None and self.steps is not None:
             what = f"cannot be given beside epochs, {self.epochs}: one of them says how long to train"
-            raise Refused(Problem("steps", what, "leave out training.epochs or training.steps", str(self.steps)))
+            remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
+            raise Refused(Problem("steps", what, remedy, str(self.steps)))
         return self

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -14,9 +15,9 @@ from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.admission import blaming
 from sambasim.runtime.agreement import check_sources
-from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, nothing_in
+from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settled
 from sambasim.runtime.checkpoint.claim import Claim, claim
-from sambasim.runtime.checkpoint.resume import Resumption, find
+from sambasim.runtime.checkpoint.resume import find
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.snapshot import restore
 from sambasim.runtime.determinism import repeatable
@@ -91,6 +92,8 @@ class TrainingJob:
         held = self._claimed()
         if held is not None:
             stack.callback(held.let_go)
+        begun = self._settle_resume()
+        setup = self._setup
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
@@ -105,12 +108,14 @@ class TrainingJob:
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
-        start = self._start(steps, team, sources[0], resumption)
+        told = (*notices(setup, team), *begun, *(resumption.notices if resumption else ()))
+        start = self._start(steps, team, sources[0], told)
         self._listener.started(start)
         follow(self._activity, program, team.replicas, (team.sync, sync), lambda: trainer.totals.steps)
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+        self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
@@ -134,6 +139,15 @@ class TrainingJob:
         if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
             raise nothing_in(options.dir)
         return claim(options.dir, self._communicator)
+
+    def _settle_resume(self) -> Sequence[str]:
+        """Collective. From here on, the options do not say `if-any` any more. Returns what is to be told of that."""
+        asked = self._setup.options.checkpoint
+        found = settled(asked.resume, asked.dir, self._communicator)
+        checkpoint = asked.model_copy(update={"resume": found})
+        options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
+        self._setup = replace(self._setup, options=options)
+        return (f"begins anew: {asked.dir} holds no checkpoint",) if asked.resume == IF_ANY and found is None else ()
 
     def _heard(self, name: str) -> None:
         if self._setup.is_first:
@@ -244,14 +258,14 @@ class TrainingJob:
         own = {name: team.memory.tensor(name).clone() for name in names}
         return self._communicator.broadcast_object(own) if names else own
 
-    def _start(self, steps: Plan, team: Team, source: Source, resumption: Resumption | None) -> Start:
+    def _start(self, steps: Plan, team: Team, source: Source, told: Sequence[str]) -> Start:
         return Start(
             name=self._setup.program.name,
             plan=steps,
             sync=team.sync.title,
             threads=self._setup.threads,
             data=source.description,
-            notices=(*notices(self._setup, team), *(resumption.notices if resumption else ())),
+            notices=tuple(told),
             seconds_to_start_s=time.perf_counter() - self._began_s,
             placement=str(self._setup.placement),
         )

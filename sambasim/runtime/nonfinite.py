@@ -1,7 +1,7 @@
 """What is said of a step whose loss is NaN or infinite, and whether the run goes on: `--on-nonfinite`.
 
     stop      the step is told to the listeners as any other; then every rank raises the same error
-    skip      the step was not applied (see `sync.skipping`): the run goes on, and says so
+    skip      the step was not applied (see `sync.skipping`): the run goes on, and says so, unless all steps are such
     ignore    the run goes on with what came of it; its summary names the first such step
 
 The loss decides. A gradient may overflow while the loss is still finite: then the loss of a later step tells, or the
@@ -66,6 +66,15 @@ class LossWatch:
         if self._notes <= MOST_NOTES:
             more = "; further ones are counted" if self._notes == MOST_NOTES else ""
             self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {told}{more}")
+
+    def look_at_all(self, steps: int, skipped: int) -> None:
+        """Of a run that is over. Raises NumericsError if all its steps were skipped: it says that it has trained."""
+        if steps and skipped == steps:
+            raise NumericsError(
+                f"nothing was trained: the losses of all {steps} steps were not finite, and the steps were skipped",
+                where="the end of the run",
+                remedy=f"{self._command} --debug-numerics to see where it begins",
+            )
 
     def look_at_parameters(self, name: str | None, position: Position) -> None:
         """`name` is a parameter that is not finite at `position`, or None. Raises NumericsError for it: a checkpoint

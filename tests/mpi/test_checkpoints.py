@@ -132,6 +132,29 @@ def test_metrics_go_on_where_the_checkpoint_was(pef: Path, tmp_path: Path) -> No
     assert [line["kind"] for line in lines()].count("summary") == 1
 
 
+def test_a_job_script_says_the_same_each_time_it_is_started(pef: Path, tmp_path: Path) -> None:
+    """The first time it begins, with the weights that it names; then it goes on, from the newest one that is whole."""
+    run(1, pef, tmp_path, "--steps", "1", "--no-evaluate", "--save", "first.safetensors")
+    begin = ["--no-evaluate", "--weights", "first.safetensors"]
+    whole = run(2, pef, tmp_path, *begin, "--steps", "6")
+    script = [*begin, "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--resume", "if-any", "--exact"]
+    first = run(2, pef, tmp_path, *script, "--steps", "4")
+    assert "begins anew: saved holds no checkpoint" in first["notices"]
+    assert first["resumed_after_step"] is None
+    (tmp_path / "saved" / "step-0000000004" / "checkpoint.json").write_text("")
+    second = run(2, pef, tmp_path, *script, "--steps", "6")
+    assert (second["resumed_after_step"], second["state_sha256"]) == (2, whole["state_sha256"])
+
+
+def test_nothing_begins_anew_where_all_that_there_was_is_damaged(pef: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved" / "damaged-step-0000000004").mkdir(parents=True)
+    result = run_mpi(
+        2, [*RUN, "--pef", str(pef), "--steps", "1", "--checkpoint-dir", "saved", "--resume", "if-any"], cwd=tmp_path
+    )
+    assert result.returncode == 2
+    assert "there is no checkpoint in saved to resume from, but damaged ones: damaged-step-0000000004" in result.stderr
+
+
 def test_four_replicas_become_two_and_say_so(pef: Path, tmp_path: Path) -> None:
     flags = ["--epochs", "2", "--checkpoint-dir", "saved"]
     run(4, pef, tmp_path, "--steps", "10", "--checkpoint-dir", "saved")

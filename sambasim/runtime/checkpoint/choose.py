@@ -12,6 +12,8 @@ from sambasim.runtime.ranks import Communicator
 AUTO = "auto"
 NEWEST = "newest"
 """What `--resume` stands for without a value."""
+IF_ANY = "if-any"
+"""AUTO, or to begin anew: for a job script that says the same each time it is started."""
 
 
 @dataclass(slots=True)
@@ -56,10 +58,21 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
     )
 
 
+def settled(resume: str | None, checkpoint_dir: Path | None, communicator: Communicator) -> str | None:
+    """Collective. `resume`, with what IF_ANY stands for in its place: AUTO, or None where rank 0 sees no checkpoint in
+    the folder, and none that was put aside."""
+    if resume != IF_ANY or checkpoint_dir is None:
+        return resume
+    is_new = not _in_folder(checkpoint_dir) and not folder.put_aside_in(checkpoint_dir)
+    return communicator.broadcast_object(None if is_new else AUTO)
+
+
 def nothing_in(checkpoint_dir: Path) -> OptionError:
     """The error for a folder from which a run cannot go on."""
+    aside = folder.put_aside_in(checkpoint_dir)
+    damaged = f", but damaged ones: {', '.join(path.name for path in aside[-3:])}" if aside else ""
     return OptionError(
-        f"there is no checkpoint in {checkpoint_dir} to resume from",
+        f"there is no checkpoint in {checkpoint_dir} to resume from{damaged}",
         remedy="leave out --resume to begin anew, or name the right --checkpoint-dir",
     )
 

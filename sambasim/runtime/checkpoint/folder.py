@@ -44,6 +44,11 @@ def checkpoints_in(folder: Path) -> Sequence[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def put_aside_in(folder: Path) -> Sequence[Path]:
+    """The damaged ones that `--resume auto` has put aside."""
+    return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
+
+
 def step_of(path: Path) -> int:
     """The step in the name of one of `checkpoints_in`."""
     return int(path.name.removeprefix("step-"))

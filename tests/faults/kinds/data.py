@@ -319,6 +319,18 @@ DATA: tuple[Fault, ...] = (
         may_leave=("m.jsonl",),
     ),
     Fault(
+        "no sample that is a number, and steps that are skipped",
+        _RUN + " --on-nonfinite skip --save w.safetensors",
+        2,
+        (
+            "error[numerics]: nothing was trained: the losses of all ",
+            " steps were not finite, and the steps were skipped",
+            " --debug-numerics to see where it begins",
+        ),
+        {"net.py": dataset("return torch.randn(8) / 0.0 * 0.0, i % 3")},
+        pefs=("net",),
+    ),
+    Fault(
         "a sample that is no number, looked for",
         _RUN + " --debug-numerics --save w.safetensors",
         2,

@@ -117,7 +117,7 @@ FLAGS: tuple[Fault, ...] = (
         "steps beside epochs",
         "run --pef net --steps 3 --epochs 1",
         2,
-        ("training.steps = 3: cannot be given beside epochs, 1", "leave out training.epochs or training.steps"),
+        ("training.steps = 3: cannot be given beside epochs, 1", "leave out one: --epochs or --steps"),
         pefs=("net",),
     ),
     Fault("no threads", "run --pef net --threads 0", 2, ("threads = 0 (from --threads): must be at least 1",)),
