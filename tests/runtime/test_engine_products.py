@@ -1,5 +1,6 @@
 """Products by our kernel: right at every shape that it takes, and used where it gives the bits of torch's."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOp
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import products as module
-from sambasim.runtime.engine.products import Layout, Operands, Products, quicker_product
+from sambasim.runtime.engine.products import Layout, Operands, Products, Trial, quicker_product
 from sambasim.runtime.executor import Executable, tangent_of
 from sambasim.runtime.kernels.product import COLUMNS, Multiply, block_of, product_kernel
 from sambasim.runtime.replica import place_inputs, place_weights
@@ -78,7 +79,30 @@ def test_one_that_adds_up_in_another_order_is_not_used(monkeypatch: pytest.Monke
     assert quicker_product(asked) is None
 
 
+@pytest.fixture
+def always_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of the two is quicker on this machine, at this moment, is nothing that a test can know."""
+    monkeypatch.setattr(Trial, "is_quicker", lambda trial: True)
+
+
 @needs_narrow_mkl
+def test_one_that_is_slower_than_torchs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = operands(BATCH, WIDTH, WIDTH, "")
+    multiply = multiply_of(a, b)
+
+    def dawdle(bias: Tensor | None, a: Tensor, b: Tensor, out: Tensor) -> None:
+        multiply(bias, a, b, out)
+        time.sleep(0.1)
+
+    trial = Trial.of(dawdle, Operands(Layout.of(a), Layout.of(b)))
+    assert trial.has_the_bits()
+    assert not trial.is_quicker()
+    monkeypatch.setattr(module, "product_kernel", lambda a, b: dawdle)
+    assert quicker_product(Operands(Layout.of(a), Layout.of(b))) is None
+
+
+@needs_narrow_mkl
+@pytest.mark.usefixtures("always_quicker")
 def test_torchs_is_taken_for_little_work_other_types_and_several_threads() -> None:
     a, b = operands(BATCH, WIDTH, WIDTH, "")
     multiply_of(a, b)
@@ -96,6 +120,7 @@ def test_torchs_is_taken_for_little_work_other_types_and_several_threads() -> No
 
 
 @needs_narrow_mkl
+@pytest.mark.usefixtures("always_quicker")
 def test_operands_that_lie_otherwise_than_they_did_are_torchs() -> None:
     a, b = operands(BATCH, WIDTH, WIDTH, "")
     multiply_of(a, b)
@@ -109,6 +134,7 @@ def test_operands_that_lie_otherwise_than_they_did_are_torchs() -> None:
         assert torch.equal(result, torch.mm(other_a, other_b))
 
 
+@pytest.mark.usefixtures("always_quicker")
 def test_a_pass_has_the_bits_of_eager_before_and_after(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), Mean())

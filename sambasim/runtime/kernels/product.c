@@ -6,7 +6,8 @@
 
    A tile of ROWS times COLUMNS elements stays in registers for a block. Of the second operand, a panel of COLUMNS
    columns is copied to where it lies close together, because all tiles below one another read it. Of the first, a band
-   of rows is read by all panels before the next one: BAND_BYTES stay in a cache. */
+   of rows is read by all panels before the next one: BAND_BYTES stay in a cache. While tiles are computed, what comes
+   next is fetched from memory: the places of the result, and the next panel's numbers. */
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -16,14 +17,18 @@
 #define BAND_BYTES (2 << 20)
 #define LANES 16
 #define COLUMNS (2 * LANES)
+#define LINE 16 /* numbers that memory gives at once */
 
 static inline __attribute__((always_inline)) void tile(int rows, const float *a, int64_t row_stride, int64_t stride,
                                                        const float *panel, int64_t block, const float *bias,
                                                        float *out, int64_t out_stride, int is_first)
 {
     __m512 sums[ROWS][2];
-    for (int row = 0; row < rows; row++)
+    for (int row = 0; row < rows; row++) {
         sums[row][0] = sums[row][1] = _mm512_setzero_ps();
+        for (int number = 0; number < COLUMNS; number += LINE)
+            __builtin_prefetch(out + row * out_stride + number, 1);
+    }
     for (int64_t k = 0; k < block; k++) {
         __m512 left = _mm512_loadu_ps(panel + COLUMNS * k), right = _mm512_loadu_ps(panel + COLUMNS * k + LANES);
         for (int row = 0; row < rows; row++) {
@@ -104,6 +109,16 @@ static void copy(const float *b, int64_t row_stride, int64_t stride, int64_t len
             panel[COLUMNS * k + column] = b[k + column * stride];
 }
 
+/* Of a panel that is copied later: part `part` of `parts` comes to the second cache. */
+static void fetch(const float *b, int64_t row_stride, int64_t stride, int64_t length, int64_t part, int64_t parts)
+{
+    int64_t dense = stride == 1 ? COLUMNS : length, others = stride == 1 ? length : COLUMNS;
+    int64_t apart = stride == 1 ? row_stride : stride;
+    for (int64_t other = others * part / parts; other < others * (part + 1) / parts; other++)
+        for (int64_t number = 0; number < dense; number += LINE)
+            __builtin_prefetch(b + other * apart + number, 0, 2);
+}
+
 /* out = a b, or bias + a b
 
    a [rows, inner], b [inner, columns]: each by its two strides, of which one is 1
@@ -122,7 +137,13 @@ void product(const float *a, int64_t row_stride, int64_t stride, const float *b,
                 const float *of_panel = bias == NULL ? NULL : bias + column;
                 int64_t length = inner - start < block ? inner - start : block;
                 copy(b + start * b_row_stride + column * b_stride, b_row_stride, b_stride, length, panel);
+                int is_last = start + block >= inner;
+                int64_t next = is_last ? 0 : start + block, next_column = is_last ? column + COLUMNS : column;
+                int64_t next_length = next_column == columns ? 0 : inner - next < block ? inner - next : block;
+                const float *next_panel = next_length == 0 ? b : b + next * b_row_stride + next_column * b_stride;
+                int64_t parts = (end - top + ROWS - 1) / ROWS;
                 for (int64_t row = top; row < end; row += ROWS) {
+                    fetch(next_panel, b_row_stride, b_stride, next_length, (row - top) / ROWS, parts);
                     const float *corner = a + row * row_stride + start * stride;
                     float *place = out + row * columns + column;
                     if (row_stride == 1)
