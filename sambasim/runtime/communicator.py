@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
 from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
+from sambasim.runtime.huge_pages import Again, Range, mapped_again, merged
 from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
@@ -144,6 +145,7 @@ class MpiCommunicator(Communicator):
     _node: "MPI.Intracomm"
     _notices: "MPI.Intracomm"  # of its own, so that a notice never meets a message of the training
     _windows: list["MPI.Win"] = field(default_factory=list)
+    _mapped_again: list[Again] = field(default_factory=list)
     _heard: dict[int, FailureNotice] = field(default_factory=dict)
     _under_way: list["MPI.Request"] = field(default_factory=list)
 
@@ -197,11 +199,12 @@ class MpiCommunicator(Communicator):
 
         return MPI.Request.Testall(cast("list[MPI.Request]", list(requests)))
 
-    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
+    def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         from mpi4py import MPI
 
         whole = _in_pages(size_bytes)
-        needed = whole if touched_bytes is None else min(_in_pages(touched_bytes), whole)
+        used = [(0, size_bytes)] if touched is None else merged(touched)
+        needed = min(_in_pages(sum(stop - start for start, stop in used)), whole)
         if self.library.startswith("Open MPI"):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
             needed = whole + whole // 16
@@ -226,15 +229,21 @@ class MpiCommunicator(Communicator):
             raise shared_memory.no_window(node_bytes, self.host_name, str(error)) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
-        parts = tuple(_part(handle, local_rank, size) for local_rank, size in enumerate(sizes))
+        parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
+        for local_rank, part in enumerate(parts):
+            if (again := mapped_again(part)) is not None:
+                self._mapped_again.append(again)
+                parts[local_rank] = again.view
+                if local_rank == self.local_rank:
+                    again.gather(used)
         # Standing open: passive access to everybody, for which no rank has to ask; it is what `Sync` needs.
         handle.Lock_all(MPI.MODE_NOCHECK)
-        if touched_bytes is None:
+        if touched is None:
             parts[self.local_rank][:] = 0  # the owner touches its pages first, so that they land in its memory node
         handle.Sync()
         self.node_barrier()
         shared_memory.unlink(shared_memory.mapped_names() - names_before)
-        return MpiWindow(parts, self.local_rank, handle)
+        return MpiWindow(tuple(parts), self.local_rank, handle)
 
     def announce_failure(self, notice: FailureNotice) -> None:
         self._heard[self.rank] = notice
@@ -279,6 +288,8 @@ class MpiCommunicator(Communicator):
         os._exit(exit_code)
 
     def close(self) -> None:
+        while self._mapped_again:
+            self._mapped_again.pop().release()
         while self._windows:
             handle = self._windows.pop()
             handle.Unlock_all()

@@ -15,13 +15,14 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
+from sambasim.runtime.huge_pages import advise
 from sambasim.units import format_bytes
 
 Storage = NDArray[np.uint8]
 
 
 def private_storage(size_bytes: int) -> Storage:
-    """Zeroed memory that only this process sees; aligned to a page, as a shared window is.
+    """Zeroed memory that only this process sees; aligned to a page, as a shared window is, in huge ones if it can.
 
     Raises MachineError if the machine does not give so much.
     """
@@ -30,6 +31,7 @@ def private_storage(size_bytes: int) -> Storage:
     except (OSError, OverflowError) as error:
         what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
         raise MachineError(what, remedy="look at `ulimit -v`, or compile a smaller model or batch") from error
+    advise(pages)
     return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NewType, NoReturn, Protocol, TypeVar
 
 from sambasim.runtime.buffers import Buffer, ByteArray
+from sambasim.runtime.huge_pages import Range
 
 T = TypeVar("T")
 
@@ -146,10 +147,10 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
+    def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         """Collective: a window with `size_bytes` of this rank; the ranks may ask for different sizes.
 
-        touched_bytes: how much of this rank's part anybody will ever write, all of it by default. Only that much shared
+        touched: which bytes of this rank's part anybody will ever write, all of them by default. Only that much shared
             memory must be there, because pages that nobody touches cost nothing.
 
         It lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.

@@ -12,6 +12,7 @@ import numpy as np
 
 from sambasim.errors import InternalError
 from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
+from sambasim.runtime.huge_pages import Range, advise
 from sambasim.runtime.ranks import Communicator, FailureNotice, Request, SharedWindow, Topology
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class PrivateWindow(SharedWindow):
 def private_window(size_bytes: int) -> PrivateWindow:
     """A window that nobody shares. Its memory is freed with the last array on it."""
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise(pages)
     return PrivateWindow(np.frombuffer(pages, dtype=np.uint8, count=size_bytes))
 
 
@@ -112,7 +114,7 @@ class SingleRank(Communicator):
         self.wait_all(requests)
         return True
 
-    def allocate_shared(self, size_bytes: int, touched_bytes: int | None = None) -> SharedWindow:
+    def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         return private_window(size_bytes)
 
     def announce_failure(self, notice: FailureNotice) -> None:

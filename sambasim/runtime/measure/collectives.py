@@ -123,7 +123,7 @@ def _window(communicator: Communicator, size_bytes: int) -> SharedWindow:
     device_bytes = flat_program(size_bytes // ELEMENT_BYTES).device_bytes
     # On one node nothing arrives in the second half, the operand buffer.
     touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
-    return communicator.allocate_shared(device_bytes, touched_bytes)
+    return communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
 
 
 def _measure_size(

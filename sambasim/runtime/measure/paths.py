@@ -20,7 +20,8 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.runtime.communicator import MpiCommunicator
-from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.measure.flat_program import ELEMENT_BYTES
 from sambasim.runtime.measure.operands import Expected, Operands, fill
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator, SharedWindow
@@ -283,5 +284,6 @@ THROUGH_GLOO = frozenset({HostGlooPath.name, GlooPath.name})
 
 
 def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
-    """An operand and a result, float32 [numel] each, with all pages touched."""
-    return torch.zeros(numel), torch.zeros(numel)
+    """An operand and a result, float32 [numel] each, with all pages touched; in huge ones, as devices are."""
+    operand, result = (torch.from_numpy(private_storage(numel * ELEMENT_BYTES)).view(torch.float32) for _ in range(2))
+    return operand.zero_(), result.zero_()

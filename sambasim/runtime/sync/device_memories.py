@@ -1,11 +1,12 @@
 """The device memories of a node's replicas, in one window that all of its ranks share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.huge_pages import Range
 from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
 from sambasim.runtime.sync.interface import slices_of
 from sambasim.units import KIB
@@ -36,7 +37,7 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
     """
     topology = communicator.topology
     small = is_small(program, topology)
-    window = communicator.allocate_shared(program.device_bytes, None if small else _touched_bytes(program, topology))
+    window = communicator.allocate_shared(program.device_bytes, None if small else _touched(program, topology))
     storages = {
         rank: window.local if rank == topology.rank else window.of(index)
         for index, rank in enumerate(topology.local_ranks)
@@ -46,14 +47,21 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
     return Devices(window, memories, shares_parameters=not small)
 
 
-def _touched_bytes(program: Program, topology: Topology) -> int:
-    """How much of its part of the window this rank will use: of the states its own slices, and parameters only if it
-    is the first of its node."""
+def _touched(program: Program, topology: Topology) -> Sequence[Range]:
+    """What this rank's part of the window is used for: of the states its own slices, and parameters only if it is the
+    first of its node."""
+    elsewhere = () if topology.local_rank == 0 else SHARED_KINDS
+    touched = [
+        (symbol.offset, symbol.offset + symbol.type.size_bytes)
+        for symbol in program.symbols.values()
+        if symbol.offset is not None and symbol.kind not in (SymbolKind.OPTIMIZER_STATE, *elsewhere)
+    ]
     slices = slices_of(program, topology.world_size)
-    kinds = (SymbolKind.OPTIMIZER_STATE, *(() if topology.local_rank == 0 else SHARED_KINDS))
-    untouched = sum(symbol.type.size_bytes for symbol in program.symbols.values() if symbol.kind in kinds)
-    states = 0
     for group in program.groups:
+        size = DTYPE_BYTES[group.dtype]
         start, stop = slices[group.name][topology.rank]
-        states += (stop - start) * DTYPE_BYTES[group.dtype] * len(program.optimizers[group.optimizer].states)
-    return max(program.device_bytes - untouched + states, 0)
+        touched += [
+            (group.regions[state] + start * size, group.regions[state] + stop * size)
+            for state in program.optimizers[group.optimizer].states
+        ]
+    return touched

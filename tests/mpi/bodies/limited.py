@@ -46,7 +46,7 @@ def say(communicator: Communicator, words: str) -> None:
 def untouched(communicator: Communicator) -> None:
     """A window that is larger than /dev/shm, of which 1 MiB a rank is touched."""
     try:
-        window = communicator.allocate_shared(_SIZE_BYTES, touched_bytes=MIB)
+        window = communicator.allocate_shared(_SIZE_BYTES, touched=[(0, MIB)])
     except MachineError as error:
         return say(communicator, f"{communicator.library} refused: {error}")
     window.local[-MIB:] = communicator.rank + 1

@@ -8,6 +8,7 @@ import numpy as np
 from sambasim.runtime.buffers import ByteArray
 from sambasim.runtime.communicator import Communicator, connect
 from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES
+from sambasim.units import MIB
 
 
 def expect(condition: bool, what: str) -> None:
@@ -119,14 +120,33 @@ def shared_window(c: Communicator) -> None:
     window.sync()
     writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
     expect(int(window.local[0]) == 200 + writer, "a peer's write arrives in my part")
-    sparse = c.allocate_shared(1 << 20, touched_bytes=1)
+    sparse = c.allocate_shared(1 << 20, touched=[(0, 1)])
     expect(not sparse.local.any(), "parts of which little is touched are zeros at first too")
     empty = c.allocate_shared(0)
     expect(len(empty.local) == 0, "a part may be empty")
 
 
+def large_window(c: Communicator) -> None:
+    """One that is mapped again, where huge pages can lie; the ranks use other bytes of their parts."""
+    size, used = 9 * MIB + 4321, 2 * MIB * (1 + c.rank % 3)
+    window = c.allocate_shared(size, touched=[(MIB, MIB + used), (5, 6)])
+    expect(not window.local[::4093].any(), "parts are zeros at first")
+    window.local[MIB : MIB + used] = c.rank + 1
+    window.of((c.local_rank + 1) % c.local_size)[5] = 100 + c.rank
+    window.sync()
+    c.node_barrier()
+    window.sync()
+    writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
+    expect(int(window.local[5]) == 100 + writer, "a peer's write arrives in my part")
+    for local_rank, rank in enumerate(c.local_ranks):
+        part, mine = window.of(local_rank), slice(MIB, MIB + 2 * MIB * (1 + rank % 3))
+        expect(bool((part[mine] == rank + 1).all()), f"the part of rank {rank} holds what it wrote")
+        expect(not part[mine.stop :].any(), "and zeros behind that")
+    c.node_barrier()
+
+
 PARTS: tuple[Callable[[Communicator], None], ...] = (
-    topology, objects, all_to_all, all_gather, messages, messages_asked_for, shared_window,
+    topology, objects, all_to_all, all_gather, messages, messages_asked_for, shared_window, large_window,
 )  # fmt: skip
 
 
