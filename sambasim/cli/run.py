@@ -81,7 +81,9 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
 @click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
 @click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
-@click.option("--checkpoint-every", metavar="N[steps|epochs|s|min|h]", help="How often, and at the end: 10min.")
+@click.option(
+    "--checkpoint-every", metavar="N[steps|epochs|s|min|h]", help="How often, beside the end. Default: 10min."
+)
 @click.option("--keep", type=int, metavar="K", help="How many checkpoints stay, the newest ones. Default: 3.")
 @click.option(
     "--resume",
@@ -149,21 +151,20 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
         if sentinel is not None:
             sentinel.see_off(watch.path)
         watch.end()
-    with _told_at_the_end(communicator, watch):
+    with _told_at_the_end(communicator):
         communicator.finish()
         watch.leave()
 
 
 @contextmanager
-def _told_at_the_end(communicator: "Communicator", watch: "Watch") -> Iterator[None]:
-    """When all is done, no rank waits for another, and none is ended for what fails on one. It is told, and is the
-    job's exit code."""
+def _told_at_the_end(communicator: "Communicator") -> Iterator[None]:
+    """When all is done, there is nobody to agree with on who tells. What fails then is told, and is the job's exit
+    code. The line on the board stays unfinished: should MPI not end for the others, their sentinels see why."""
     try:
         yield
     except Exception as error:
         if communicator.world_size == 1:
             raise
-        watch.over()
         explain(error, told_by=f"rank {communicator.rank} on {communicator.host_name}")
         raise SystemExit(exit_code_of(error)) from None
 

@@ -40,10 +40,9 @@ _UNITS = {
 class CheckpointOptions(Options):
     """`every` is a number of steps, or one with a unit: `50`, `1epoch`, `30s`, `10min`. `keep` of the newest stay.
 
-    `resume` is "newest", which must be whole; "auto", the newest that is whole; "if-any", the same, or none where
-    there is none; or a path. With `exact`, a run is
-    refused that would not have the bits of one that was never interrupted. `on_failure` is of a checkpoint that cannot
-    be written: "warn" goes on without it.
+    `resume` is "newest", which must be whole; "auto", the newest that is whole; "if-any", the same, or none where there
+    is none; or a path. With `exact`, a run is refused that would not have the bits of one that was never interrupted.
+    `on_failure` is of a checkpoint that cannot be written: "warn" goes on without it.
     """
 
     dir: FilePath | None = None

@@ -42,6 +42,7 @@ __all__ = ["Communicator", "SharedWindow", "connect", "linked_library"]
 
 T = TypeVar("T")
 
+_PAGE = WINDOW_ALIGNMENT_BYTES
 _NOTICE_TAG = 1
 _GREETING_TAG = 2
 _LETTER_TAG = 3
@@ -204,7 +205,8 @@ class MpiCommunicator(Communicator):
 
         whole = _in_pages(size_bytes)
         used = [(0, size_bytes)] if touched is None else merged(touched)
-        needed = min(_in_pages(sum(stop - start for start, stop in used)), whole)
+        pages = merged((start // _PAGE * _PAGE, _in_pages(stop)) for start, stop in used if start < stop)
+        needed = min(_in_pages(sum(stop - start for start, stop in pages)), whole)
         if self.library.startswith("Open MPI"):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
             needed = whole + whole // 16

@@ -4,7 +4,6 @@ The storage is private memory, or this rank's part of a window that all ranks of
 knows which. Activations are not here: they are torch allocations, freed at their last use.
 """
 
-import mmap
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
-from sambasim.runtime.huge_pages import advise
+from sambasim.runtime.huge_pages import private_pages
 from sambasim.units import format_bytes
 
 Storage = NDArray[np.uint8]
@@ -27,11 +26,10 @@ def private_storage(size_bytes: int) -> Storage:
     Raises MachineError if the machine does not give so much.
     """
     try:
-        pages = mmap.mmap(-1, max(size_bytes, 1))
+        pages = private_pages(size_bytes)
     except (OSError, OverflowError) as error:
         what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
         raise MachineError(what, remedy="look at `ulimit -v`, or compile a smaller model or batch") from error
-    advise(pages)
     return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 

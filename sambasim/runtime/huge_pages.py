@@ -7,11 +7,12 @@ each lookup is two.
 Of private memory, the system only needs to be told. Of a window that ranks share it takes two steps, because an MPI
 puts it at any address: its memory is mapped once more, at an address where huge pages can lie, and each rank has the
 system gather the small pages of its part into huge ones (Linux 6.1). What a system cannot do is left undone: the memory
-is as good, and slower.
+is as good, and slower. Where a process may only have so much address space (`ulimit -v`), none is spent on this.
 """
 
 import ctypes
 import mmap
+import resource
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,11 +36,18 @@ _FEWEST = 2
 """Huge pages in a part of a window: of fewer, none may lie whole within it."""
 
 
-def advise(pages: mmap.mmap) -> None:
-    """Tell the system that private memory, which nobody has touched yet, may come in huge pages."""
-    if len(pages) >= _FEWEST * (huge_bytes() or len(pages)):
-        with suppress(OSError, AttributeError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
+def private_pages(size_bytes: int) -> mmap.mmap:
+    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError if the system
+    does not give so much.
+
+    Processes that are forked from this one, as those that read data are, do not have it: else each page that is written
+    afterwards would be copied for them.
+    """
+    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        with suppress(OSError, AttributeError):  # not every system knows every one
+            pages.madvise(getattr(mmap, advice))
+    return pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,10 @@ def mapped_again(part: ByteArray) -> Again | None:
     """`part`, which is shared memory and starts on a page, at an address where huge pages can lie. None where there are
     no huge pages, or the part is too small for them, or cannot be mapped."""
     huge = huge_bytes()
-    if not huge or part.nbytes < _FEWEST * huge:
+    if not huge or part.nbytes < _FEWEST * huge or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return None
     try:
-        offset = _offset_in_file(part.ctypes.data, _MAPS.read_text(encoding="utf-8", errors="surrogateescape"))
+        offset = _offset_in_file(part, _MAPS.read_text(encoding="utf-8", errors="surrogateescape"))
         library = _library()
     except (OSError, AttributeError):
         return None
@@ -94,8 +102,7 @@ def mapped_again(part: ByteArray) -> Again | None:
     address = reserved + (offset - reserved) % huge
     # Of no old bytes, shared memory is mapped a second time, and stays where it is too.
     if library.mremap(part.ctypes.data, 0, whole, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
-        library.munmap(reserved, reserved_bytes)
-        return None
+        return None  # what was reserved is an address only, and who knows what lies there now
     view = np.ctypeslib.as_array((ctypes.c_uint8 * part.nbytes).from_address(address))
     return Again(view, reserved, reserved_bytes)
 
@@ -120,13 +127,15 @@ def merged(ranges: Iterable[Range]) -> Sequence[Range]:
     return found
 
 
-def _offset_in_file(address: int, maps: str) -> int | None:
-    """Where in its file the shared memory at `address` is, by the text of a /proc/PID/maps file."""
+def _offset_in_file(part: ByteArray, maps: str) -> int | None:
+    """Where `part`, if it is shared memory and of one mapping, is in its file, by the text of a /proc/PID/maps file."""
+    address = part.ctypes.data
     for line in maps.splitlines():
         bounds, permissions, offset, *_ = line.split(maxsplit=4)
         low, high = (int(bound, 16) for bound in bounds.split("-"))
         if low <= address < high:
-            return int(offset, 16) + address - low if permissions.endswith("s") else None
+            is_whole = permissions.endswith("s") and address + part.nbytes <= high
+            return int(offset, 16) + address - low if is_whole else None
     return None
 
 

@@ -115,7 +115,6 @@ class TrainingJob:
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
-        self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
@@ -211,6 +210,7 @@ class TrainingJob:
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
                     self._saver.after_epoch(position, trainer.totals, wished=trainer.wished == SAVE)
+        self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
         return evaluation

@@ -68,11 +68,12 @@ class LossWatch:
             self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {told}{more}")
 
     def look_at_all(self, steps: int, skipped: int) -> None:
-        """Of a run that is over. Raises NumericsError if all its steps were skipped: it says that it has trained."""
+        """Of a run that is over, before its end is saved. Raises NumericsError if all its steps were skipped, for then
+        nothing has been trained."""
         if steps and skipped == steps:
             raise NumericsError(
                 f"nothing was trained: the losses of all {steps} steps were not finite, and the steps were skipped",
-                where="the end of the run",
+                where="the end of the run; nothing of it was saved",
                 remedy=f"{self._command} --debug-numerics to see where it begins",
             )
 

@@ -1,6 +1,5 @@
 """A job of one rank: every collective is a copy, and no MPI is needed."""
 
-import mmap
 import os
 import sys
 from collections import Counter, deque
@@ -12,7 +11,7 @@ import numpy as np
 
 from sambasim.errors import InternalError
 from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
-from sambasim.runtime.huge_pages import Range, advise
+from sambasim.runtime.huge_pages import Range, private_pages
 from sambasim.runtime.ranks import Communicator, FailureNotice, Request, SharedWindow, Topology
 
 T = TypeVar("T")
@@ -40,9 +39,7 @@ class PrivateWindow(SharedWindow):
 
 def private_window(size_bytes: int) -> PrivateWindow:
     """A window that nobody shares. Its memory is freed with the last array on it."""
-    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    advise(pages)
-    return PrivateWindow(np.frombuffer(pages, dtype=np.uint8, count=size_bytes))
+    return PrivateWindow(np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes))
 
 
 @dataclass(slots=True, eq=False)

@@ -58,7 +58,7 @@ def test_a_small_shared_memory_is_refused_before_training(folder: Path) -> None:
     result = run_job(_with_shared_memory(64 * MIB, job), cwd=folder)
     told = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ", "--shm-size")
     needed, there = _check(result, told)
-    assert needed > 150 * MIB
+    assert needed > 110 * MIB  # two gradients, parameters and states; no operand arrives on one node
     assert 0 < there <= 64 * MIB
     assert not (folder / "m.jsonl").exists()
     roomy = run_job(_with_shared_memory(int(needed * 1.5), [*job, "--steps", "1"]), cwd=folder)

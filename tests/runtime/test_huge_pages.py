@@ -2,6 +2,11 @@
 
 import mmap
 import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +14,61 @@ import pytest
 
 from sambasim.runtime import huge_pages
 from sambasim.runtime.buffers import ByteArray
-from sambasim.runtime.huge_pages import advise, huge_bytes, mapped_again, merged
+from sambasim.runtime.huge_pages import huge_bytes, mapped_again, merged, private_pages
 
 HUGE = huge_bytes()
 needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge pages")
 
 
+def _gives() -> bool:
+    """Whether the system gives huge pages to who asks for them."""
+    settings = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return settings.exists() and "[never]" not in settings.read_text()
+
+
+def _gathers() -> bool:
+    """Whether it gathers small pages of shared memory: Linux 6.1, whatever it gives by itself."""
+    major, minor = map(int, os.uname().release.split(".")[:2])
+    settings = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return (major, minor) >= (6, 1) and settings.exists() and "[deny]" not in settings.read_text()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Shared memory, and the file that it is."""
+
+    view: ByteArray
+    descriptor: int
+
+    @property
+    def present_bytes(self) -> int:
+        """What is there of it."""
+        return os.fstat(self.descriptor).st_blocks * 512
+
+
 @pytest.fixture
-def shared() -> ByteArray:
-    """Shared memory from the second small page of a file on, of four huge pages and a bit."""
+def file() -> Iterator[Shared]:
+    """From the second small page of a file on, four huge pages and a bit."""
     descriptor = os.memfd_create("shared")
     os.ftruncate(descriptor, 5 * HUGE)
     pages = mmap.mmap(descriptor, 4 * HUGE + 100, offset=mmap.PAGESIZE)
+    yield Shared(np.frombuffer(pages, dtype=np.uint8), descriptor)
     os.close(descriptor)
-    return np.frombuffer(pages, dtype=np.uint8)
+
+
+@pytest.fixture
+def shared(file: Shared) -> ByteArray:
+    return file.view
+
+
+def in_huge_pages(view: ByteArray, kind: str) -> int:
+    """Bytes of the mapping of `view` that lie in huge pages, as the system says."""
+    rows = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for row in rows:
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", row)
+        if bounds and int(bounds[1], 16) <= view.ctypes.data < int(bounds[2], 16):
+            return next(int(row.split()[1]) * 1024 for row in rows if row.startswith(f"{kind}:"))
+    raise AssertionError("the memory is not mapped")
 
 
 @needs_huge_pages
@@ -48,32 +94,42 @@ def test_it_lies_where_huge_pages_can(shared: ByteArray) -> None:
     again.release()
 
 
-@needs_huge_pages
-def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(shared: ByteArray) -> None:
-    shared[HUGE + 5] = 7
-    again = mapped_again(shared)
+@pytest.mark.skipif(not HUGE or not _gathers(), reason="this system gathers no pages of shared memory")
+def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(file: Shared) -> None:
+    file.view[HUGE + 5] = 7
+    again = mapped_again(file.view)
     assert again is not None
-    before = _present_bytes(shared)
+    before = file.present_bytes
     # From the second small page of the file on, only two huge pages lie wholly in this.
     assert again.gather([(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE - 5)]) == 2 * HUGE
-    assert _present_bytes(shared) - before <= 2 * HUGE
+    assert in_huge_pages(again.view, "ShmemPmdMapped") == 2 * HUGE
+    assert file.present_bytes - before <= 2 * HUGE
     assert again.view[HUGE + 5] == 7
     assert int(again.view.sum()) == 7
     assert again.gather([(0, HUGE - mmap.PAGESIZE - 1), (3, 3)]) == 0
     again.release()
 
 
-def _present_bytes(view: ByteArray) -> int:
-    """Of the file that `view` is mapped from: what is there of it."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        low, high = (int(bound, 16) for bound in line.split()[0].split("-"))
-        if low <= view.ctypes.data < high:
-            descriptor = os.open(f"/proc/self/map_files/{line.split()[0]}", os.O_RDONLY)
-            try:
-                return os.fstat(descriptor).st_blocks * 512
-            finally:
-                os.close(descriptor)
-    raise AssertionError("the memory is not mapped")
+@pytest.mark.skipif(not HUGE or not _gives(), reason="this system gives no huge pages")
+def test_private_memory_comes_in_huge_pages() -> None:
+    view = np.frombuffer(private_pages(4 * HUGE), dtype=np.uint8)
+    assert not view.any()
+    view.setflags(write=True)
+    view[:] = 1
+    assert in_huge_pages(view, "AnonHugePages") >= 2 * HUGE  # the system chooses the address
+
+
+@needs_huge_pages
+def test_where_address_space_is_scarce_none_is_spent() -> None:
+    code = """
+import mmap, resource, numpy
+from tests.runtime.test_huge_pages import HUGE
+from sambasim.runtime.huge_pages import mapped_again
+resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+print(mapped_again(numpy.frombuffer(mmap.mmap(-1, 4 * HUGE), dtype=numpy.uint8)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout == "None\n"
 
 
 @needs_huge_pages
@@ -84,9 +140,7 @@ def test_memory_that_is_too_little_or_private_is_mapped_once(shared: ByteArray) 
 
 def test_without_huge_pages_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "huge_bytes", lambda: 0)
-    pages = mmap.mmap(-1, 1 << 23)
-    advise(pages)
-    assert mapped_again(np.frombuffer(pages, dtype=np.uint8)) is None
+    assert mapped_again(np.frombuffer(mmap.mmap(-1, 1 << 23), dtype=np.uint8)) is None
 
 
 def test_ranges_are_merged() -> None:

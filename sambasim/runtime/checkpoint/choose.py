@@ -63,8 +63,17 @@ def settled(resume: str | None, checkpoint_dir: Path | None, communicator: Commu
     the folder, and none that was put aside."""
     if resume != IF_ANY or checkpoint_dir is None:
         return resume
-    is_new = not _in_folder(checkpoint_dir) and not folder.put_aside_in(checkpoint_dir)
-    return communicator.broadcast_object(None if is_new else AUTO)
+    found: str | None = None
+    fault: OptionError | None = None
+    if communicator.rank == 0:
+        try:
+            found = AUTO if _in_folder(checkpoint_dir) or folder.put_aside_in(checkpoint_dir) else None
+        except OptionError as error:
+            fault = error
+    found, fault = communicator.broadcast_object((found, fault))
+    if fault is not None:
+        raise fault
+    return found
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:

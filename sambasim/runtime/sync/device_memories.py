@@ -51,10 +51,12 @@ def _touched(program: Program, topology: Topology) -> Sequence[Range]:
     """What this rank's part of the window is used for: of the states its own slices, and parameters only if it is the
     first of its node."""
     elsewhere = () if topology.local_rank == 0 else SHARED_KINDS
+    # Of peers that share their memory, no operand arrives.
+    nowhere = (SymbolKind.REDUCE_BUFFER,) if topology.node_count == 1 else ()
     touched = [
         (symbol.offset, symbol.offset + symbol.type.size_bytes)
         for symbol in program.symbols.values()
-        if symbol.offset is not None and symbol.kind not in (SymbolKind.OPTIMIZER_STATE, *elsewhere)
+        if symbol.offset is not None and symbol.kind not in (SymbolKind.OPTIMIZER_STATE, *elsewhere, *nowhere)
     ]
     slices = slices_of(program, topology.world_size)
     for group in program.groups:

@@ -92,7 +92,7 @@ def post(environ: Mapping[str, str], timeout_s: float, tell: Callable[[PeerError
         os.close(pipe)
         os.setsid()  # launchers kill a rank's whole group of processes, and this one has names to take away then
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # sent to the group of processes; the rank answers to them
+            signal.signal(number, signal.SIG_IGN)  # who sends them to every process means the rank, which answers
         _Keeper(ends, rank_pid, parent, timeout_s, tell).keep()
     finally:
         os._exit(0)
