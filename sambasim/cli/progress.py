@@ -110,7 +110,7 @@ class RunProgress:
         hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         taken = summary.steps - (summary.resumed_after_step or 0)
         if not taken:
-            print(f"nothing was left to do: the checkpoint is that of step {summary.steps}, the last one of this run")
+            print(f"nothing was left to do: the checkpoint is that of step {summary.steps}; the run was to end by then")
             print("to train longer: --epochs N or --steps N")
             self._tell_digests(summary)
             return

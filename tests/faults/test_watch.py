@@ -126,7 +126,9 @@ def test_a_rank_that_is_stopped_when_all_is_done_is_ended_and_named(folder: Path
     assert result.returncode != 0
     assert "state_sha256" in result.stdout
     assert result.stderr.count("error[") == 1
-    assert "): rank 1 keeps the others waiting" in result.stderr
+    assert re.search(
+        r"^error\[stall\] \(seen by rank \d on \S+\): rank 1 keeps the others waiting", result.stderr, re.M
+    )
     assert re.search(r"where: rank 1 \(process \d+\): done, and about to end; its process is stopped", result.stderr)
 
 

@@ -202,7 +202,8 @@ def test_skipping_changes_nothing_of_a_run_that_stays_finite(pefs: dict[str, Pat
 
 
 def test_a_step_is_skipped_whole_if_one_of_its_micro_steps_is_not_finite(pefs: dict[str, Path]) -> None:
-    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(16, 20)}}  # in the second step
+    second_of_second = range(4 * BATCH, 5 * BATCH)  # a step takes three batches
+    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in second_of_second}}
     asked = options(pefs["adamw"], damage, on_nonfinite="skip")
 
     def after(steps: int) -> SummaryRecord:
@@ -215,9 +216,8 @@ def test_a_step_is_skipped_whole_if_one_of_its_micro_steps_is_not_finite(pefs: d
 
 
 def test_many_skipped_steps_are_counted_and_not_all_told(pefs: dict[str, Path]) -> None:
-    damage: dict[str, object] = {
-        "inputs": {str(sample): "nan" for sample in range(4, SAMPLES)}
-    }  # all but the first step
+    """All but the first: a run whose every step is skipped is refused."""
+    damage: dict[str, object] = {"inputs": {str(sample): "nan" for sample in range(BATCH, SAMPLES)}}
     notes = Notes()
     summary = train(options(pefs["adamw"], damage, on_nonfinite="skip"), notes)
     assert summary.skipped_steps == STEPS - 1 > MOST_NOTES == len(notes.heard)
