@@ -68,7 +68,8 @@ class TrainingJob:
         self._listener = listener
         self._saver: Saver | None = None
         self._signals = StopSignals(self._heard)
-        self._losses = LossWatch(options.on_nonfinite, listener, as_typed(command, communicator.world_size))
+        typed = as_typed(command, communicator.world_size)
+        self._losses = LossWatch(options.on_nonfinite, listener, typed, self._newest_checkpoint)
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""
@@ -220,6 +221,9 @@ class TrainingJob:
         if stop := self._signals.wish():
             return stop
         return SAVE if self._setup.is_first and self._saver is not None and self._saver.is_time() else 0
+
+    def _newest_checkpoint(self) -> str | None:
+        return self._saver.newest() if self._saver is not None else None
 
     def _stop_if(self, wished: int, position: Position, totals: Totals) -> None:
         """Raises Interrupted, on all ranks, if one of them was asked to end, once it is saved where the run is."""

@@ -10,7 +10,7 @@ next checkpoint, which is not written of parameters that are not finite.
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sambasim.errors import NumericsError
 from sambasim.options.run import OnNonfinite
@@ -31,12 +31,16 @@ class LossWatch:
     """Looks at the losses of each step, on every rank alike, once listeners have heard of the step.
 
     command: what was typed, mpirun included, for the remedy
+    newest: the name of the newest checkpoint that the run could be resumed from, if there is one
     """
 
-    def __init__(self, choice: OnNonfinite, listener: Listener, command: str) -> None:
+    def __init__(
+        self, choice: OnNonfinite, listener: Listener, command: str, newest: Callable[[], str | None] = lambda: None
+    ) -> None:
         self._choice = choice
         self._listener = listener
         self._command = command
+        self._newest = newest
         self._notes = 0
         self._in_a_row = 0
 
@@ -56,11 +60,10 @@ class LossWatch:
         told = which(losses)
         if self._choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
             skipped = f", as were the {MOST_IN_A_ROW} before it" if self._choice == "skip" else ""
-            remedy = f"{self._command} --debug-numerics to see where it begins"
-            raise NumericsError(
+            raise self._error(
                 f"the loss of step {step.step} is not finite{skipped}: {told}",
-                where=f"epoch {step.epoch}, step {step.step}; nothing of it was saved",
-                remedy=remedy if skipped else f"{remedy}, or --on-nonfinite skip to go on",
+                f"epoch {step.epoch}, step {step.step}",
+                "" if skipped else ", or --on-nonfinite skip to go on",
             )
         self._notes += 1
         if self._notes <= MOST_NOTES:
@@ -71,10 +74,9 @@ class LossWatch:
         """Of a run that is over, before its end is saved. Raises NumericsError if all its steps were skipped, for then
         nothing has been trained."""
         if steps and skipped == steps:
-            raise NumericsError(
+            raise self._error(
                 f"nothing was trained: the losses of all {steps} steps were not finite, and the steps were skipped",
-                where="the end of the run; nothing of it was saved",
-                remedy=f"{self._command} --debug-numerics to see where it begins",
+                "the end of the run",
             )
 
     def look_at_parameters(self, name: str | None, position: Position) -> None:
@@ -83,10 +85,22 @@ class LossWatch:
         if name is None or self._choice == "ignore":
             return
         loss = "" if self.is_skipping else ", whose loss still was"
-        raise NumericsError(
+        raise self._error(
             f"the parameter {name} is not finite after step {position.step}{loss}",
-            where=f"epoch {position.epoch + 1}, step {position.step}; nothing of it was saved",
-            remedy=f"{self._command} --debug-numerics to see where it begins, or --on-nonfinite ignore to go on",
+            f"epoch {position.epoch + 1}, step {position.step}",
+            ", or --on-nonfinite ignore to go on",
+        )
+
+    def _error(self, what: str, where: str, otherwise: str = "") -> NumericsError:
+        """What to type goes on from the newest checkpoint: that is quick, and a folder that holds some is not begun in
+        anew."""
+        newest = self._newest()
+        kept = f"; the last checkpoint is {newest}" if newest else ""
+        resume = " --resume" if newest and "--resume" not in self._command else ""
+        return NumericsError(
+            what,
+            where=f"{where}; nothing of it was saved{kept}",
+            remedy=f"{self._command}{resume} --debug-numerics to see where it begins{otherwise}",
         )
 
 

@@ -157,6 +157,15 @@ def test_a_run_that_stops_leaves_no_checkpoint_of_what_came_of_it(pefs: dict[str
     assert not any("3" in name for name in written), written
 
 
+def test_a_run_that_stops_names_the_checkpoint_to_go_on_from(pefs: dict[str, Path], tmp_path: Path) -> None:
+    saved = {"dir": tmp_path, "every": "2"}
+    with pytest.raises(NumericsError) as told:
+        train(options(pefs["adamw"], {"inputs": {"9": "nan"}}, checkpoint=saved))
+    assert told.value.where == "epoch 1, step 3; nothing of it was saved; the last checkpoint is step-0000000002"
+    assert told.value.remedy is not None
+    assert told.value.remedy.startswith("sambasim run --pef 'a net' --resume --debug-numerics to see where it begins, ")
+
+
 @pytest.mark.parametrize("choice", ["stop", "skip", "ignore"])
 def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
     choice: str, pefs: dict[str, Path], tmp_path: Path

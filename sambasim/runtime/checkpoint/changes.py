@@ -22,6 +22,19 @@ _LENGTH = ("training.epochs", "training.steps")
 _WHOLE_EPOCH = ("data.source", "data.args", "data.samples", "data.evaluation_fraction", "data.shuffle", "training.seed")
 """What may not change in the midst of an epoch: which samples are left of it would not be known."""
 
+_PARTS = {
+    "graph": "its graph",
+    "weights": "its initial weights",
+    "data_source": "its data source",
+    "compile_options": "the options it was compiled with",
+    "training_defaults": "its defaults of training",
+    "metadata": "its metadata",
+}
+"""The parts of a PEF, in words."""
+
+_OF_RUNS = frozenset({"data_source", "training_defaults"})
+"""Parts that a run can be told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -55,13 +68,18 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
     apart = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
     if apart:
         reasons.append(f"parameters differ: {len(apart)} of them, {apart[0][:80]!r} for one")
-    elif [group.states for group in saved.groups] != [group.states for group in now.groups]:
+    elif {group.states for group in saved.groups} != {group.states for group in now.groups}:
         reasons.append("its optimizer keeps other state")
-    what = "; ".join(reasons) or "its parameters are alike; its graph, its options or its initial weights differ"
+    parts = [part for part in _PARTS if saved.pef.parts.get(part) != now.pef.parts.get(part)]
+    if not reasons:
+        reasons.append(f"what differs is {', '.join(map(_PARTS.__getitem__, parts)) or 'what wrote it'}")
+    of_run = "; or compile it as it was, and tell run what is to be otherwise: --lr 0.1, --set training.seed=7"
     raise CheckpointError(
-        f"the checkpoint is of another PEF than {now.pef.name}: {what}",
+        f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
         where=where,
-        remedy="name the PEF that it was trained with; or begin anew with what --save wrote: --weights FILE",
+        remedy="name the PEF that it was trained with"
+        + (of_run if parts and _OF_RUNS.issuperset(parts) else "")
+        + "; or begin anew with what --save wrote: --weights FILE",
     )
 
 

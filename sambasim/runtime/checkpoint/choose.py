@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sambasim.errors import CheckpointError, OptionError
+from sambasim.options.problems import nearest
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.reader import Checkpoint, check_content, read
 from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
@@ -123,7 +124,9 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
     if not path.exists() and not path.is_symlink():
         there = _in_folder(checkpoint_dir) if checkpoint_dir is not None else []
         named = f"; the newest in {checkpoint_dir}: --resume {there[0]}" if there else ""
-        raise OptionError(f"there is no checkpoint {path}", remedy=f"--resume auto, or --resume DIR/step-…{named}")
+        guess = nearest(resume, (AUTO, IF_ANY, NEWEST))
+        remedy = f"did you mean --resume {guess}?" if guess else f"--resume auto, or --resume DIR/step-…{named}"
+        raise OptionError(f"there is no checkpoint {path}", remedy=remedy)
     if (path / MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
     found = _in_folder(path)

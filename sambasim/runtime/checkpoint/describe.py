@@ -6,6 +6,7 @@ import torch
 
 from sambasim import __version__
 from sambasim.pef.encode import NO_DIGEST
+from sambasim.pef.parts import part_digests
 from sambasim.runtime.checkpoint.manifest import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -34,7 +35,12 @@ def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> 
         version=".".join(map(str, FORMAT_VERSION)),
         writer=f"sambasim {__version__}",
         digest=NO_DIGEST,
-        pef=PefModel(name=program.name, digest=setup.document.digest, batch_size=program.batch_size),
+        pef=PefModel(
+            name=program.name,
+            digest=setup.document.digest,
+            batch_size=program.batch_size,
+            parts=part_digests(setup.document),
+        ),
         position=PositionModel(step=position.step, epoch=position.epoch, used=position.used),
         progress=ProgressModel(
             samples=totals.samples,

@@ -20,11 +20,12 @@ Span = tuple[Size, Size]
 
 
 class PefModel(StrictModel):
-    """What was trained."""
+    """What was trained. `parts` are the digests of pef.parts."""
 
     name: str
     digest: Sha256
     batch_size: Size
+    parts: dict[str, Sha256]
 
 
 class PositionModel(StrictModel):

@@ -13,7 +13,7 @@ MANIFEST_FILE = "checkpoint.json"
 LARGEST_MANIFEST_BYTES = 16 * MIB
 """GPT-2 small takes some 30 KiB."""
 
-ANOTHER = "take another checkpoint: --resume PATH, or --resume auto for the newest that is whole"
+ANOTHER = "take another checkpoint; run --resume auto takes the newest that is whole"
 
 
 class Rule(NamedTuple):

@@ -1,7 +1,6 @@
 """The checkpoints of one run: when they are written, how many are kept, and what it means if one cannot be written."""
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -83,12 +82,17 @@ class Saver:
                 remedy="make room there, and go on with --resume; --save FILE keeps the weights elsewhere",
             )
 
-    def kept(self) -> str:
-        """What there is to go on from, whoever has written it, in words."""
-        there: Sequence[Path] = ()
+    def newest(self) -> str | None:
+        """The name of what there is to go on from, whoever has written it."""
         with suppress(OSError):
-            there = folder.checkpoints_in(self._folder)
-        return f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
+            for path in folder.checkpoints_in(self._folder):
+                return path.name
+        return None
+
+    def kept(self) -> str:
+        """The same in words."""
+        newest = self.newest()
+        return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
     def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
         """Write a checkpoint now; returns its path. Training `goes_on` after it, or this is the end.

@@ -164,11 +164,18 @@ CHECKPOINTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a checkpoint that is not there",
-        f"{_RUN} --checkpoint-dir saved --resume=aut",
+        f"{_RUN} --checkpoint-dir saved --resume=elsewhere",
         2,
-        ("there is no checkpoint aut", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
+        ("there is no checkpoint elsewhere", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
         pefs=("net",),
         prepare=_trained(lambda path: None),
+    ),
+    Fault(
+        "a word that is nearly one for a checkpoint",
+        f"{_RUN} --checkpoint-dir saved --resume=if_any",
+        2,
+        ("there is no checkpoint if_any", "did you mean --resume if-any?"),
+        pefs=("net",),
     ),
     Fault(
         "two folders of checkpoints that are compared",

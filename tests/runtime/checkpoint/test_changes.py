@@ -85,15 +85,20 @@ def test_data_of_the_same_name_has_moved_and_of_another_is_other_data() -> None:
 
 
 def test_another_pef_is_refused_with_what_differs() -> None:
-    def refused(**changed: object) -> str:
-        pef = SAVED.pef.model_copy(update={"digest": "b" * 64})
+    def refused(*parts: str, **changed: object) -> str:
+        others = SAVED.pef.parts | dict.fromkeys(parts, "d" * 64)
+        pef = SAVED.pef.model_copy(update={"digest": "b" * 64, "parts": others})
         with pytest.raises(CheckpointError) as error:
             check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), "here")
-        return error.value.what
+        return f"{error.value.what} -> {error.value.remedy}"
 
     group = SAVED.groups[0]
     smaller = group.model_copy(update={"members": group.members[:1]})
-    assert "its parameters are alike; its graph, its options or its initial weights differ" in refused()
+    assert "than net: what differs is its graph, its initial weights -> name" in refused("weights", "graph")
+    assert "what differs is what wrote it" in refused()
+    assert "what differs is its defaults of training -> " in (told := refused("training_defaults"))
+    assert "; or compile it as it was, and tell run what is to be otherwise: --lr" in told
+    assert "tell run" not in refused("training_defaults", "graph")
     assert "parameters differ: 1 of them, 'net__bias' for one" in refused(groups=(smaller,))
     assert "its optimizer keeps other state" in refused(groups=(group.model_copy(update={"states": ("momentum",)}),))
     other = SAVED.pef.model_copy(update={"digest": "b" * 64, "name": "lenet", "batch_size": 8})

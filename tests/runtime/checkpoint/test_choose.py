@@ -35,6 +35,13 @@ def test_one_is_taken_by_its_path_or_by_that_of_its_folder(three: list[Path], tm
     assert choose(str(tmp_path), None, ALONE).checkpoint.path == three[2]
 
 
+def test_a_word_that_is_nearly_one_is_guessed(tmp_path: Path) -> None:
+    for word, guess in (("if_any", "if-any"), ("Auto", "auto"), ("newst", "newest")):
+        with pytest.raises(OptionError) as error:
+            choose(word, tmp_path, ALONE)
+        assert error.value.remedy == f"did you mean --resume {guess}?"
+
+
 def test_a_damaged_newest_is_refused(three: list[Path], tmp_path: Path) -> None:
     damage(three[2])
     with pytest.raises(CheckpointError, match="step-0000000030 breaks rule 14"):
