@@ -176,6 +176,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         2,
         ("there is no checkpoint if_any", "did you mean --resume if-any?"),
         pefs=("net",),
+        prepare=_trained(lambda path: None),
     ),
     Fault(
         "two folders of checkpoints that are compared",
