@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -55,7 +56,7 @@ def starts_a_program(path: Path) -> None:
     os.system("true")
 
 
-def sleeps(path: Path) -> None:
+def never_ends(path: Path) -> None:
     while True:
         pass
 
@@ -72,17 +73,33 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Watch:
         (takes_memory, "and 1 are allowed"),
         (has_a_mistake, "InternalError: ours"),
         (starts_a_program, "os.system"),
-        (sleeps, "it took more than 0.2 s"),
+        (never_ends, "it took more than 0.2 s"),
         (lambda path: 1 / 0, "ZeroDivisionError"),
     ],
 )
 def test_the_fuzzer_sees_what_may_not_be(enter: object, told: str, watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     assert callable(enter)
-    seconds = 0.2 if enter is sleeps else 20  # the machine may be busy
+    seconds = 0.2 if enter is never_ends else 20  # the machine may be busy
     fault, _ = attempt(Way("a way", enter, seconds=seconds, constant_bytes=MIB), tmp_path / "file", watch)
     assert fault is not None
     assert told in fault
+
+
+@pytest.mark.parametrize(("waits", "outcome"), [(1, (None, True)), (2, ("it took more than 0.5 s", False))])
+def test_a_way_in_that_waited_is_tried_once_more(
+    waits: int, outcome: tuple[str | None, bool], watch: Watch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    entered: list[Path] = []
+
+    def enter(path: Path) -> None:
+        entered.append(path)
+        if len(entered) <= waits:
+            time.sleep(60)
+
+    assert attempt(Way("a way", enter, seconds=0.5), tmp_path / "file", watch) == outcome
+    assert len(entered) == 2
 
 
 def test_a_refusal_is_no_finding(watch: Watch, tmp_path: Path) -> None:
