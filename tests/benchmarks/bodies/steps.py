@@ -7,6 +7,7 @@ alone sync nothing and update nothing. A line of JSON, from rank 0: a list.
     steps.py FOLDER WORKLOAD WAY      FOLDER holds WORKLOAD/WORKLOAD.pef
 """
 
+import gc
 import json
 import sys
 import time
@@ -63,6 +64,7 @@ def main(folder: Path, workload: Workload, way: Way) -> None:
         case Way.DDP | Way.DDP_COMPILED:
             torch_process_group.bring_up(communicator)
             _ddp(workload, communicator, way is Way.DDP_COMPILED, clock)
+            gc.collect()  # DDP lies in a cycle. If it outlives its group, gloo's threads may abort as Python ends.
             torch_process_group.take_down()
         case Way.ALONE:
             keep_freed_memory()  # as a run does
