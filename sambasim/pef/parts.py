@@ -6,7 +6,7 @@ from sambasim.pef.encode import encode
 
 PARTS = ("graph", "weights", "data_source", "compile_options", "training_defaults", "metadata")
 """All of a manifest but what wrote it. The smallest world size goes with the options, as it is one; the defaults of
-runtime arguments go with those of training, as they are the same numbers."""
+optimizers' arguments go with those of training, as they are the same numbers."""
 
 
 def part_digests(document: PefDocument) -> dict[str, str]:
@@ -15,11 +15,17 @@ def part_digests(document: PefDocument) -> dict[str, str]:
     fields = encode(document, weights_size_bytes=0).model_dump(mode="json")
     graph = fields["program"]
     data_parallel = graph["data_parallel"] or {}
+    of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in graph["optimizers"])
+    numbers = {
+        argument["name"]: argument.pop("default")
+        for argument in graph["runtime_arguments"]
+        if argument["name"].startswith(of_optimizers)
+    }
     parts = {
         "weights": fields["weights"],
         "data_source": fields["data_source"],
         "compile_options": [data_parallel.pop("world_size", None), fields["compile_options"]],
-        "training_defaults": [graph.pop("runtime_arguments"), fields["training_defaults"]],
+        "training_defaults": [numbers, fields["training_defaults"]],
         "metadata": fields["metadata"],
         "graph": graph,
     }

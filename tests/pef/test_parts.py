@@ -31,11 +31,18 @@ def _quicker() -> Program:
     return program({"runtime_arguments": (replace(first, default=first.default + 1), *others)})
 
 
+def _without_arguments_of_replicas() -> Program:
+    *others, last = sample_document().program.runtime_arguments
+    assert last.name == "dp_scale_factor"
+    return program({"runtime_arguments": tuple(others)})
+
+
 @pytest.mark.parametrize(
     ("part", "changed"),
     [
         ("graph", document(program=program({"batch_size": 99}))),
         ("graph", document(program=program({"data_parallel": None}))),
+        ("graph", document(program=_without_arguments_of_replicas())),
         ("weights", document(weights_sha256="c" * 64)),
         ("data_source", document(data_source={"target": "other.py:dataset"})),
         ("compile_options", document(compile_options={})),
