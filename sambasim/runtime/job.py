@@ -69,7 +69,13 @@ class TrainingJob:
         self._saver: Saver | None = None
         self._signals = StopSignals(self._heard)
         typed = as_typed(command, communicator.world_size)
-        self._losses = LossWatch(options.on_nonfinite, listener, typed, self._newest_checkpoint)
+        self._losses = LossWatch(
+            options.on_nonfinite,
+            listener,
+            typed,
+            self._newest_checkpoint,
+            goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
+        )
 
     def run(self) -> SummaryRecord:
         """Train, evaluate, save; returns the summary."""

@@ -32,15 +32,23 @@ class LossWatch:
 
     command: what was typed, mpirun included, for the remedy
     newest: the name of the newest checkpoint that the run could be resumed from, if there is one
+    goes_on: whether `command` goes on from that one as it is
     """
 
     def __init__(
-        self, choice: OnNonfinite, listener: Listener, command: str, newest: Callable[[], str | None] = lambda: None
+        self,
+        choice: OnNonfinite,
+        listener: Listener,
+        command: str,
+        newest: Callable[[], str | None] = lambda: None,
+        *,
+        goes_on: bool = False,
     ) -> None:
         self._choice = choice
         self._listener = listener
         self._command = command
         self._newest = newest
+        self._goes_on = goes_on
         self._notes = 0
         self._in_a_row = 0
 
@@ -93,10 +101,10 @@ class LossWatch:
 
     def _error(self, what: str, where: str, otherwise: str = "") -> NumericsError:
         """What to type goes on from the newest checkpoint: that is quick, and a folder that holds some is not begun in
-        anew."""
+        anew. Of two `--resume`, the second counts."""
         newest = self._newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
-        resume = " --resume" if newest and "--resume" not in self._command else ""
+        resume = " --resume" if newest and not self._goes_on else ""
         return NumericsError(
             what,
             where=f"{where}; nothing of it was saved{kept}",

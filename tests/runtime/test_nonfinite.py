@@ -50,7 +50,8 @@ def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions
 
 
 def train(asked: RunOptions, *listeners: SilentListener | MetricsFile) -> SummaryRecord:
-    command = ["sambasim", "run", "--pef", "a net"]
+    resumed = asked.checkpoint.resume
+    command = ["sambasim", "run", "--pef", "a net", *(["--resume", resumed] if resumed else [])]
     return TrainingJob(Path(asked.pef), asked, single_rank("here"), Listeners(listeners), command=command).run()
 
 
@@ -164,6 +165,24 @@ def test_a_run_that_stops_names_the_checkpoint_to_go_on_from(pefs: dict[str, Pat
     assert told.value.where == "epoch 1, step 3; nothing of it was saved; the last checkpoint is step-0000000002"
     assert told.value.remedy is not None
     assert told.value.remedy.startswith("sambasim run --pef 'a net' --resume --debug-numerics to see where it begins, ")
+
+
+@pytest.mark.parametrize(("resume", "typed"), [("auto", ""), ("if-any", ""), ("step-0000000001", " --resume")])
+def test_a_run_that_was_resumed_goes_on_from_what_it_has_saved(
+    resume: str, typed: str, pefs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Not from what it began with: there would be later ones in the folder, and that is refused."""
+    damage: dict[str, object] = {"inputs": {"9": "nan"}}
+    saved = {"dir": tmp_path, "every": "1"}
+    with pytest.raises(NumericsError):
+        train(options(pefs["adamw"], damage, checkpoint=saved))
+    (tmp_path / "step-0000000002").rename(tmp_path / "of-another-course")
+    at = str(tmp_path / resume) if resume.startswith("step") else resume
+    with pytest.raises(NumericsError) as told:
+        train(options(pefs["adamw"], damage, checkpoint={**saved, "resume": at}))
+    assert told.value.where == "epoch 1, step 3; nothing of it was saved; the last checkpoint is step-0000000002"
+    assert told.value.remedy is not None
+    assert told.value.remedy.startswith(f"sambasim run --pef 'a net' --resume {at}{typed} --debug-numerics to see")
 
 
 @pytest.mark.parametrize("choice", ["stop", "skip", "ignore"])
