@@ -86,7 +86,7 @@ def test_the_fuzzer_sees_what_may_not_be(enter: object, told: str, watch: Watch,
     assert told in fault
 
 
-@pytest.mark.parametrize(("waits", "outcome"), [(1, (None, True)), (2, ("it took more than 0.5 s", False))])
+@pytest.mark.parametrize(("waits", "outcome"), [(1, (None, True)), (2, ("it took more than 2 s", False))])
 def test_a_way_in_that_waited_is_tried_once_more(
     waits: int, outcome: tuple[str | None, bool], watch: Watch, tmp_path: Path
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_way_in_that_waited_is_tried_once_more(
         if len(entered) <= waits:
             time.sleep(60)
 
-    assert attempt(Way("a way", enter, seconds=0.5), tmp_path / "file", watch) == outcome
+    assert attempt(Way("a way", enter, seconds=2), tmp_path / "file", watch) == outcome
     assert len(entered) == 2
 
 

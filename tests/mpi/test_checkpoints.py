@@ -139,7 +139,9 @@ def test_a_job_script_says_the_same_each_time_it_is_started(pef: Path, tmp_path:
     whole = run(2, pef, tmp_path, *begin, "--steps", "6")
     script = [*begin, "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--resume", "if-any", "--exact"]
     first = run(2, pef, tmp_path, *script, "--steps", "4")
-    assert "begins anew: saved holds no checkpoint" in str(first["notices"])
+    notices = first["notices"]
+    assert isinstance(notices, list)
+    assert "begins anew: saved holds no checkpoint" in notices
     assert first["resumed_after_step"] is None
     (tmp_path / "saved" / "step-0000000004" / "checkpoint.json").write_text("")
     second = run(2, pef, tmp_path, *script, "--steps", "6")

@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.ir.program import Program
 from sambasim.pef.document import PefDocument
-from sambasim.pef.parts import PARTS, part_digests
+from sambasim.pef.parts import PartDigests, part_digests
 from tests.pef.samples import sample_document
 
 
@@ -37,12 +37,23 @@ def _without_arguments_of_replicas() -> Program:
     return program({"runtime_arguments": tuple(others)})
 
 
+def _with_a_line_more() -> Program:
+    graph = sample_document().program.training
+    assert graph is not None
+    nodes = [
+        replace(node, source=replace(node.source, line=node.source.line + 1)) if node.source else node
+        for node in graph.nodes
+    ]
+    return program({"training": replace(graph, nodes=tuple(nodes))})
+
+
 @pytest.mark.parametrize(
     ("part", "changed"),
     [
         ("graph", document(program=program({"batch_size": 99}))),
         ("graph", document(program=program({"data_parallel": None}))),
         ("graph", document(program=_without_arguments_of_replicas())),
+        ("source", document(program=_with_a_line_more())),
         ("weights", document(weights_sha256="c" * 64)),
         ("data_source", document(data_source={"target": "other.py:dataset"})),
         ("compile_options", document(compile_options={})),
@@ -54,8 +65,7 @@ def _without_arguments_of_replicas() -> Program:
 )
 def test_a_change_shows_in_its_part(part: str, changed: PefDocument) -> None:
     before, after = part_digests(document()), part_digests(changed)
-    assert set(before) == set(PARTS)
-    apart = {name for name in PARTS if before[name] != after[name]}
+    apart = {name for name in PartDigests.model_fields if getattr(before, name) != getattr(after, name)}
     # One that is for no data-parallel run has lost its smallest world size too, which is an option.
     assert apart == ({part, "compile_options"} if changed.program.data_parallel is None else {part})
 

@@ -24,6 +24,7 @@ _WHOLE_EPOCH = ("data.source", "data.args", "data.samples", "data.evaluation_fra
 
 _PARTS = {
     "graph": "its graph",
+    "source": "source lines of its model",
     "weights": "its initial weights",
     "data_source": "its data source",
     "compile_options": "the options it was compiled with",
@@ -70,9 +71,9 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
         reasons.append(f"parameters differ: {len(apart)} of them, {apart[0][:80]!r} for one")
     elif {group.states for group in saved.groups} != {group.states for group in now.groups}:
         reasons.append("its optimizer keeps other state")
-    parts = [part for part in _PARTS if saved.pef.parts.get(part) != now.pef.parts.get(part)]
+    parts = [part for part in _PARTS if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
     if not reasons:
-        reasons.append(f"what differs is {', '.join(map(_PARTS.__getitem__, parts)) or 'what wrote it'}")
+        reasons.append(f"what differs: {', '.join(map(_PARTS.__getitem__, parts)) or 'what wrote it'}")
     of_run = "; or compile it as it was, and tell run what is to be otherwise: --lr 0.1, --set training.seed=7"
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",

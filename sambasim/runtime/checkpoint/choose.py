@@ -125,8 +125,8 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
         there = _in_folder(checkpoint_dir) if checkpoint_dir is not None else []
         named = f"; the newest in {checkpoint_dir}: --resume {there[0]}" if there else ""
         guess = nearest(resume, (AUTO, IF_ANY, NEWEST))
-        remedy = f"did you mean --resume {guess}?" if guess else f"--resume auto, or --resume DIR/step-…{named}"
-        raise OptionError(f"there is no checkpoint {path}", remedy=remedy)
+        remedy = f"did you mean --resume {guess}?" if guess else "--resume auto, or --resume DIR/step-…"
+        raise OptionError(f"there is no checkpoint {path}", remedy=remedy + named)
     if (path / MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
     found = _in_folder(path)

@@ -26,9 +26,9 @@ from sambasim.runtime.training import Totals
 _NO_SHARD = ShardModel(size_bytes=0, sha256=NO_DIGEST, spans=(), replicas=())
 
 
-def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> Manifest:
-    """The manifest of a checkpoint at `position`, with one shard that stands for those to come; `samples` are those of
-    the data."""
+def describe(setup: Setup, samples: int) -> Manifest:
+    """The manifest of a checkpoint at the beginning, with one shard that stands for those to come; `samples` are those
+    of the data."""
     program, resolved = setup.program, setup.resolved
     return Manifest(
         format=FORMAT_NAME,
@@ -41,13 +41,8 @@ def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> 
             batch_size=program.batch_size,
             parts=part_digests(setup.document),
         ),
-        position=PositionModel(step=position.step, epoch=position.epoch, used=position.used),
-        progress=ProgressModel(
-            samples=totals.samples,
-            loss_first=_number(totals.loss_first) if position.step else None,
-            first_nonfinite_step=totals.first_nonfinite_step,
-            skipped_steps=totals.skipped_steps,
-        ),
+        position=PositionModel(step=0, epoch=0, used=0),
+        progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None),
         run=RunModel(
             world_size=setup.world_size,
             samples=samples,
@@ -69,6 +64,18 @@ def describe(setup: Setup, samples: int, position: Position, totals: Totals) -> 
         untrained=untrained_models(program),
         shards=(_NO_SHARD,),
     )
+
+
+def at(manifest: Manifest, position: Position, totals: Totals) -> Manifest:
+    """The same of the same run, further on."""
+    progress = ProgressModel(
+        samples=totals.samples,
+        loss_first=_number(totals.loss_first) if position.step else None,
+        first_nonfinite_step=totals.first_nonfinite_step,
+        skipped_steps=totals.skipped_steps,
+    )
+    place = PositionModel(step=position.step, epoch=position.epoch, used=position.used)
+    return manifest.model_copy(update={"position": place, "progress": progress})
 
 
 def _number(value: float) -> Number:

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, JsonValue
 
 from sambasim.pef.manifest import Sha256, Shape, Size, StrictModel, Version
+from sambasim.pef.parts import PartDigests
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
 FORMAT_VERSION = (1, 0)
@@ -20,12 +21,12 @@ Span = tuple[Size, Size]
 
 
 class PefModel(StrictModel):
-    """What was trained. `parts` are the digests of pef.parts."""
+    """What was trained."""
 
     name: str
     digest: Sha256
     batch_size: Size
-    parts: dict[str, Sha256]
+    parts: PartDigests
 
 
 class PositionModel(StrictModel):

@@ -50,7 +50,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     saved, where = chosen.checkpoint.manifest, str(chosen.checkpoint.path)
     at = saved.position
     position = Position(at.step, at.epoch, at.used)
-    now = describe(setup, samples, position, Totals())
+    now = describe(setup, samples)
     check_pef(saved, now, where)
     found = changes(saved, now)
     check_epoch(saved, now, found, where)

@@ -9,7 +9,7 @@ from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder, snapshot
 from sambasim.runtime.checkpoint.cadence import Clock
 from sambasim.runtime.checkpoint.claim import Claim
-from sambasim.runtime.checkpoint.describe import describe
+from sambasim.runtime.checkpoint.describe import at, describe
 from sambasim.runtime.checkpoint.writer import write
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.nonfinite import LossWatch
@@ -43,7 +43,7 @@ class Saver:
         self._activity = activity
         self._setup = setup
         self._team = team
-        self._samples = plan.samples
+        self._beginning = describe(setup, plan.samples)
         self._listener = listener
         self._losses = losses
         self._failure: MachineError | None = None
@@ -104,7 +104,7 @@ class Saver:
         setup, team = self._setup, self._team
         self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team, self._activity), position)
         path = self._folder / folder.name_of(position.step)
-        manifest = describe(setup, self._samples, position, totals)
+        manifest = at(self._beginning, position, totals)
         try:
             written = write(
                 path,

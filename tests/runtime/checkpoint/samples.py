@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sambasim.pef.canonical import canonical_json, manifest_digest
 from sambasim.pef.encode import NO_DIGEST
-from sambasim.pef.parts import PARTS
+from sambasim.pef.parts import PartDigests
 from sambasim.runtime.checkpoint.claim import Claim
 from sambasim.runtime.checkpoint.manifest import (
     GroupModel,
@@ -32,6 +32,7 @@ Fields = dict[str, Any]
 
 ELEMENTS = 192
 REPLICAS = (0, 1)
+PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
 SHARD = "shard-00000-of-00001.safetensors"
 
 
@@ -47,7 +48,7 @@ def manifest(step: int = 50) -> Manifest:
         version="1.0",
         writer="sambasim test",
         digest=NO_DIGEST,
-        pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=dict.fromkeys(PARTS, "c" * 64)),
+        pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=PARTS),
         position=PositionModel(step=step, epoch=1, used=16),
         progress=ProgressModel(samples=400, loss_first=2.5, first_nonfinite_step=None),
         run=RunModel(

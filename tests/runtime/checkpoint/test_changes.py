@@ -3,6 +3,7 @@
 import pytest
 
 from sambasim.errors import CheckpointError, OptionError
+from sambasim.pef.parts import PartDigests
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.manifest import Manifest
 from tests.runtime.checkpoint.samples import manifest
@@ -86,7 +87,7 @@ def test_data_of_the_same_name_has_moved_and_of_another_is_other_data() -> None:
 
 def test_another_pef_is_refused_with_what_differs() -> None:
     def refused(*parts: str, **changed: object) -> str:
-        others = SAVED.pef.parts | dict.fromkeys(parts, "d" * 64)
+        others = SAVED.pef.parts.model_copy(update=dict.fromkeys(parts, "d" * 64))
         pef = SAVED.pef.model_copy(update={"digest": "b" * 64, "parts": others})
         with pytest.raises(CheckpointError) as error:
             check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), "here")
@@ -94,9 +95,10 @@ def test_another_pef_is_refused_with_what_differs() -> None:
 
     group = SAVED.groups[0]
     smaller = group.model_copy(update={"members": group.members[:1]})
-    assert "than net: what differs is its graph, its initial weights -> name" in refused("weights", "graph")
-    assert "what differs is what wrote it" in refused()
-    assert "what differs is its defaults of training -> " in (told := refused("training_defaults"))
+    assert "than net: what differs: its graph, its initial weights -> name" in refused("weights", "graph")
+    assert "what differs: what wrote it" in refused()
+    assert not any("what wrote it" in refused(part) for part in PartDigests.model_fields)
+    assert "what differs: its defaults of training -> " in (told := refused("training_defaults"))
     assert "; or compile it as it was, and tell run what is to be otherwise: --lr" in told
     assert "tell run" not in refused("training_defaults", "graph")
     assert "parameters differ: 1 of them, 'net__bias' for one" in refused(groups=(smaller,))
