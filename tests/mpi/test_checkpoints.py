@@ -15,7 +15,7 @@ import pytest
 
 from sambasim.runtime.checkpoint.claim import LOCK_FILE
 from tests.support.examples import compile_examples
-from tests.support.mpi import JOB_KEY, is_open_mpi, mpirun, run_mpi
+from tests.support.mpi import is_open_mpi, job_environ, mpirun, run_mpi
 
 RUN = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
 SLOW = """
@@ -180,9 +180,8 @@ def test_a_signal_ends_the_run_after_its_step_and_it_goes_on(
         pytest.skip("Open MPI's mpirun kills its ranks half a second after these")
     command = [*RUN, "--pef", str(pef), *LONG, "--checkpoint-dir", "saved", "--metrics", "m.jsonl"]
     started = [mpirun(), "-np", "2", *command] if np == 2 else command
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", JOB_KEY: "signals"}
     with subprocess.Popen(
-        started, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        started, cwd=tmp_path, env=job_environ("signals"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
         try:
             _wait_for_steps(tmp_path / "m.jsonl")

@@ -26,7 +26,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners, SilentListener, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.support.examples import CompiledExample, compile_examples
-from tests.support.mpi import JOB_KEY, Result, mpirun, run_job, run_mpi
+from tests.support.mpi import Result, job_environ, mpirun, run_job, run_mpi
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 DRAWING = """
@@ -192,8 +192,7 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
 def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(digits: list[str], tmp_path: Path) -> None:
     often = ["--steps", "1000000", "--set", "training.schedule.name=constant", "--checkpoint-dir", "saved"]
     first = [mpirun(), "-np", "2", *SAMBASIM, *digits, *often, "--checkpoint-every", "1", "--metrics", "m.jsonl"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", JOB_KEY: "two runs"}
-    with subprocess.Popen(first, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as job:
+    with subprocess.Popen(first, cwd=tmp_path, env=job_environ("two runs"), stdout=subprocess.DEVNULL) as job:
         try:
             _wait_for_checkpoints(tmp_path / "m.jsonl", 2)
             for how in ([], ["--resume", "auto"]):

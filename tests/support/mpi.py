@@ -143,16 +143,6 @@ def run_job(
 ) -> Result:
     """As `run_mpi`, for a command line that starts with something else."""
     job = uuid.uuid4().hex
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
-    environ = {
-        **inherited,
-        **_FOR_OPEN_MPI,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        **(env or {}),
-        JOB_KEY: job,
-    }
     names_before = _segment_names()
     start = time.monotonic()
     process = subprocess.Popen(
@@ -161,7 +151,7 @@ def run_job(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environ,
+        env=job_environ(job, env),
         cwd=cwd or ROOT,
         start_new_session=True,
     )
@@ -173,6 +163,20 @@ def run_job(
     elapsed_s = time.monotonic() - start
     _check_nothing_left(job, names_before)
     return Result(process.returncode, stdout, _NOTICE.sub("", stderr), elapsed_s)
+
+
+def job_environ(job: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a job that is called `job`, on whichever MPI; `env` is laid over it."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
+    return {
+        **inherited,
+        **_FOR_OPEN_MPI,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        **(env or {}),
+        JOB_KEY: job,
+    }
 
 
 def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:

@@ -33,6 +33,9 @@ _PARTS = {
 }
 """The parts of a PEF, in words."""
 
+_MOST_OPTIONS = 4
+"""Options that are named."""
+
 _OF_RUNS = frozenset({"data_source", "training_defaults"})
 """Parts that a run can be told otherwise."""
 
@@ -74,13 +77,14 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
     parts = [part for part in _PARTS if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
     if not reasons:
         reasons.append(f"what differs: {', '.join(map(_PARTS.__getitem__, parts)) or 'what wrote it'}")
-    of_run = "; or compile it as it was, and tell run what is to be otherwise: --lr 0.1, --set training.seed=7"
+    if "training_defaults" in parts:
+        reasons += [str(change) for change in _of_options(saved, now)][:_MOST_OPTIONS]
+    of_run = ", and tell run what is to be otherwise: --set NAME=VALUE" if parts and _OF_RUNS.issuperset(parts) else ""
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
         where=where,
-        remedy="name the PEF that it was trained with"
-        + (of_run if parts and _OF_RUNS.issuperset(parts) else "")
-        + "; or begin anew with what --save wrote: --weights FILE",
+        remedy=f"name the PEF that it was trained with, or compile it as it was{of_run}; or begin anew: another "
+        "--checkpoint-dir",
     )
 
 

@@ -99,7 +99,11 @@ def test_another_pef_is_refused_with_what_differs() -> None:
     assert "what differs: what wrote it" in refused()
     assert not any("what wrote it" in refused(part) for part in PartDigests.model_fields)
     assert "what differs: its defaults of training -> " in (told := refused("training_defaults"))
-    assert "; or compile it as it was, and tell run what is to be otherwise: --lr" in told
+    assert ", or compile it as it was, and tell run what is to be otherwise: --set NAME=VALUE; or begin" in told
+    slower = with_options("optimizer", lr=0.01)
+    assert "its defaults of training; optimizer.lr = 0.01 (checkpoint: 0.1) -> " in refused(
+        "training_defaults", options=slower.options
+    )
     assert "tell run" not in refused("training_defaults", "graph")
     assert "parameters differ: 1 of them, 'net__bias' for one" in refused(groups=(smaller,))
     assert "its optimizer keeps other state" in refused(groups=(group.model_copy(update={"states": ("momentum",)}),))
