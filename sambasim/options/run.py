@@ -276,7 +276,7 @@ def resolve_run(
         raise refusal(problems)
     was, now = dict(_leaves(before)), dict(_leaves(merged.model_dump(mode="json")))
     changed = tuple(
-        f"{name} = {show(value)} (compiled: {show(was.get(name))})"
+        f"{name} = {show(value)} (compiled: {'none' if was.get(name) is None else show(was[name])})"
         for name, value in now.items()
         if value is not None and value != was.get(name)
     )

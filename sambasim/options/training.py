@@ -133,7 +133,7 @@ class OptimizerOptions(Options):
             Problem(
                 field,
                 f"is not for {self.name}, which takes {', '.join(takes)}",
-                f"leave it out; --set optimizer.{field}= takes it away",
+                f"leave it out; of what a config or a PEF says, --set optimizer.{field}= takes it away",
             )
             for field in OptimizerOptions.model_fields
             if field not in ("name", *takes) and getattr(self, field) is not None

@@ -43,7 +43,9 @@ def test_hyperparameters_schedule_and_loader_may_change() -> None:
 
 
 def test_steps_replace_epochs_and_the_reverse() -> None:
-    assert (run({"steps": 7}).training.steps, run({"steps": 7}).training.epochs) == (7, None)
+    shorter = run({"steps": 7})
+    assert (shorter.training.steps, shorter.training.epochs) == (7, None)
+    assert shorter.changed == ("training.steps = 7 (compiled: none)",)
     other = run({"epochs": 2}, compiled=["training.epochs=", "training.steps=9"]).training
     assert (other.epochs, other.steps) == (2, None)
 

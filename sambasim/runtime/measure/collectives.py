@@ -86,7 +86,8 @@ def measure(communicator: Communicator, request: Request, tell: Callable[[str], 
         records = []
         for size_bytes in sizes:
             runs = request.runs or default_runs(size_bytes)
-            tell(f"{format_bytes(size_bytes)}: {runs} runs of {', '.join(request.paths)} and of a copy")
+            how_often = "1 run" if runs == 1 else f"{runs} runs"
+            tell(f"{format_bytes(size_bytes)}: {how_often} of {', '.join(request.paths)} and of a copy")
             program = flat_program(size_bytes // ELEMENT_BYTES)
             records.append(_measure_size(communicator, program, request, runs, window))
     return CollectivesRecord(

@@ -371,4 +371,12 @@ DATA: tuple[Fault, ...] = (
         ("has 16 samples, but one step takes 20: batch 4 × 1 accumulation steps × 5 replicas", "fewer replicas"),
         pefs=("pair",),
     ),
+    Fault(
+        "too many accumulation steps for the data",
+        _RUN + " --grad-accumulation-steps 9",
+        2,
+        ("one step takes 36: batch 4 × 9 accumulation steps × 1 replica", "--grad-accumulation-steps 4, or fewer"),
+        {"net.py": net(samples=SAMPLES)},
+        pefs=("net",),
+    ),
 )
