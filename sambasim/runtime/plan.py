@@ -88,13 +88,12 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
     steps_per_epoch = _whole_steps(samples, *shape)
     if steps_per_epoch == 0:
         needed = training.batch_size * training.accumulation_steps * world_size
-        fewer = samples // (training.batch_size * world_size)
+        most = samples // (training.batch_size * world_size)
         raise DataError(
             f"the training data has {samples} samples, but one step takes {needed}: batch {training.batch_size} × "
             f"{training.accumulation_steps} accumulation steps × {world_size} replicas",
-            remedy=f"--grad-accumulation-steps {fewer}, or fewer"
-            if fewer
-            else "use more data, fewer replicas, or compile for a smaller --batch-size",
+            remedy=(f"--grad-accumulation-steps {most} at most; or " if most else "")
+            + "use more data, fewer replicas, or compile for a smaller --batch-size",
         )
     rest = _whole_steps(samples - start.used, *shape)
     epochs_left = (training.epochs or 1) - start.epoch

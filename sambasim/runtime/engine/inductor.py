@@ -103,8 +103,7 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
 
     settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # by itself, inductor would call an empty CXX
     try:
-        # torch gives its modules of settings `patch` when they are imported, which no checker of types sees.
-        tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # see above
+        tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # made at import
         with torch.no_grad(), tagged:
             compiled = compile_fx(module, inputs, config_patches=settings, decompositions=decompositions())
     except Exception as error:

@@ -375,7 +375,7 @@ DATA: tuple[Fault, ...] = (
         "too many accumulation steps for the data",
         _RUN + " --grad-accumulation-steps 9",
         2,
-        ("one step takes 36: batch 4 × 9 accumulation steps × 1 replica", "--grad-accumulation-steps 4, or fewer"),
+        ("one step takes 36: batch 4 × 9 accumulation steps × 1 replica", "--grad-accumulation-steps 4 at most"),
         {"net.py": net(samples=SAMPLES)},
         pefs=("net",),
     ),
