@@ -58,6 +58,7 @@ class DeviceSync(GradientSync):
         super().__init__(program, arguments, optimizers)
         self._communicator = communicator
         self._topology = communicator.topology
+        self._has_other_nodes = self._topology.node_count > 1
         self._rank = self._topology.rank
         self._memories = devices.by_rank
         self._slices = slices_of(program, self._topology.world_size)
@@ -116,7 +117,7 @@ class DeviceSync(GradientSync):
             self._network.receive()
             self._finish(self._pending.pop())
         norm = self._clip_and_update() if self._normed else None
-        if self._topology.node_count > 1:
+        if self._has_other_nodes:
             self._wait_for_node()
             self._network.exchange("parameter")
         everybody, wished = self._meet(losses, wish)
@@ -133,9 +134,10 @@ class DeviceSync(GradientSync):
             group = self._pending.pop()
             self._work[group.name].reduce()
             self._network.done(group)
-        if self._topology.node_count > 1:
+        if self._has_other_nodes:
             self._network.exchange("gradient")
-        self._meet((0.0,), 0)
+        self._steps += 1
+        self._flags.meet(Counter.UPDATED, self._steps)
 
     @property
     def keeper(self) -> DeviceMemory:
@@ -226,7 +228,7 @@ class DeviceSync(GradientSync):
     def _meet(self, losses: Sequence[float], wish: int) -> tuple[Sequence[float], int]:
         """Until all replicas have updated their slices. Losses and wishes come the same way: on a node by the flags."""
         self._steps += 1
-        if self._topology.node_count > 1:
+        if self._has_other_nodes:
             self._flags.publish(Counter.UPDATED, self._steps)
             everybody = gather_losses(self._communicator, losses, wish, range(self._topology.world_size))
             self._flags.wait(Counter.UPDATED, self._steps)  # nobody is waited for: all have been in the exchange

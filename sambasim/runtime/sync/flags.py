@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 from sambasim.records.trace import Track
 from sambasim.runtime.ranks import Communicator, SharedWindow
@@ -19,8 +20,19 @@ _LINE_WORDS = 8
 """A counter has a cache line to itself: who waits for one does not disturb who writes another."""
 _NUMBERS_AT = 64 * _LINE_WORDS
 _SLEEP_S = 50e-6
-_PATIENT_SPINS, _CROWDED_SPINS = 4000, 20
-"""Looks at a counter before sleeping between them: where each rank has a core, and where they share."""
+
+
+class _Patience(NamedTuple):
+    """How often a rank looks at a counter in a row, and then how often with a poke before each look. Behind that it
+    sleeps between them."""
+
+    looks: int
+    pokes: int
+
+
+_PATIENT, _CROWDED = _Patience(50, 4000), _Patience(0, 20)
+"""Where each rank has a core, and where they share. A poke takes longer than ten looks; and in a core that is shared, a
+look is one that the other rank has not."""
 
 
 class Counter(IntEnum):
@@ -42,7 +54,7 @@ class NodeFlags:
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
         self._own = self._words[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
-        self._spins = _CROWDED_SPINS if size > _cores_of_node(communicator) else _PATIENT_SPINS
+        self._patience = _CROWDED if size > _cores_of_node(communicator) else _PATIENT
         # Messages to other nodes make progress only inside calls of MPI.
         self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
 
@@ -68,11 +80,14 @@ class NodeFlags:
         """Return when all peers have published `value` or more."""
         at = counter * _LINE_WORDS
         for words in self._peers:
-            spins = self._spins
+            looks, pokes = self._patience
             while words[at] < value:
+                if looks > 0:
+                    looks -= 1
+                    continue
                 self._poke()
-                if spins > 0:
-                    spins -= 1
+                if pokes > 0:
+                    pokes -= 1
                 else:
                     time.sleep(_SLEEP_S)
         self._window.sync()
@@ -91,8 +106,12 @@ class NodeFlags:
     def numbers(self, place: int) -> tuple[Sequence[float], int]:
         """What the ranks of the node left at `place`: the losses, by local rank, and the largest wish."""
         at = _NUMBERS_AT + 2 * place
-        wish = max([floats[at + 1] for floats in self._floats])
-        return [floats[at] for floats in self._floats], int(wish)
+        losses, largest = [], 0.0
+        for floats in self._floats:
+            losses.append(floats[at])
+            if floats[at + 1] > largest:
+                largest = floats[at + 1]
+        return losses, int(largest)
 
 
 def _waited_for(result: None, counter: Counter, value: int) -> Args:
