@@ -38,7 +38,7 @@ from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.runtime.threads import default_threads
 from sambasim.units import MIB, format_bytes
 
-_TURNS = 4
+_LEAST_TURNS, _RUNS_IN_TURN = 4, 10
 _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB
 _FACTOR_BETWEEN_SIZES = 4
@@ -167,14 +167,22 @@ def _times_s(
     """Collective. By name, for each run the time that the slowest rank took."""
     topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    for turn in range(min(_TURNS, runs)):
-        runs_in_turn = runs // _TURNS + (turn < runs % _TURNS)
+    turns = min(max(_LEAST_TURNS, runs // _RUNS_IN_TURN), runs)
+    for turn in range(turns):
+        runs_in_turn = runs // turns + (turn < runs % turns)
         operands = draw(turn, topology.rank, topology.world_size, numel)
-        first = turn % len(candidates)  # nobody always follows the same one, whose bytes are still in the caches
-        for candidate in (*candidates[first:], *candidates[:first]):
+        for candidate in _order(candidates, turn):
             own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn)
     everybody = communicator.all_gather_object(own)
     return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in everybody), strict=True)] for name in own}
+
+
+def _order(candidates: Sequence[Measured], turn: int) -> Sequence[Measured]:
+    """Forwards and backwards, each time from another one: nobody always follows the same one, whose bytes are still in
+    the caches, and whose load still decides how fast the cores run."""
+    first = turn // 2 % len(candidates)
+    turned = (*candidates[first:], *candidates[:first])
+    return turned[::-1] if turn % 2 else turned
 
 
 def _turn_s(communicator: Communicator, candidate: Measured, operands: Operands, runs: int) -> Sequence[float]:
