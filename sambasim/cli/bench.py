@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
 
-_PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "gloo")
+_PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
 
 
 @click.group("bench")
@@ -63,18 +63,20 @@ def collectives_command(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Time an all-reduce of gradients by every path, size by size, and check every result.
+    """Time an all-reduce of gradients by every path, size by size, and check the results.
 
     \b
-      device     gradients in device memory: run --reduce-on-rdu
-      host-...   device to host, as run --host-sync ... does it, host to device
-      mpi        the MPI's own Allreduce, which no run uses
-      gloo       torch.distributed's all_reduce, as DistributedDataParallel uses it
+      device        gradients in device memory: run --reduce-on-rdu
+      host-...      device to host, as run --host-sync ... does it, host to device
+      mpi           the MPI's own Allreduce, which no run uses
+      mpi-in-place  the same in one buffer
+      gloo          torch.distributed's all_reduce, as DistributedDataParallel uses it
 
     Each path begins where its data lies, device and host-... with gradients in device memory, mpi and gloo with a host
-    buffer, and ends when every rank may read the whole result: in buffers of its own, but for device in the memory of
-    the ranks that own the slices. Sizes grow by four, in whole cuts of 256 bytes. All paths take turns in one run;
-    operands are written anew before each, and depend on rank, element and run. A wrong result is an error.
+    buffer, and ends when every rank may read the whole result: in buffers of its own, but for device, above 64 KiB,
+    in the memory of the ranks that own the slices. Sizes grow by four, in whole cuts of 256 bytes. All paths take
+    turns in one run; operands are written anew before each, and depend on rank, element and turn. The first and the
+    last result of each turn are compared whole, and a wrong one is an error.
 
     \b
     time                 median over runs; of one run, the longest of any rank

@@ -28,8 +28,8 @@ class PathRecord(_Record):
     """One path at one size.
 
     `measured_s` is the median over runs, `least_s` the quickest run: on a busy machine, what is left of the truth.
-    `result` says what the path leaves on every rank. `checked` says how every run's result was compared: with the bits
-    of the tree of additions, or within the rounding error that any order of additions keeps.
+    `result` says what the path leaves on every rank. `checked` says how the first and the last result of each turn were
+    compared: with the bits of the tree of additions, or within the rounding error that any order of additions keeps.
     """
 
     path: str

@@ -303,12 +303,15 @@ class MpiCommunicator(Communicator):
         self.close()
         MPI.Finalize()
 
-    def all_reduce_sum_for_comparison(self, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
-        """Collective: `receive` becomes the sum of every rank's `send`, added in whatever order the MPI takes.
+    def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
+        """Collective: `receive` becomes the sum of every rank's `send`, or for None of every rank's `receive`, added in
+        whatever order the MPI takes.
 
         Not part of the interface, and no gradient comes here: it is what the sync paths are measured against.
         """
-        self._world.Allreduce(send, receive)
+        from mpi4py import MPI
+
+        self._world.Allreduce(MPI.IN_PLACE if send is None else send, receive)
 
 
 def _load_library() -> str:

@@ -22,6 +22,7 @@ HOW = {
     "host-gloo": ("mean", "rounding"),
     "host-parameter-server": ("mean", "bits"),
     "mpi": ("sum", "rounding"),
+    "mpi-in-place": ("sum", "rounding"),
     "gloo": ("sum", "rounding"),
 }
 """For each path, what it leaves on every rank, and how that is compared."""
@@ -88,9 +89,11 @@ class TestTwoRanks:
         ("fault", "path", "exit_code"),
         [
             ("mpi_multiplies_by_size", "mpi", 2),
+            whole_case("mpi_multiplies_by_size", "mpi-in-place", 2),
+            whole_case("mpi_does_nothing", "mpi", 2),
             whole_case("mpi_keeps_the_first_result", "mpi", 2),
             whole_case("gloo_does_nothing", "gloo", 2),
-            ("device_does_nothing", "device", 70),
+            ("small_device_does_nothing", "device", 70),
             whole_case("host_forgets_to_gather", "host-mpi", 70),
             whole_case("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
         ],
@@ -99,6 +102,13 @@ class TestTwoRanks:
         result = with_fault(fault, "--paths", path)
         assert result.returncode == exit_code
         assert f"{path} gave a wrong result: " in result.stderr
+        assert result.stdout == ""
+
+    def test_a_wrong_result_of_large_devices_is_an_error(self) -> None:
+        result = with_fault("device_does_nothing", "--paths", "device", "--max-bytes", "256 KiB")
+        assert result.returncode == 70
+        assert "device gave a wrong result: " in result.stderr
+        assert "64.0 KiB: 2 runs" in result.stderr  # up to there, no owners are needed
         assert result.stdout == ""
 
     def test_what_shared_memory_cannot_hold_is_left_out_and_said(self) -> None:

@@ -96,6 +96,8 @@ def test_the_default_sizes_are_round() -> None:
     [
         (["gloo"], 0, 1, 2),
         (["mpi"], 0, 1, 3),
+        (["mpi-in-place"], 0, 1, 3),
+        (["mpi", "mpi-in-place"], 0, 1, 3),
         (["device"], 0, 1, 3),
         (["device"], 0, 2, 4),
         (["host-mpi"], 0, 1, 3),

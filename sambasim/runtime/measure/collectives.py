@@ -34,11 +34,11 @@ from sambasim.runtime.measure.paths import (
     Setting,
     private_buffers,
 )
+from sambasim.runtime.measure.turns import order, runs_of_turns
 from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.runtime.threads import default_threads
 from sambasim.units import MIB, format_bytes
 
-_LEAST_TURNS, _RUNS_IN_TURN = 4, 10
 _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB
 _FACTOR_BETWEEN_SIZES = 4
@@ -167,25 +167,18 @@ def _times_s(
     """Collective. By name, for each run the time that the slowest rank took."""
     topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
-    turns = min(max(_LEAST_TURNS, runs // _RUNS_IN_TURN), runs)
-    for turn in range(turns):
-        runs_in_turn = runs // turns + (turn < runs % turns)
+    for turn, runs_in_turn in enumerate(runs_of_turns(runs)):
         operands = draw(turn, topology.rank, topology.world_size, numel)
-        for candidate in _order(candidates, turn):
-            own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn)
+        for number in order(len(candidates), turn):
+            candidate = candidates[number]
+            own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn, f"turn {turn}")
     everybody = communicator.all_gather_object(own)
     return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in everybody), strict=True)] for name in own}
 
 
-def _order(candidates: Sequence[Measured], turn: int) -> Sequence[Measured]:
-    """Forwards and backwards, each time from another one: nobody always follows the same one, whose bytes are still in
-    the caches, and whose load still decides how fast the cores run."""
-    first = turn // 2 % len(candidates)
-    turned = (*candidates[first:], *candidates[:first])
-    return turned[::-1] if turn % 2 else turned
-
-
-def _turn_s(communicator: Communicator, candidate: Measured, operands: Operands, runs: int) -> Sequence[float]:
+def _turn_s(
+    communicator: Communicator, candidate: Measured, operands: Operands, runs: int, turn: str
+) -> Sequence[float]:
     """Collective. What this rank took for each of `runs` runs in a row, after one that does not count."""
     times_s = []
     expected = candidate.expected(operands)
@@ -196,17 +189,17 @@ def _turn_s(communicator: Communicator, candidate: Measured, operands: Operands,
         candidate.run()
         times_s.append(time.perf_counter() - began_s)
         if run in (0, runs):
-            _check(candidate, expected, communicator.topology.rank, run)
+            _check(candidate, expected, f"on rank {communicator.topology.rank}, in run {run} of {turn}")
         communicator.barrier()  # what is written next may still be read by others
     return times_s[1:]
 
 
-def _check(candidate: Measured, expected: Expected, rank: int, run: int) -> None:
+def _check(candidate: Measured, expected: Expected, where: str) -> None:
     """Raises the error that a wrong result of `candidate` is."""
     for start, part in candidate.readable():
         wrong = expected.first_difference(part, start)
         if wrong is not None:
             raise candidate.blame(
                 f"{candidate.name} gave a wrong result: {float(part[wrong - start])} and not {expected.at(wrong)}",
-                where=f"element {wrong}, on rank {rank}, in run {run}",
+                where=f"element {wrong}, {where}",
             )

@@ -7,9 +7,17 @@ stays as small as it is for the smallest size.
 from collections.abc import Collection
 
 from sambasim.runtime import capacity
-from sambasim.runtime.measure.paths import DevicePath, HostGlooPath, HostMpiPath, HostServerPath, MpiPath
+from sambasim.runtime.measure.paths import (
+    DevicePath,
+    HostGlooPath,
+    HostMpiPath,
+    HostServerPath,
+    MpiInPlacePath,
+    MpiPath,
+)
 from sambasim.runtime.ranks import Communicator
 
+_OF_MPI = frozenset({MpiPath.name, MpiInPlacePath.name})
 _THROUGH_HOST = frozenset({HostMpiPath.name, HostGlooPath.name, HostServerPath.name})
 
 
@@ -24,7 +32,7 @@ def needed_bytes(size_bytes: int, paths: Collection[str], rank: int, node_count:
         buffers += 1  # the same on the host
     if HostServerPath.name in paths and rank == 0:
         buffers += 1  # what it serves
-    if MpiPath.name in paths:
+    if not _OF_MPI.isdisjoint(paths):
         buffers += 1  # MPI's own, in which it receives what it adds
     return buffers * size_bytes
 

@@ -1,7 +1,7 @@
 """What the ranks add up while a sync path is measured, and what must come out.
 
-Every rank fills its buffer with a block of its own, again and again, and every run draws new blocks: what a rank has
-depends on the rank, the element and the run, so that neither the result of the run before nor "multiply by the number
+Every rank fills its buffer with a block of its own, again and again, and every turn draws new blocks: what a rank has
+depends on the rank, the element and the turn, so that neither the result of the turn before nor "multiply by the number
 of ranks" passes. Any rank can draw the blocks of all, and so knows the whole result without having been told.
 """
 
@@ -50,7 +50,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Of one run: this rank's block, and what must come of the blocks of all.
+    """Of one turn: this rank's block, and what must come of the blocks of all.
 
     mean: with the bits of the tree of additions
     near_mean, near_sum: in float64, rounded once; any order of additions in float32 stays within their bounds
@@ -62,12 +62,12 @@ class Operands:
     near_sum: Expected
 
 
-def draw(run: int, rank: int, world_size: int, numel: int) -> Operands:
-    """The operands of run `run`, which counts from 0, for buffers of `numel` elements.
+def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
+    """The operands of turn `turn`, which counts from 0, for buffers of `numel` elements.
 
     Raises InternalError if the tree's mean is not near that in float64.
     """
-    blocks = [_block(run * world_size + other, numel) for other in range(world_size)]
+    blocks = [_block(turn * world_size + other, numel) for other in range(world_size)]
     wide = torch.stack(blocks).double()
     total, size = wide.sum(0), wide.abs().sum(0)
     # eps / 2 for each of n - 1 additions, the division, and the rounding of what is compared; and twice that.

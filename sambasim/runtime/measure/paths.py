@@ -1,11 +1,14 @@
 """The ways of an all-reduce that are measured: each can be refilled, run, and asked for its result.
 
-    device    gradients in device memory, one window of the node: `run --reduce-on-rdu`
-    host-...  device to host, between hosts as `run --host-sync ...` does it, host to device
-    mpi       MPI's own Allreduce, between two host buffers; no sync path uses it
-    gloo      torch.distributed's all_reduce on gloo, in place, as DistributedDataParallel uses it on CPUs
+    device        gradients in device memory, one window of the node: `run --reduce-on-rdu`, in the way that a program
+                  of so many gradients takes
+    host-...      device to host, between hosts as `run --host-sync ...` does it, host to device
+    mpi           MPI's own Allreduce, from one host buffer to another; no sync path uses it
+    mpi-in-place  the same in one buffer
+    gloo          torch.distributed's all_reduce on gloo, in place, as DistributedDataParallel uses it on CPUs
 
-The copy bound is measured like one of them: each rank copies its part of (n + 1) / 2 buffers.
+The copy bound is measured like one of them: each rank copies its part of (n + 1) / 2 buffers. Before each run operands
+are written anew, and what the run before left is spoiled: to do nothing gives a wrong result.
 """
 
 from abc import ABC, abstractmethod
@@ -22,16 +25,16 @@ from sambasim.ir.program import Program
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.flat_program import ELEMENT_BYTES
-from sambasim.runtime.measure.operands import Expected, Operands, fill
+from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, Operands, fill
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.runtime.sync.device import DeviceSync
-from sambasim.runtime.sync.device_memories import Devices
+from sambasim.runtime.sync.device_memories import Devices, is_small
 from sambasim.runtime.sync.gloo import GlooSync
 from sambasim.runtime.sync.host import HostSync
-from sambasim.runtime.sync.interface import slices_of
 from sambasim.runtime.sync.parameter_server import ParameterServerSync, roles
 from sambasim.runtime.sync.phased import PhasedSync
+from sambasim.runtime.sync.small_device import SmallDeviceSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ class AllReduce(Measured):
 
 @final
 class DevicePath(AllReduce):
-    """REDUCE of device sync. A rank finds each slice's mean in the memory of its owner, if that is of its node."""
+    """REDUCE of device sync. Of few gradients each rank has all means; else it finds each slice's in the memory of its
+    owner, or of the rank of its node that received it."""
 
     name = "device"
     result = "mean"
@@ -116,17 +120,10 @@ class DevicePath(AllReduce):
         own = memories[topology.rank]
         optimizers = Optimizers(program, own, setting.arguments)
         devices = Devices(setting.window, memories)
-        self._sync = DeviceSync(program, setting.arguments, optimizers, devices, setting.communicator)
-        group = program.groups[0]
-        gradients = {rank: memory.region(group, "gradient") for rank, memory in memories.items()}
-        self._own = gradients[topology.rank]
-        slices = slices_of(program, topology.world_size)[group.name]
-        # A slice from another node lies with the rank of this node that received it.
-        holders = [
-            owner if owner in gradients else topology.local_ranks[owner % topology.local_size]
-            for owner in range(topology.world_size)
-        ]
-        self._parts = [(start, gradients[holders[owner]][start:stop]) for owner, (start, stop) in enumerate(slices)]
+        one = SmallDeviceSync if is_small(program, topology) else DeviceSync
+        self._sync = one(program, setting.arguments, optimizers, devices, setting.communicator)
+        self._own = own.region(program.groups[0], "gradient")
+        self._parts = tuple(self._sync.means(program.groups[0]))
 
     def refill(self, block: Tensor) -> None:
         fill(self._own, block)
@@ -200,11 +197,9 @@ class HostServerPath(HostPath):
         return ParameterServerSync(setting.program, setting.arguments, setting.memory, who, setting.communicator)
 
 
-@final
-class MpiPath(AllReduce):
+class MpiReduction(AllReduce):
     """MPI_Allreduce."""
 
-    name = "mpi"
     result = "sum"
     checked = "rounding"
     blame = MachineError
@@ -212,18 +207,47 @@ class MpiPath(AllReduce):
     def __init__(self, setting: Setting) -> None:
         if not isinstance(setting.communicator, MpiCommunicator):
             raise InternalError("MPI's Allreduce without MPI")
-        self._communicator = setting.communicator
-        self._operand, self._result = setting.operand, setting.result
-        self._send, self._receive = setting.operand.numpy(), setting.result.numpy()
+        self._reduce = setting.communicator.all_reduce_sum_for_comparison
+        self._operand, self._result = self._buffers(setting)
+        self._receive = self._result.numpy()
+        self._send = None if self._operand is self._result else self._operand.numpy()
+
+    @staticmethod
+    @abstractmethod
+    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
+        """What is reduced, and what the result is written to."""
 
     def refill(self, block: Tensor) -> None:
+        _spoil(self._result)
         fill(self._operand, block)
 
     def run(self) -> None:
-        self._communicator.all_reduce_sum_for_comparison(self._send, self._receive)
+        self._reduce(self._send, self._receive)
 
     def readable(self) -> Iterator[tuple[int, Tensor]]:
         yield 0, self._result
+
+
+@final
+class MpiPath(MpiReduction):
+    """From one buffer to another."""
+
+    name = "mpi"
+
+    @staticmethod
+    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
+        return setting.operand, setting.result
+
+
+@final
+class MpiInPlacePath(MpiReduction):
+    """In one buffer."""
+
+    name = "mpi-in-place"
+
+    @staticmethod
+    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
+        return setting.operand, setting.operand
 
 
 @final
@@ -262,6 +286,7 @@ class CopyBound(Measured):
         self.bytes_of_all_ranks = ranks * self._source.nbytes
 
     def refill(self, block: Tensor) -> None:
+        _spoil(self._target)
         fill(self._source, block)
 
     def run(self) -> None:
@@ -275,12 +300,18 @@ class CopyBound(Measured):
 
 
 PATHS: Mapping[str, Callable[[Setting], AllReduce]] = {
-    path.name: path for path in (DevicePath, HostMpiPath, HostGlooPath, HostServerPath, MpiPath, GlooPath)
+    path.name: path
+    for path in (DevicePath, HostMpiPath, HostGlooPath, HostServerPath, MpiPath, MpiInPlacePath, GlooPath)
 }
 """By name, in the order in which they are shown."""
 
 THROUGH_GLOO = frozenset({HostGlooPath.name, GlooPath.name})
 """Those that need a process group of `torch.distributed`."""
+
+
+def _spoil(result: Tensor) -> None:
+    """What the run before left is no result of the next one. So few elements cost no time of their own."""
+    result[::PERIOD_ELEMENTS] = torch.nan
 
 
 def private_buffers(numel: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ Between nodes the slices travel by MPI, as `sync.network` says.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -138,6 +138,12 @@ class DeviceSync(GradientSync):
             self._network.exchange("gradient")
         self._steps += 1
         self._flags.meet(Counter.UPDATED, self._steps)
+
+    def means(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
+        """After `reduce_alone`, the mean of `group` as this rank reads it: its parts, each with the number of its first
+        element."""
+        for owner, (start, stop) in enumerate(self._slices[group.name]):
+            yield start, self._memories[self._network.holder(owner)].region(group, "gradient")[start:stop]
 
     @property
     def keeper(self) -> DeviceMemory:

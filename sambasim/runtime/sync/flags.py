@@ -23,16 +23,16 @@ _SLEEP_S = 50e-6
 
 
 class _Patience(NamedTuple):
-    """How often a rank looks at a counter in a row, and then how often with a poke before each look. Behind that it
-    sleeps between them."""
+    """How often a rank looks at a counter in a row, and then how often with a poke before each look; from then on it
+    sleeps between them, too."""
 
     looks: int
     pokes: int
 
 
 _PATIENT, _CROWDED = _Patience(50, 4000), _Patience(0, 20)
-"""Where each rank has a core, and where they share. A poke takes longer than ten looks; and in a core that is shared, a
-look is one that the other rank has not."""
+"""Where each rank has a core, and where they share one: there, each look takes time from the rank that is waited for.
+To give the core away takes as long as ten looks (estimate, on a virtual machine)."""
 
 
 class Counter(IntEnum):

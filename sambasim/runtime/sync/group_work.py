@@ -18,10 +18,6 @@ _CACHED_ELEMENTS = 4 << 20
 """Slices that are longer come from memory, not from a cache that cores share."""
 
 
-_NEAR_ELEMENTS = 1 << 18
-"""Slices that are no longer lie in cores' own caches, where to fetch ahead would only be in the way."""
-
-
 def _piece_elements(slice_elements: int) -> int:
     """How long the pieces of a slice are. Those of a slice that comes from memory leave room in a core's own cache for
     what is fetched ahead."""
@@ -66,14 +62,13 @@ class GroupWork:
             for rank in sorted({*gradients, *received})
         ]
         self._owned_gradient = gradients[own][start:stop]
-        ahead = stop - start > _NEAR_ELEMENTS
-        self._reduce = mean.of(operands, self._owned_gradient, ahead)
+        self._reduce = mean.of(operands, self._owned_gradient)
         self._pieces = []
         for a, b in pieces(start, stop, _piece_elements(stop - start)):
             part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
             self._pieces.append(
                 _Piece(
-                    add_up=add_up([operand[part] for operand in operands], scratch, ahead),
+                    add_up=add_up([operand[part] for operand in operands], scratch),
                     scratch=scratch,
                     gradient=self._owned_gradient[part],
                     update=update_of(a, b),

@@ -23,17 +23,16 @@ class TreeMean:
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
         """A place for a result that is read at once, and not kept."""
 
-    def of(self, operands: Sequence[Tensor], out: Tensor, ahead: bool = True) -> Sum:
+    def of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
         """What makes `out` the mean of `operands`, whenever it is called; all are flat and of one length.
 
-        `out` may be one of the operands: no element is written before it has been read from all. With `ahead`,
-        operands are fetched ahead, as suits those that do not lie in a core's own cache.
+        `out` may be one of the operands: no element is written before it has been read from all.
         """
-        return self._add_up(operands, out, self._finish, self._number, ahead)
+        return self._add_up(operands, out, self._finish, self._number)
 
-    def total_of(self, operands: Sequence[Tensor], out: Tensor, ahead: bool = True) -> Sum:
+    def total_of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
         """As for the mean, but `out` becomes the sum."""
-        return self._add_up(operands, out, Finish.KEEP, 1.0, ahead)
+        return self._add_up(operands, out, Finish.KEEP, 1.0)
 
 
 def _finish(divisor: int) -> tuple[Finish, float]:
@@ -51,7 +50,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
     last = len(steps) - 1
 
-    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, ahead: bool) -> Sum:
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
         chunks = [
             ([operand[start:stop] for operand in operands], out[start:stop])
             for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)

@@ -110,6 +110,10 @@ class Network:
                 self._sum(group, start, stop)
             self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), owner, _REDUCE_TAG))
 
+    def holder(self, owner: int) -> int:
+        """The rank of this node in whose memory the slices of `owner` are once they have come."""
+        return owner if owner in self._memories else self._port(owner, self._topology.node_index)
+
     def has_received(self) -> bool:
         """Whether all operands of the next group have arrived."""
         return not self.sources or self._communicator.test_all(self._receives)

@@ -6,7 +6,7 @@ them is asked for only when the next step is about to overwrite them, and by the
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class SmallDeviceSync(GradientSync):
             mean = torch.empty_like(gradients[0])
             self._means.append(mean)
             add_up = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
-            self._reductions.append(add_up.of(gradients, mean, ahead=False))
+            self._reductions.append(add_up.of(gradients, mean))
             self._updates.append(optimizers.slice(group, 0, group.numel))
         self._peer_bytes = (len(devices.by_rank) - 1) * sum(mean.nbytes for mean in self._means)
 
@@ -89,6 +89,19 @@ class SmallDeviceSync(GradientSync):
             self.kind_over(SectionKind.OPT)
         self.bytes_moved.peer += self._peer_bytes
         return StepSync(everybody, wished, norm, exposed_s)
+
+    def reduce_alone(self) -> None:
+        """Collective. REDUCE and nothing else, to be measured."""
+        self.begin_step()
+        self._flags.meet(Counter.PROGRESS, self._steps + 1)
+        for reduce in self._reductions:
+            reduce()
+        self._steps += 1
+        self._flags.publish(Counter.UPDATED, self._steps)
+
+    def means(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
+        """After `reduce_alone`, the mean of `group`, whole, and the number of its first element."""
+        yield 0, self._means[self.program.groups.index(group)]
 
     @property
     def keeper(self) -> DeviceMemory:

@@ -16,22 +16,27 @@ from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.sync.device import DeviceSync
 from sambasim.runtime.sync.gloo import GlooSync
 from sambasim.runtime.sync.host import HostSync
+from sambasim.runtime.sync.small_device import SmallDeviceSync
 from sambasim.units import KIB
 
 
 def mpi_multiplies_by_size() -> None:
     """What an all-reduce tested with the same data on every rank would let pass."""
 
-    def multiply(self: MpiCommunicator, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
-        np.multiply(send, self.world_size, out=receive)
+    def multiply(self: MpiCommunicator, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
+        np.multiply(receive if send is None else send, self.world_size, out=receive)
 
     MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]  # the fault that is put in
+
+
+def mpi_does_nothing() -> None:
+    MpiCommunicator.all_reduce_sum_for_comparison = lambda self, send, receive: None  # type: ignore[method-assign]
 
 
 def mpi_keeps_the_first_result() -> None:
     whole, results = MpiCommunicator.all_reduce_sum_for_comparison, dict[int, NDArray[np.float32]]()
 
-    def keep(self: MpiCommunicator, send: NDArray[np.float32], receive: NDArray[np.float32]) -> None:
+    def keep(self: MpiCommunicator, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
         whole(self, send, receive)
         receive[:] = results.setdefault(receive.size, receive.copy())
 
@@ -44,6 +49,10 @@ def gloo_does_nothing() -> None:
 
 def device_does_nothing() -> None:
     DeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]
+
+
+def small_device_does_nothing() -> None:
+    SmallDeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]
 
 
 def host_forgets_to_gather() -> None:

@@ -1,0 +1,116 @@
+"""What the ranks of a node tell each other by counters: how one waits, and which numbers it reads."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from sambasim.runtime.buffers import ByteArray
+from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.sync.flags import Counter, NodeFlags
+
+
+@dataclass
+class Window(SharedWindow):
+    """Of two ranks, both played here."""
+
+    parts: list[ByteArray] = field(default_factory=lambda: [np.zeros(8192, np.uint8) for _ in range(2)])
+
+    @property
+    def local(self) -> ByteArray:
+        return self.parts[0]
+
+    def of(self, local_rank: int) -> ByteArray:
+        return self.parts[local_rank]
+
+    def sync(self) -> None:
+        """One thread needs no fence."""
+
+
+def both(cores: int) -> tuple[NodeFlags, NodeFlags]:
+    """The flags of two ranks on so many cores."""
+    window = Window()
+
+    def of(rank: int) -> NodeFlags:
+        communicator = SimpleNamespace(
+            topology=Topology(rank, (0, 0), "here"),
+            allocate_shared=lambda size_bytes: window,
+            all_gather_object=lambda own: (set(range(cores)),) * 2,
+        )
+        return NodeFlags(cast(Communicator, communicator))
+
+    return of(0), of(1)
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a rank does between its looks, in order."""
+    acts: list[str] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: acts.append("yield"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: acts.append("sleep"))
+    return acts
+
+
+class Rising:
+    """A counter that is 1 from look number `after` on."""
+
+    def __init__(self, after: int) -> None:
+        self.looks_left = after
+
+    def __getitem__(self, at: int) -> int:
+        self.looks_left -= 1
+        return int(self.looks_left < 0)
+
+
+def waits_for(flags: NodeFlags, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_peers", [Rising(looks)])
+    flags.wait(Counter.PROGRESS, 1)
+
+
+def test_a_rank_with_a_core_of_its_own_looks_again_before_it_gives_the_core_away(
+    done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_for(both(cores=2)[0], 50, monkeypatch)
+    assert done == []
+    waits_for(both(cores=2)[0], 53, monkeypatch)
+    assert done == ["yield"] * 3
+
+
+def test_a_rank_that_shares_its_core_gives_it_away_at_once(done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_for(both(cores=1)[0], 3, monkeypatch)
+    assert done == ["yield"] * 3
+
+
+@pytest.mark.parametrize(("cores", "awake"), [(2, 4050), (1, 20)])
+def test_a_rank_that_waits_long_sleeps_between_looks(
+    cores: int, awake: int, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_for(both(cores)[0], awake, monkeypatch)
+    assert "sleep" not in done
+    waits_for(both(cores)[0], awake + 2, monkeypatch)
+    assert done[-4:] == ["yield", "sleep", "yield", "sleep"]
+
+
+def test_a_counter_is_reached_when_the_peer_has_published_it() -> None:
+    own, peer = both(cores=2)
+    assert own.reached(Counter.PROGRESS, 0)
+    assert not own.reached(Counter.PROGRESS, 1)
+    peer.publish(Counter.UPDATED, 1)
+    assert not own.reached(Counter.PROGRESS, 1)
+    peer.publish(Counter.PROGRESS, 2)
+    assert own.reached(Counter.PROGRESS, 1)
+    own.wait(Counter.PROGRESS, 2)
+
+
+def test_the_losses_come_by_rank_and_of_the_wishes_the_largest() -> None:
+    own, peer = both(cores=2)
+    own.put(0, 0.25, 3)
+    peer.put(0, -1.5, 7)
+    peer.put(1, 9.0, 0)
+    for flags in (own, peer):
+        assert flags.numbers(0) == ([0.25, -1.5], 7)
+        assert flags.numbers(1) == ([0.0, 9.0], 0)
