@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.types import Symbol
+from sambasim.ir.types import DTYPE_BYTES, Symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,11 @@ class Program:
     @property
     def graphs(self) -> tuple[Graph, ...]:
         return tuple(graph for graph in (self.training, self.evaluation, self.single) if graph is not None)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one replica: what is reduced in each step."""
+        return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
 
     @property
     def world_size(self) -> int:

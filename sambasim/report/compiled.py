@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def compiled_json(compilation: Compilation) -> str:
         "operators": len(graph.nodes),
         "parameters": _parameters(program),
         "gradient_groups": len(program.data_parallel.gradient_groups) if program.data_parallel else 0,
-        "gradient_bytes": _gradient_bytes(program),
+        "gradient_bytes": program.gradient_bytes,
         "device_bytes": program.device_bytes,
         "pef_bytes": path.stat().st_size,
         "world_size": program.world_size,
@@ -80,7 +80,7 @@ def compiled_report(compilation: Compilation) -> "list[RenderableType]":
     table.add_row("parameters", f"{_parameters(program):,}")
     if program.data_parallel:
         groups = len(program.data_parallel.gradient_groups)
-        table.add_row("gradient groups", f"{groups}, {format_bytes(_gradient_bytes(program))} to reduce each step")
+        table.add_row("gradient groups", f"{groups}, {format_bytes(program.gradient_bytes)} to reduce each step")
         table.add_row("replicas", f"at least {program.world_size}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
@@ -108,7 +108,3 @@ def _phases(phases_s: Mapping[str, float]) -> list[str]:
 
 def _parameters(program: Program) -> int:
     return sum(s.type.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
-
-
-def _gradient_bytes(program: Program) -> int:
-    return sum(group.numel * DTYPE_BYTES[group.dtype] for group in program.groups)

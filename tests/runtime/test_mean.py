@@ -81,19 +81,23 @@ def _any_bits(count: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("finish", list(Finish))
+@pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 17])
-def test_the_kernel_in_c_has_the_bits_of_torchs_operators(count: int, finish: Finish, dtype: torch.dtype) -> None:
+def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
+    count: int, near: bool, finish: Finish, dtype: torch.dtype
+) -> None:
     steps = additions(count)
     kernel = _kernel(steps, dtype)
     for numel in (0, 1, 1023, 1024, 5000):
         operands = _any_bits(count, numel, dtype)
         expected, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
-        torch_tree_mean(steps, dtype)(operands, expected, finish, float(count))()
-        kernel(operands, out, finish, float(count))()
+        torch_tree_mean(steps, dtype)(operands, expected, finish, float(count), near)()
+        kernel(operands, out, finish, float(count), near)()
         assert torch.equal(_bits(out), _bits(expected))
-        own = operands[count // 2]
-        kernel(operands, own, finish, float(count))()
-        assert torch.equal(_bits(own), _bits(expected))
+        for own in (0, count // 2, count - 1):
+            again = [operand.clone() for operand in operands]
+            kernel(again, again[own], finish, float(count), near)()
+            assert torch.equal(_bits(again[own]), _bits(expected))
 
 
 def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
@@ -102,7 +106,7 @@ def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
     for steps in (left_to_right, tree):
         kernel = _kernel(steps, torch.float32)
         out = torch.empty(4096)
-        kernel(_operands(4, 4096), out, Finish.KEEP, 1.0)()
+        kernel(_operands(4, 4096), out, Finish.KEEP, 1.0, False)()
         outs.append(out)
     a, b, c, d = _operands(4, 4096)
     assert torch.equal(outs[0], a + b + c + d)

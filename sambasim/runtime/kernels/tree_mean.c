@@ -38,11 +38,17 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
 /* operands: pointers to numel elements each
    additions: of each of the addition_count additions, the places of its two summands and of its sum. Places from 0 up
        are operands, those from -1 down are rows of `sums`; the sum of the last addition goes to `out`
+   near: whether all operands lie in a core's own cache, where to fetch ahead and to read from both halves would only be
+       in the way
    sums: rows of BLOCK elements
    finish, number: whether the last sum is kept, multiplied by `number`, or divided by it */
-void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, REAL *sums,
-               REAL *out, int64_t numel, int32_t finish, REAL number)
+void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, int32_t near,
+               REAL *sums, REAL *out, int64_t numel, int32_t finish, REAL number)
 {
+    if (addition_count == 1 && near) {
+        add(operands[additions[0]], operands[additions[1]], out, numel, finish, number);
+        return;
+    }
     /* By turns from both halves: of two operands, that keeps twice as many reads on their way from memory. */
     int64_t blocks = (numel + BLOCK - 1) / BLOCK, half = (blocks + 1) / 2;
     for (int64_t turn = 0; turn < blocks; turn++) {
@@ -54,7 +60,7 @@ void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t ad
             for (int side = 0; side < 2; side++) {
                 int is_operand = places[side] >= 0;
                 summands[side] = is_operand ? operands[places[side]] + start : sums + BLOCK * (-1 - places[side]);
-                if (is_operand)
+                if (is_operand && !near)
                     fetch(summands[side]);
             }
             if (n == addition_count - 1)

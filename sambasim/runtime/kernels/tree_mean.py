@@ -29,10 +29,11 @@ class Finish(IntEnum):
 Sum: TypeAlias = Callable[[], None]
 """Adds up what it was made for, as often as it is called."""
 
-Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float], Sum]
+Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
 """Makes what writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one
-length. That tensor may be one of the operands. What Python has to look up is looked up here, once: for small operands
-it would take longer than the sum."""
+length. That tensor may be one of the operands. The last argument says whether all operands lie in a core's own cache,
+which changes no bit. What Python has to look up is looked up here, once: for small operands it would take longer than
+the sum."""
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
@@ -56,11 +57,11 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     places = torch.tensor(_places(steps), dtype=torch.int32)
     sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
-    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
         pointers = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
         given = (
-            *(pointers, pointer(places.data_ptr()), integer(len(steps)), pointer(sums.data_ptr())),
+            *(pointers, pointer(places.data_ptr()), integer(len(steps)), integer(near), pointer(sums.data_ptr())),
             *(pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(finish), real(number)),
         )
 

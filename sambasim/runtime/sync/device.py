@@ -42,6 +42,11 @@ from sambasim.runtime.sync.network import Network
 from sambasim.runtime.sync.numbers import gather_losses, gather_norms
 from sambasim.runtime.sync.readiness import readiness, section_count
 from sambasim.runtime.trace.watched import Args, Watched
+from sambasim.units import MIB
+
+_NEAR_BYTES = MIB
+"""Of so many bytes of gradients a rank finds all that it reads in its core's own cache or its peers' (estimate, for
+caches of 1 MiB): of every replica it reads a slice, as much as one replica has."""
 
 
 class DeviceSync(GradientSync):
@@ -183,6 +188,7 @@ class DeviceSync(GradientSync):
             self._means[group.dtype],
             lambda start, stop: self.optimizers.slice(group, start, stop, divisor),
             update_divides,
+            self.program.gradient_bytes <= _NEAR_BYTES,
         )
 
     def _additions(self) -> list[Addition]:

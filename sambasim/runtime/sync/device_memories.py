@@ -26,8 +26,7 @@ class Devices:
 
 def is_small(program: Program, topology: Topology) -> bool:
     """Whether replicas all do everything themselves, on parameters of their own."""
-    gradient_bytes = sum(group.numel * DTYPE_BYTES[group.dtype] for group in program.groups)
-    return topology.node_count == 1 and gradient_bytes <= SMALL_BYTES
+    return topology.node_count == 1 and program.gradient_bytes <= SMALL_BYTES
 
 
 def allocate_devices(program: Program, communicator: Communicator) -> Devices:

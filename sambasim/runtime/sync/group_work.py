@@ -42,6 +42,7 @@ class GroupWork:
     own: this rank; where means are kept, they go over its own gradient
     update_of: what updates a piece of the group, by where it starts and stops
     update_divides: whether it divides; then it is given sums, where a mean is not kept
+    near: whether the gradients lie in a core's own cache
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class GroupWork:
         mean: TreeMean,
         update_of: Callable[[int, int], SliceUpdate],
         update_divides: bool,
+        near: bool,
     ) -> None:
         add_up = mean.total_of if update_divides else mean.of
         start, stop = owned
@@ -62,13 +64,13 @@ class GroupWork:
             for rank in sorted({*gradients, *received})
         ]
         self._owned_gradient = gradients[own][start:stop]
-        self._reduce = mean.of(operands, self._owned_gradient)
+        self._reduce = mean.of(operands, self._owned_gradient, near)
         self._pieces = []
         for a, b in pieces(start, stop, _piece_elements(stop - start)):
             part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
             self._pieces.append(
                 _Piece(
-                    add_up=add_up([operand[part] for operand in operands], scratch),
+                    add_up=add_up([operand[part] for operand in operands], scratch, near),
                     scratch=scratch,
                     gradient=self._owned_gradient[part],
                     update=update_of(a, b),

@@ -23,16 +23,17 @@ class TreeMean:
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
         """A place for a result that is read at once, and not kept."""
 
-    def of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
+    def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
         """What makes `out` the mean of `operands`, whenever it is called; all are flat and of one length.
 
-        `out` may be one of the operands: no element is written before it has been read from all.
+        `out` may be one of the operands: no element is written before it has been read from all. `near` says that all
+        lie in a core's own cache.
         """
-        return self._add_up(operands, out, self._finish, self._number)
+        return self._add_up(operands, out, self._finish, self._number, near)
 
-    def total_of(self, operands: Sequence[Tensor], out: Tensor) -> Sum:
+    def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
         """As for the mean, but `out` becomes the sum."""
-        return self._add_up(operands, out, Finish.KEEP, 1.0)
+        return self._add_up(operands, out, Finish.KEEP, 1.0, near)
 
 
 def _finish(divisor: int) -> tuple[Finish, float]:
@@ -50,7 +51,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
     last = len(steps) - 1
 
-    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float) -> Sum:
+    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
         chunks = [
             ([operand[start:stop] for operand in operands], out[start:stop])
             for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)

@@ -53,7 +53,7 @@ class SmallDeviceSync(GradientSync):
             mean = torch.empty_like(gradients[0])
             self._means.append(mean)
             add_up = TreeMean(additions(len(gradients)), self.divisor, mean.dtype)
-            self._reductions.append(add_up.of(gradients, mean))
+            self._reductions.append(add_up.of(gradients, mean, near=True))
             self._updates.append(optimizers.slice(group, 0, group.numel))
         self._peer_bytes = (len(devices.by_rank) - 1) * sum(mean.nbytes for mean in self._means)
 
