@@ -9,6 +9,7 @@ import click
 
 from sambasim.cli.terminal import printable
 from sambasim.errors import Interrupted, SambasimError
+from sambasim.runtime.first_word import let_the_first_tell
 from sambasim.runtime.launcher import launched_rank
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -27,9 +28,11 @@ def exit_code_of(error: BaseException) -> int:
 
 def explain(error: BaseException, told_by: str | None = None, beneath: Sequence[tuple[str, str]] = ()) -> None:
     """Print `error`, and beneath it lines with a title each. Of several processes that a launcher started, and that all
-    fail before they have found each other, only the first prints. `told_by` names the rank and host, where a rank of a
-    job tells its error."""
+    fail before they have found each other, only the first prints, and the others leave it time to. `told_by` names the
+    rank and host, where a rank of a job tells its error."""
     if told_by is None and launched_rank(os.environ) != 0:
+        if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):
+            let_the_first_tell(os.environ)
         return
     lines = [f"  {title + ':':<6} {text}" for title, text in beneath]
     print("\n".join([_words(error, f" ({told_by})" if told_by else ""), *lines]), file=sys.stderr)

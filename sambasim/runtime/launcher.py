@@ -42,6 +42,11 @@ class Launcher:
         return self.name == _OPEN_MPI
 
     @property
+    def ends_at_first_failure(self) -> bool:
+        """Whether it ends all ranks as soon as one of them has left with an error."""
+        return self.name in (_OPEN_MPI, _PMIX)
+
+    @property
     def gives_terminals(self) -> bool:
         """Whether the standard output of a rank is a terminal, whatever its own is."""
         return self.name == _OPEN_MPI
@@ -49,6 +54,7 @@ class Launcher:
 
 _OPEN_MPI = "mpirun of Open MPI"
 _SRUN = "srun"
+_PMIX = "a launcher that speaks PMIx"
 _MPICH_FAMILY = ("MPICH", "Intel", "MVAPICH")
 _LAUNCHERS = (
     (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -69,7 +75,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
         return Launcher(_SRUN, tasks, slurm_rank)
     pmix_rank = _number(environ, "PMIX_RANK")
-    return None if pmix_rank is None else Launcher("a launcher that speaks PMIx", None, pmix_rank)
+    return None if pmix_rank is None else Launcher(_PMIX, None, pmix_rank)
 
 
 def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ from sambasim.records.metrics import SummaryRecord
 from tests.support.mpi import can_play_hosts, library, mpirun, run_job, run_mpi
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
+_SLOW_FIRST = str(Path(__file__).parent / "bodies" / "slow_first.py")
 _SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 
@@ -47,6 +48,12 @@ def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
     version = re.search(r"(?:Version:|\(Open MPI\))\s+(\S+)", banner)
     assert version is not None, banner
     assert version[1] == library().split()[-1]
+
+
+def test_an_error_of_all_ranks_is_told_though_the_first_comes_to_it_later_than_the_others() -> None:
+    result = run_mpi(2, [sys.executable, _SLOW_FIRST, "run", "--pef", "net", "--no-such-flag"])
+    assert result.stderr.count("error[usage]: No such option") == 1
+    assert result.returncode == 2
 
 
 def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> None:

@@ -185,6 +185,8 @@ def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
     assert ranks_of_node({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}) == 3
 
 
-def test_only_one_launcher_leaves_its_ranks_behind() -> None:
+def test_launchers_differ_in_what_they_do_with_the_ranks_that_are_left() -> None:
     left = [launcher for environ, _ in ENVIRONMENTS if (launcher := find_launcher(environ)) is not None]
     assert {launcher.name for launcher in left if launcher.leaves_ranks_behind} == {"mpirun of Open MPI"}
+    ending = {launcher.name for launcher in left if launcher.ends_at_first_failure}
+    assert ending == {"mpirun of Open MPI", "a launcher that speaks PMIx"}

@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from sambasim.errors import LaunchError, OptionError, SambasimError
+from sambasim.runtime.first_word import let_the_first_tell
 from sambasim.runtime.launcher import find_launcher, launched_rank
 from sambasim.samba.door.translation import translated
 
@@ -74,6 +75,8 @@ def leave(error: BaseException, script: Path | None) -> int:
     if communicator is None or communicator.world_size == 1:
         if not told and communicator is not None:
             _tell(error, script)
+        elif not told:
+            let_the_first_tell(os.environ)
         return code
 
     from sambasim.runtime.guard import ends_the_job
