@@ -13,15 +13,13 @@ from tests.support.mpi import ROOT, mpirun
 _TIMEOUT_S = 900.0
 _COPY = "copying as many bytes"
 
+_SIZES_BYTES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _GOALS = (
     (64 * KIB, "mpi", "ratio at most 1"),
     (64 * KIB, "mpi-in-place", "none: what an MPI saves by one buffer"),
-    *((size_bytes, "gloo", "ratio at most 0.1") for size_bytes in (MIB, 4 * MIB, 16 * MIB, 64 * MIB)),
-    *((size_bytes, "mpi", "ratio at most 0.2") for size_bytes in (MIB, 4 * MIB, 16 * MIB, 64 * MIB)),
-    *(
-        (size_bytes, "mpi-in-place", "none: what an MPI saves by one buffer")
-        for size_bytes in (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-    ),
+    *((size_bytes, "gloo", "ratio at most 0.1") for size_bytes in _SIZES_BYTES),
+    *((size_bytes, "mpi", "ratio at most 0.2") for size_bytes in _SIZES_BYTES),
+    *((size_bytes, "mpi-in-place", "none: what an MPI saves by one buffer") for size_bytes in _SIZES_BYTES),
     *((size_bytes, _COPY, "ratio at most 1.1") for size_bytes in (16 * MIB, 64 * MIB)),
 )
 """The size, whom device sync is measured against, and what is to hold."""

@@ -16,7 +16,6 @@ import pytest
 from sambasim.runtime.checkpoint.claim import LOCK_FILE
 from tests.support.examples import compile_examples
 from tests.support.mpi import is_open_mpi, job_environ, mpirun, run_mpi
-from tests.support.whole import whole_case
 
 RUN = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
 SLOW = """
@@ -172,17 +171,8 @@ def test_four_replicas_become_two_and_say_so(pef: Path, tmp_path: Path) -> None:
     assert run(1, pef, tmp_path, *flags, "--resume", "--emulate-replicas", "2")["steps"] == 348
 
 
-@pytest.mark.parametrize(
-    ("np", "number"),
-    [
-        (1, signal.SIGTERM),
-        whole_case(1, signal.SIGINT),
-        whole_case(1, signal.SIGUSR1),
-        (2, signal.SIGTERM),
-        (2, signal.SIGINT),
-        (2, signal.SIGUSR1),
-    ],
-)
+@pytest.mark.parametrize("np", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda one: one.name)
 def test_a_signal_ends_the_run_after_its_step_and_it_goes_on(
     np: int, number: signal.Signals, pef: Path, tmp_path: Path
 ) -> None:

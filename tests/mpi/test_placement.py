@@ -10,7 +10,6 @@ from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRe
 from tests.samba.api.test_measuring import APP
 from tests.support.cluster import write_cluster
 from tests.support.mpi import RANKS, Result, is_open_mpi, run_job, run_mpi
-from tests.support.whole import whole
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 RUN = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
@@ -153,7 +152,6 @@ def test_an_emulation_has_no_nodes_and_fills_one_after_the_other(folder: Path) -
     assert predicted(run).predicted_sync == "host"
 
 
-@whole
 @pytest.mark.skipif(RANKS != (1, 2, 3, 4), reason="it asks for nine ranks, whatever is tested")
 def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> None:
     argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]

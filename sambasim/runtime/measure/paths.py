@@ -198,8 +198,9 @@ class HostServerPath(HostPath):
 
 
 class MpiReduction(AllReduce):
-    """MPI_Allreduce."""
+    """MPI_Allreduce, from one buffer to another or `in_place`."""
 
+    in_place: ClassVar[bool]
     result = "sum"
     checked = "rounding"
     blame = MachineError
@@ -208,14 +209,10 @@ class MpiReduction(AllReduce):
         if not isinstance(setting.communicator, MpiCommunicator):
             raise InternalError("MPI's Allreduce without MPI")
         self._reduce = setting.communicator.all_reduce_sum_for_comparison
-        self._operand, self._result = self._buffers(setting)
+        self._operand = setting.operand
+        self._result = setting.operand if self.in_place else setting.result
+        self._send = None if self.in_place else self._operand.numpy()
         self._receive = self._result.numpy()
-        self._send = None if self._operand is self._result else self._operand.numpy()
-
-    @staticmethod
-    @abstractmethod
-    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
-        """What is reduced, and what the result is written to."""
 
     def refill(self, block: Tensor) -> None:
         _spoil(self._result)
@@ -230,24 +227,14 @@ class MpiReduction(AllReduce):
 
 @final
 class MpiPath(MpiReduction):
-    """From one buffer to another."""
-
     name = "mpi"
-
-    @staticmethod
-    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
-        return setting.operand, setting.result
+    in_place = False
 
 
 @final
 class MpiInPlacePath(MpiReduction):
-    """In one buffer."""
-
     name = "mpi-in-place"
-
-    @staticmethod
-    def _buffers(setting: Setting) -> tuple[Tensor, Tensor]:
-        return setting.operand, setting.operand
+    in_place = True
 
 
 @final

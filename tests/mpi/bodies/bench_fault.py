@@ -26,11 +26,11 @@ def mpi_multiplies_by_size() -> None:
     def multiply(self: MpiCommunicator, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
         np.multiply(receive if send is None else send, self.world_size, out=receive)
 
-    MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]  # the fault that is put in
+    MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]  # the fault
 
 
 def mpi_does_nothing() -> None:
-    MpiCommunicator.all_reduce_sum_for_comparison = lambda self, send, receive: None  # type: ignore[method-assign]
+    MpiCommunicator.all_reduce_sum_for_comparison = lambda self, send, receive: None  # type: ignore[method-assign]  # the fault
 
 
 def mpi_keeps_the_first_result() -> None:
@@ -40,7 +40,7 @@ def mpi_keeps_the_first_result() -> None:
         whole(self, send, receive)
         receive[:] = results.setdefault(receive.size, receive.copy())
 
-    MpiCommunicator.all_reduce_sum_for_comparison = keep  # type: ignore[method-assign]
+    MpiCommunicator.all_reduce_sum_for_comparison = keep  # type: ignore[method-assign]  # the fault
 
 
 def gloo_does_nothing() -> None:
@@ -48,15 +48,15 @@ def gloo_does_nothing() -> None:
 
 
 def device_does_nothing() -> None:
-    DeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]
+    DeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def small_device_does_nothing() -> None:
-    SmallDeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]
+    SmallDeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def host_forgets_to_gather() -> None:
-    HostSync.gather = lambda self: None  # type: ignore[method-assign]
+    HostSync.gather = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def host_adds_one_replica_twice_by_gloo() -> None:
@@ -67,7 +67,7 @@ def host_adds_one_replica_twice_by_gloo() -> None:
             device.mul_(2)
         return begin(device, host)
 
-    GlooSync._begin = staticmethod(begin_with_double)  # type: ignore[method-assign]
+    GlooSync._begin = staticmethod(begin_with_double)  # type: ignore[method-assign]  # the fault
 
 
 def little_shared_memory() -> None:
