@@ -1,9 +1,10 @@
-"""What all tests share: the flag that writes golden files anew, and an account of their own."""
+"""What all tests share: the flag that writes golden files anew, an account of their own, laws without a deadline."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -19,6 +20,10 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
+
+    # No assertion of time: an example of a law takes as long as a busy machine lets it.
+    hypothesis.settings.register_profile("sambasim", deadline=None)
+    hypothesis.settings.load_profile("sambasim")
 
 
 @pytest.fixture

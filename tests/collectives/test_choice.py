@@ -1,7 +1,7 @@
 """The choice, and whether its reason is true."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.choice import Choice, candidates, choose
@@ -59,7 +59,6 @@ def test_the_choice_and_its_reason(
     assert (choice.algorithm, choice.reason) == (algorithm, reason)
 
 
-@settings(deadline=None)
 @given(
     size_bytes=st.integers(0, 4 * KIB),
     node_of=st.lists(st.integers(0, 3), min_size=1, max_size=9),

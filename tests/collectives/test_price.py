@@ -3,7 +3,7 @@
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.folding import power_of_two_within
@@ -28,7 +28,6 @@ def _close(one: Price, other: Price) -> bool:
 
 
 @pytest.mark.parametrize("algorithm", FLAT)
-@settings(deadline=None)
 @given(world_size=world_sizes, share=st.integers(1, 40), links=any_links, alone=st.booleans())
 def test_rounds_cost_what_the_formula_says_where_slices_are_equal(
     algorithm: Algorithm, world_size: int, share: int, links: Links, alone: bool
@@ -41,7 +40,6 @@ def test_rounds_cost_what_the_formula_says_where_slices_are_equal(
     assert _close(from_rounds, formula(algorithm, world_size, numel * ELEMENT_BYTES, link, links.addition_s_per_byte))
 
 
-@settings(deadline=None)
 @given(nodes=st.integers(1, 5), ranks=st.integers(1, 5), share=st.integers(1, 20), links=any_links, dealt=st.booleans())
 def test_hierarchical_rounds_cost_what_the_formula_says_where_nodes_are_equal(
     nodes: int, ranks: int, share: int, links: Links, dealt: bool
@@ -73,7 +71,6 @@ def test_the_rows_of_the_table(
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.RING])
-@settings(deadline=None)
 @given(world_size=world_sizes, share=st.integers(1, 40))
 def test_every_rank_sends_what_the_formula_says(algorithm: Algorithm, world_size: int, share: int) -> None:
     numel = share * world_size
@@ -82,7 +79,6 @@ def test_every_rank_sends_what_the_formula_says(algorithm: Algorithm, world_size
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.HALVING_DOUBLING, Algorithm.RECURSIVE_DOUBLING])
-@settings(deadline=None)
 @given(exponent=st.integers(0, 4), share=st.integers(1, 40))
 def test_every_rank_of_a_power_of_two_sends_what_the_formula_says(
     algorithm: Algorithm, exponent: int, share: int
@@ -94,7 +90,6 @@ def test_every_rank_of_a_power_of_two_sends_what_the_formula_says(
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-@settings(deadline=None)
 @given(node_of=st.lists(st.integers(0, 4), min_size=1, max_size=17), numel=st.integers(0, 100), link=links)
 def test_nothing_is_cheaper_than_the_lower_bound(
     algorithm: Algorithm, node_of: list[int], numel: int, link: Link
@@ -106,7 +101,6 @@ def test_nothing_is_cheaper_than_the_lower_bound(
 
 
 @pytest.mark.parametrize("algorithm", FLAT)
-@settings(deadline=None)
 @given(world_size=world_sizes, numel=st.integers(0, 100), more=st.integers(0, 20), links=any_links)
 def test_time_never_falls_on_one_node_when_bytes_grow(
     algorithm: Algorithm, world_size: int, numel: int, more: int, links: Links
@@ -119,7 +113,6 @@ def test_time_never_falls_on_one_node_when_bytes_grow(
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-@settings(deadline=None)
 @given(
     nodes=st.integers(1, 4),
     ranks=st.lists(st.integers(0, 3), min_size=1, max_size=12),

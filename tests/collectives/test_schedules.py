@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.plan import plan
@@ -41,7 +41,6 @@ def _each_once(schedule: Schedule) -> list[list[int]]:
 
 
 @ALGORITHMS
-@settings(deadline=None)
 @given(node_of=layouts, numel=lengths, granule=st.integers(1, 9), seed=seeds)
 def test_all_ranks_end_with_the_exact_sum(
     algorithm: Algorithm, node_of: tuple[int, ...], numel: int, granule: int, seed: int
@@ -65,7 +64,6 @@ def test_each_contribution_is_added_exactly_once(algorithm: Algorithm, world_siz
 
 
 @ALGORITHMS
-@settings(deadline=None)
 @given(node_of=layouts, numel=lengths, seed=seeds)
 def test_no_transfer_can_be_left_out_or_stored_for_added_or_done_twice(
     algorithm: Algorithm, node_of: tuple[int, ...], numel: int, seed: int
@@ -184,7 +182,6 @@ def test_the_phases_among_five_ranks(algorithm: Algorithm, phases: list[Phase]) 
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.RING, Algorithm.HALVING_DOUBLING])
-@settings(deadline=None)
 @given(node_of=layouts, numel=lengths)
 def test_a_reduce_scatter_leaves_every_slice_summed_at_a_rank(
     algorithm: Algorithm, node_of: tuple[int, ...], numel: int
@@ -196,7 +193,6 @@ def test_a_reduce_scatter_leaves_every_slice_summed_at_a_rank(
     assert all(any(counts[rank][at] == once[rank][at] for rank in range(len(node_of))) for at in range(numel))
 
 
-@settings(deadline=None)
 @given(node_of=layouts, numel=lengths)
 def test_hierarchical_crosses_nodes_only_between_nodes(node_of: tuple[int, ...], numel: int) -> None:
     schedule = plan(Algorithm.HIERARCHICAL, numel, node_of)

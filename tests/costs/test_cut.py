@@ -41,7 +41,7 @@ def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
     return total_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([32, 64, 256, 512]), min_size=2, max_size=8), st.integers(1, 7), st.booleans())
 def test_no_cut_is_predicted_faster(widths: list[int], wall: int, tight: bool) -> None:
     work, budget = chain(widths), TIGHT if tight else BUDGET

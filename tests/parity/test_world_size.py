@@ -23,7 +23,7 @@ from sambasim.runtime.sharding import Shard
 from sambasim.runtime.single_rank import single_rank
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(world_size=st.integers(1, 7), blocks=st.integers(0, 6), rest=st.integers(0, 1023), seed=st.integers(0, 99))
 def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, blocks: int, rest: int, seed: int) -> None:
     gradient = torch.randn(blocks * NORM_BLOCK_ELEMENTS + 64 * rest, generator=torch.Generator().manual_seed(seed))

@@ -44,7 +44,7 @@ def test_nodes_come_back(node: Node) -> None:
     assert exact(decode_node(row, list(table))) == exact(node)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents)
 def test_documents_come_back(document: PefDocument) -> None:
     data = canonical_json(encode(document, 64).model_dump())

@@ -24,7 +24,7 @@ def _scaled(replicas: int, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) 
 
 
 @given(st.integers(1, 40), st.sampled_from(SyncPath), st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
     scaled = _scaled(replicas, path, micro_steps)
     trace = read_trace(predicted_trace(scaled, "logreg", "abc"))

@@ -63,7 +63,7 @@ def test_three_steps_agree_with_torch_optim(kind: str, fused: bool) -> None:
         assert bool(((ours - theirs.data).abs() <= 4 * torch.finfo(torch.float32).eps * scale).all())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(world_size=st.integers(1, 9), kind=st.sampled_from(sorted(KINDS)), numel=st.integers(1, 331))
 def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(world_size: int, kind: str, numel: int) -> None:
     hyperparameters, states = KINDS[kind]

@@ -74,7 +74,7 @@ def test_adam_has_the_bits_of_torchs_own_kernel_for_bfloat16(kind: str, kernel: 
     assert torch.equal(Trained(kind).train(None), torch.stack([theirs.parameter, *theirs.state.values()]))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(world_size=st.integers(1, 9), kind=st.sampled_from(sorted(KINDS)), seed=st.none() | st.integers(0, 9))
 def test_slices_have_the_bits_of_the_whole(world_size: int, kind: str, seed: int | None) -> None:
     assert torch.equal(Trained(kind).train(seed, world_size), Trained(kind).train(seed))
