@@ -23,9 +23,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_watch.py \
 	tests/faults/test_shared_memory.py
 
-# Most of these start jobs of several ranks, which want the cores for themselves. All other tests are run by two processes.
-ONE_AT_A_TIME := tests/apps $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py sweep.py watch.py) tests/mpi \
-	tests/parity/test_ddp.py
+# What these see depends on who has the cores, and when. All other tests are run by two processes.
+ONE_AT_A_TIME := $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py sweep.py watch.py) \
+	tests/mpi/test_bench.py tests/mpi/test_guard.py
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \

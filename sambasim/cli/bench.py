@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.imports import kept_imports
 from sambasim.cli.terminal import show
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
@@ -163,7 +164,8 @@ def _silence(line: str) -> None:
 def _measure(
     communicator: "Communicator", request: "Request", tell: Callable[[str], None], *, schedules: bool
 ) -> "CollectivesRecord":
-    from sambasim.runtime.measure.collectives import measure
+    with kept_imports():
+        from sambasim.runtime.measure.collectives import measure
 
     record = measure(communicator, request, tell)
     if not schedules:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from sambasim.cli.imports import kept_imports
 from sambasim.cli.terminal import show
 
 
@@ -46,9 +47,10 @@ def compile_command(
     _refuse_several_ranks()
     options = compile_options(config, model, overrides, flags)
 
-    from sambasim.cli.progress import phases
-    from sambasim.compiler.front import compile_from_options
-    from sambasim.report.compiled import Compilation, compiled_json, compiled_report
+    with kept_imports():
+        from sambasim.cli.progress import phases
+        from sambasim.compiler.front import compile_from_options
+        from sambasim.report.compiled import Compilation, compiled_json, compiled_report
 
     with phases(quiet=json_output) as hear:
         compiled = compile_from_options(options, hear)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.imports import kept_imports
 from sambasim.cli.streams import outlive_readers
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.units import format_seconds
@@ -215,8 +216,9 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch: "Watch", screen: ExitStack) -> None:
-    from sambasim.runtime.job import TrainingJob
-    from sambasim.runtime.prediction import PredictionJob
+    with kept_imports():
+        from sambasim.runtime.job import TrainingJob
+        from sambasim.runtime.prediction import PredictionJob
 
     if options.inference:
         report = PredictionJob(path, options, communicator, watch.activity).run()

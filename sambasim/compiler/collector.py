@@ -14,12 +14,18 @@ _THRESHOLDS = (50_000, 20, 100)
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """While this is active, collections are rare, and pass over what was there before."""
+    """While this is active, collections are rare, and pass over what was there before.
+
+    Where a command has frozen its imports already, they are nearly all of that, and stay so.
+    """
     thresholds = gc.get_threshold()
-    gc.freeze()
+    is_thawed = gc.get_freeze_count() == 0
+    if is_thawed:
+        gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if is_thawed:
+            gc.unfreeze()
