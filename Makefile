@@ -20,12 +20,11 @@ OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-MPI_TESTS := tests/mpi tests/faults/test_jobs.py tests/faults/test_endings.py tests/faults/test_watch.py \
-	tests/faults/test_shared_memory.py
-
 # What these see depends on who has the cores, and when. All other tests are run by two processes.
-ONE_AT_A_TIME := $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py sound.py sweep.py watch.py) \
+MPI_ALONE := $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py watch.py) \
 	tests/mpi/test_bench.py tests/mpi/test_guard.py
+ALONE := $(MPI_ALONE) $(addprefix tests/faults/test_,sound.py sweep.py)
+BESIDE := -n 2 --dist loadfile $(ALONE:%=--ignore=%)
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
@@ -48,8 +47,8 @@ check: $(STAMP) ## Lint, formatting, strict types, and the walls between the roo
 	lint-imports
 
 test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest in part; the quick start on the other MPIs
-	pytest -n 2 --dist loadfile $(ONE_AT_A_TIME:%=--ignore=%)
-	pytest $(ONE_AT_A_TIME)
+	pytest $(BESIDE)
+	pytest $(ALONE)
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
@@ -60,8 +59,10 @@ test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
 
 test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/runtime/MPI.md
-	pytest $(MPI_TESTS)
-	$(call on_other_mpis,$(MPI_TESTS))
+	pytest $(BESIDE) tests/mpi
+	pytest $(MPI_ALONE)
+	$(call on_other_mpis,$(BESIDE) tests/mpi)
+	$(call on_other_mpis,$(MPI_ALONE))
 
 fuzz: $(STAMP) ## Mutants of files, by a seed: make fuzz COUNT=20000 SEED=2; `python -m tests.fuzz --help` tells more
 	python -m tests.fuzz pef --count $(COUNT) --seed $(SEED)
