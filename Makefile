@@ -20,7 +20,7 @@ OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# What these see depends on who has the cores, and when. All other tests are run by two processes.
+# What these see depends on who has the cores, and when. In `test` and `test-mpis` all others are run by two processes.
 MPI_ALONE := $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py watch.py) \
 	tests/mpi/test_bench.py tests/mpi/test_guard.py
 ALONE := $(MPI_ALONE) $(addprefix tests/faults/test_,sound.py sweep.py)

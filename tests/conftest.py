@@ -1,5 +1,6 @@
 """What all tests share: the flag that writes golden files anew, an account of their own, laws without a deadline."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,3 +34,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """No test leaves objects frozen, as a command does that it runs in this process."""
+    yield
+    gc.unfreeze()

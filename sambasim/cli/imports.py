@@ -7,10 +7,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """What is imported meanwhile lives to the end of the process, and the collector passes over it.
+    """The collector passes over all that there is at the end of this, for good; also where an import has failed.
 
-    Torch alone has some 160,000 objects. The collector looks through them several times when Python ends, which takes
-    as long as a third of their import, and finds nothing. What is made later is collected as ever.
+    Torch has more than a hundred thousand objects, and they live to the end of the process. The collector looks through
+    them several times when Python ends, and finds nothing. What is made later is collected as ever, unless something
+    older refers to it; so this is for a command that has not run any code of its user yet. The globals of a script that
+    is under way would never be collected, and a file among them might lose its end.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -16,7 +16,7 @@ _THRESHOLDS = (50_000, 20, 100)
 def rare_collections() -> Iterator[None]:
     """While this is active, collections are rare, and pass over what was there before.
 
-    Where a command has frozen its imports already, they are nearly all of that, and stay so.
+    Where something is frozen already, as a command's imports are, nothing more is: to thaw it would thaw them too.
     """
     thresholds = gc.get_threshold()
     is_thawed = gc.get_freeze_count() == 0

@@ -5,7 +5,6 @@ and place; and it is a package even where ours is a plain file, because only of 
 about a name that `from ... import` does not find, and so lets it say more than "cannot import name".
 """
 
-import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -89,13 +88,9 @@ class DoorFinder(MetaPathFinder, Loader):
         return Facade(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import our module now, so that an error in it comes from the script's own import line.
-
-        Python's garbage collector passes over what is there by then, torch for the most part, as it ends too.
-        """
+        """Import our module now, so that an error in it comes from the script's own import line."""
         ours = import_module(MODULES[module.__name__])
         module.__doc__ = ours.__doc__
-        gc.freeze()
 
 
 def install() -> None:
