@@ -96,5 +96,5 @@ def images() -> Dataset[tuple[Tensor, ...]]:
 WORKLOADS = (
     Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
-    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 400),
+    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000),
 )
