@@ -9,6 +9,8 @@ import pytest
 from sambasim.runtime.huge_pages import huge_bytes
 
 _TIMEOUT_S = 60
+ROOMS_BYTES = 900 << 20
+"""What the rooms that the heap is given are together, at least."""
 
 _PASSES = """
 import resource, sys
@@ -58,11 +60,36 @@ def test_the_heap_is_extended_once_and_given_in_huge_pages() -> None:
     if not huge_bytes() or "[never]" in settings.read_text() or overcommit.read_text().strip() == "2":
         pytest.skip("this system gives no huge pages, or counts addresses as memory")
     _, size, huge = _passes()
-    assert 1 << 30 <= size < 2 << 30
+    assert ROOMS_BYTES <= size < 2 * ROOMS_BYTES
     assert huge >= 10 * huge_bytes()
+
+
+def test_what_is_large_is_given_back() -> None:
+    large = """
+import os
+import numpy as np
+from sambasim.runtime.engine.allocation import keep_freed_memory
+
+def held_pages():
+    return int(open("/proc/self/statm").read().split()[1])
+
+keep_freed_memory()
+before = held_pages()
+piece = np.ones(48 << 20, np.uint8)
+during = held_pages()
+del piece
+page = os.sysconf("SC_PAGE_SIZE")
+print((during - before) * page, (held_pages() - before) * page)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", large], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    )
+    during, after = map(int, result.stdout.split())
+    assert during >= 48 << 20
+    assert after <= 4 << 20
 
 
 def test_no_address_is_spent_where_they_are_limited() -> None:
     faults, size, _ = _passes("limited")
     assert faults < 20
-    assert size < 1 << 30
+    assert size < ROOMS_BYTES
