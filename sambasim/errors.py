@@ -97,10 +97,17 @@ class MachineError(UserError):
 
 
 class ArtifactError(SambasimError):
-    """A file made by sambasim cannot be used."""
+    """A file made by sambasim cannot be used.
+
+    It may be a stranger's, with names of several lines, of which one could pass for the remedy. So what is said of it
+    stays on one line: other characters than those that are printed are spelled out.
+    """
 
     code = "artifact"
     exit_code = 3
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(_spelled_out(what), where=where and _spelled_out(where), remedy=remedy)
 
 
 class PefError(ArtifactError):
@@ -173,3 +180,7 @@ class InvariantError(InternalError):
     def __init__(self, number: int, what: str) -> None:
         super().__init__(f"invariant {number}: {what}")
         self.number = number
+
+
+def _spelled_out(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

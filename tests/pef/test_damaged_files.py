@@ -225,6 +225,10 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     ),
     "a forbidden operator": (node(0, 1, "aten.from_file.default"), 17, "invariant 3: node t is aten.from_file.default"),
     "a dangling reference": (node(0, 2, ["%nowhere"]), 17, "invariant 2: node t reads nowhere"),
+    "a name of two lines": (
+        node(0, 2, ["%nowhere\n  try:\trm\x1b[2K"]),
+        17, "invariant 2: node t reads nowhere\\n  try:\\trm\\x1b[2K",
+    ),
     "an unknown dtype": (
         program(lambda p: p["symbols"][0].update(dtype="complex64")),
         17, "invariant 12: x has the unknown",
@@ -288,6 +292,7 @@ def test_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
         rule = RULES[number - 1]
         assert f"logreg.pef breaks rule {number} of the PEF format ({rule.name})" in caught.value.what
         assert str(path) in str(caught.value.where)
+        assert caught.value.what.isprintable()
         assert caught.value.remedy
         assert caught.value.exit_code == 3
 
