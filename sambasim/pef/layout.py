@@ -102,25 +102,20 @@ def header_fault(found: bytes, layout: Layout) -> tuple[Rule, str] | None:
     return _entries_fault(entries, layout) or (HEADER, "its header is not canonical JSON padded with spaces")
 
 
-def _shown(name: str) -> str:
-    """A name as it is; of a stranger's, what a terminal would obey is shown as what it is."""
-    return name if name.isprintable() else ascii(name)
-
-
 def _entries_fault(entries: dict[str, object], layout: Layout) -> tuple[Rule, str] | None:
     expected = {span.symbol.name: span for span in layout.spans}
     missing = sorted(set(expected) - set(entries))
     unknown = sorted(set(entries) - set(expected) - {"__metadata__"})
     if missing or unknown:
-        words = [f"it has no tensor {_shown(missing[0])}"] if missing else []
+        words = [f"it has no tensor {missing[0]}"] if missing else []
         words += [f"its tensor {unknown[0]!r} belongs to no symbol"] if unknown else []
         return TENSORS, " and ".join(words)
     for name, span in expected.items():
         entry, right = entries[name], _entry(span)
         if not isinstance(entry, dict):
-            return HEADER, f"its entry {_shown(name)} is not a JSON object"
+            return HEADER, f"its entry {name} is not a JSON object"
         if entry.get("dtype") != right["dtype"] or entry.get("shape") != list(span.symbol.type.shape):
-            return TYPES, f"its tensor {_shown(name)} is not {span.symbol.type}, as the symbol is"
+            return TYPES, f"its tensor {name} is not {span.symbol.type}, as the symbol is"
         if entry.get("data_offsets") != right["data_offsets"]:
-            return LAYOUT, f"its tensor {_shown(name)} must lie at bytes {span.start} to {span.stop} of the data"
+            return LAYOUT, f"its tensor {name} must lie at bytes {span.start} to {span.stop} of the data"
     return None
