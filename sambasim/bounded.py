@@ -1,4 +1,5 @@
-"""What may be a stranger's is bounded: text files in size and nesting, and what is said of them in length."""
+"""What may be a stranger's is bounded: text files in size and nesting, and what is said of them in length and in
+characters."""
 
 import errno
 import os
@@ -43,6 +44,22 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST_FAULT:
         return text
     return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
+
+
+def printable(text: str, *, kept: str = "\n\t") -> str:
+    """`text` with everything that a terminal would obey, and not show, spelled out; not so what is `kept`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
+LONGEST_LINE = 4000
+"""Characters of a line that quotes a file."""
+
+
+def one_line(text: str) -> str:
+    """`text`, or its beginning, on one line that a terminal shows as it is."""
+    return printable(text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…", kept="")
 
 
 def nests_too_deeply(tables: object) -> bool:

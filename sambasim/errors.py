@@ -9,9 +9,14 @@
 
 A message has three parts: `what` is wrong, `where` it is, and the `remedy`: what to type next. Each class has a
 `code` that stays the same between releases, so that scripts can tell errors apart. Only `cli` prints them.
+
+What is quoted may be a stranger's, and hold lines that look like a remedy. So each part stands to the right of where
+the parts begin, however many lines it has, and what a terminal would obey is spelled out.
 """
 
 from typing import ClassVar
+
+from sambasim.bounded import one_line, printable
 
 
 class SambasimError(Exception):
@@ -27,12 +32,12 @@ class SambasimError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [_indented(self.what, 4)]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {_indented(self.where, 9)}")
         if self.remedy:
-            lines.append(f"  try:   {self.remedy}")
-        return "\n".join(lines)
+            lines.append(f"  try:   {_indented(self.remedy, 9)}")
+        return printable("\n".join(lines))
 
 
 class UserError(SambasimError):
@@ -99,15 +104,15 @@ class MachineError(UserError):
 class ArtifactError(SambasimError):
     """A file made by sambasim cannot be used.
 
-    It may be a stranger's, with names of several lines, of which one could pass for the remedy. So what is said of it
-    stays on one line: other characters than those that are printed are spelled out.
+    It may be a stranger's, with names of several lines, or as long as the file. So what is said of it stays on one
+    line, which is not endless: other characters than those that are printed are spelled out.
     """
 
     code = "artifact"
     exit_code = 3
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
-        super().__init__(_spelled_out(what), where=where and _spelled_out(where), remedy=remedy)
+        super().__init__(one_line(what), where=where and one_line(where), remedy=remedy and one_line(remedy))
 
 
 class PefError(ArtifactError):
@@ -182,5 +187,8 @@ class InvariantError(InternalError):
         self.number = number
 
 
-def _spelled_out(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def _indented(text: str, width: int) -> str:
+    """`text`; lines after the first begin with `width` spaces at least."""
+    first, *others = text.split("\n")
+    indentation = " " * width
+    return "\n".join((first, *(line if line.startswith(indentation) else indentation + line for line in others)))

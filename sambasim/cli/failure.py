@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from sambasim.cli.terminal import printable
+from sambasim.bounded import printable
 from sambasim.errors import Interrupted, SambasimError
 from sambasim.runtime.first_word import let_the_first_tell
 from sambasim.runtime.launcher import launched_rank
@@ -35,14 +35,15 @@ def explain(error: BaseException, told_by: str | None = None, beneath: Sequence[
             let_the_first_tell(os.environ)
         return
     lines = [f"  {title + ':':<6} {text}" for title, text in beneath]
-    print("\n".join([_words(error, f" ({told_by})" if told_by else ""), *lines]), file=sys.stderr)
+    told = "\n".join([_words(error, f" ({told_by})" if told_by else ""), *lines])
+    print(printable(told), file=sys.stderr)
 
 
 def _words(error: BaseException, behind: str) -> str:
     if isinstance(error, Interrupted):
         return str(error)
     if isinstance(error, SambasimError):
-        return printable(f"error[{error.code}]{behind}: {error}")
+        return f"error[{error.code}]{behind}: {error}"
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     if isinstance(error, click.UsageError):

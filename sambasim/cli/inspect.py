@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sambasim.bounded import printable
 from sambasim.cli import shared
-from sambasim.cli.terminal import printable, show
+from sambasim.cli.terminal import show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sambasim.bounded import one_line
 from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
@@ -52,7 +53,7 @@ class RunProgress:
     def started(self, start: Start) -> None:
         self._start = start
         plan = start.plan
-        print(f"{start.name}: {start.data}")
+        print(one_line(f"{start.name}: {start.data}"))
         accumulation = f" × {plan.accumulation_steps} accumulated" if plan.accumulation_steps > 1 else ""
         print(
             f"batch {plan.batch_size} × {plan.world_size} replica{'s' * (plan.world_size > 1)} = global batch "
@@ -64,7 +65,7 @@ class RunProgress:
         if plan.left_out:
             print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which make no whole step")
         for notice in start.notices:
-            print(f"notice: {notice}")
+            print(f"notice: {one_line(notice)}")
         sys.stdout.flush()
         if self._live:
             self._live.begin(plan.steps)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from sambasim.bounded import printable
 from sambasim.runtime.launcher import find_launcher
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ def is_terminal(stream: TextIO) -> bool:
         return os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}").startswith(_TERMINALS)
     except OSError:
         return False
-
-
-def printable(text: str) -> str:
-    """`text` with everything that a terminal would obey, and not show, spelled out: it may be from somebody's file."""
-    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,8 +182,8 @@ def refusal(
     where = None if all(typed) and not any(in_file) else where
     if len(problems) == 1:
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
-    each = [f"  {line} ({p.remedy})" if p.remedy else f"  {line}" for p, line in zip(problems, lines, strict=True)]
-    what = "\n".join((f"{len(problems)} options are wrong:", *each))
+    each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
+    what = "\n    ".join((f"{len(problems)} options are wrong:", *each))
     return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides what a config says")
 
 

@@ -287,7 +287,8 @@ def _carried(training_defaults: Mapping[str, object], data_source: Mapping[str, 
     try:
         return build(RunFile, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
-        what = f"what the PEF carries for its runs is not valid: {error.what}"
+        told = "; ".join(line.strip() for line in error.what.split("\n")).replace(":; ", ": ")
+        what = f"what the PEF carries for its runs is not valid: {told}"
         raise PefError(what, remedy="compile it again") from None
 
 

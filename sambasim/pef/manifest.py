@@ -23,7 +23,9 @@ Size = Annotated[int, Field(ge=0, le=LARGEST_BYTES)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Version = Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,9}$")]
 Shape = Annotated[tuple[Size, ...], Field(max_length=HIGHEST_RANK)]
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]+$", max_length=255)]
+FILE_NAME = r"^[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]+$"
+LONGEST_FILE_NAME = 255
+FileName = Annotated[str, Field(pattern=FILE_NAME, max_length=LONGEST_FILE_NAME)]
 TypedName = tuple[str, str, Shape]
 """A value: name, dtype, shape."""
 SourceRow = tuple[str, int, str]

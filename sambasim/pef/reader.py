@@ -1,6 +1,7 @@
 """Reading a PEF: everything is checked before anything is used, and refused by the rule that it breaks."""
 
 import hashlib
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from sambasim.pef.decode import ForbiddenConstantError, decode
 from sambasim.pef.document import PefDocument, PefHeader
 from sambasim.pef.frame import open_pef, read_manifest
 from sambasim.pef.layout import Layout, header_fault, weights_layout
-from sambasim.pef.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest
+from sambasim.pef.manifest import FILE_NAME, FORMAT_NAME, FORMAT_VERSION, LONGEST_FILE_NAME, Manifest
 from sambasim.pef.rules import (
     CANONICAL,
     CHECKSUM,
@@ -55,9 +56,12 @@ def peek(path: Path) -> PefHeader:
         fields = _parse(read_manifest(file, frame, path), path)
     try:
         program = _field(fields, "program", dict)
+        name = _field(program, "name", str)
+        if len(name) > LONGEST_FILE_NAME or not re.fullmatch(FILE_NAME, name):
+            raise ValueError("the name of its program is no name of a file")
         parallel = program.get("data_parallel") and _field(program, "data_parallel", dict)
         return PefHeader(
-            name=_field(program, "name", str),
+            name=name,
             batch_size=_field(program, "batch_size", int),
             world_size=_field(parallel, "world_size", int) if parallel else 1,
             data_parallel=bool(parallel),

@@ -107,12 +107,12 @@ def test_every_problem_is_told_at_once_with_its_remedy(tmp_path: Path) -> None:
         compile_options(config, None, ["data.source=digts"], {"world_size": 2})
     assert str(caught.value).splitlines() == [
         "5 options are wrong:",
-        '  data.source = "digts" (from --set): must be digits, synthetic, module:function, FILE.npz or FILE.safetensors'
-        " (did you mean digits?)",
-        "  optimizer.lr = -1: must be at least 0",
-        "  training.epochs = 0: must be at least 1",
-        "  training.batchsize: is no option (did you mean training.batch_size?)",
-        "  compile.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
+        '    data.source = "digts" (from --set): must be digits, synthetic, module:function, FILE.npz or '
+        "FILE.safetensors (did you mean digits?)",
+        "    optimizer.lr = -1: must be at least 0",
+        "    training.epochs = 0: must be at least 1",
+        "    training.batchsize: is no option (did you mean training.batch_size?)",
+        "    compile.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
         f"  where: {config}",
         "  try:   correct each of them; --set NAME=VALUE overrides what a config says",
     ]

@@ -1,6 +1,7 @@
 """A run's overrides over what a PEF carries: what may change, and what takes a compile."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -132,6 +133,9 @@ def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
 def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
     with pytest.raises(PefError, match=r"what the PEF carries for its runs is not valid: optimizer.name"):
         resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "lion"}}, {})
+    with pytest.raises(PefError) as caught:
+        resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
+    assert re.search(r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d", caught.value.what)
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,15 @@ def test_peek_refuses_a_manifest_without_its_keys(key: str, tmp_path: Path) -> N
         pef.peek(path)
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "x\n  try:\trm", "x\x9b2K", "x\u2028y", "x" * 256])
+def test_a_program_is_called_as_a_file_can_be(name: str, tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    damage.change_fields(path, lambda f: f["program"].update(name=name))
+    for reader in (pef.peek, pef.read):
+        with pytest.raises(PefError, match=r"breaks rule 15 .*name"):
+            reader(path)
+
+
 def test_a_flipped_bit_of_the_weights_is_found_where_they_are_checked_or_mapped(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     good, stored = damage.unpack(path)

@@ -226,7 +226,7 @@ def _row(cells: dict[str, str]) -> bytes:
 
 def _cell(text: str, width: int, *, right: bool = False) -> bytes:
     """`text` in `width` bytes: blanks fill it, and what is too long is cut off."""
-    raw = text.encode("ascii", "replace").replace(b"\n", b" ")[:width]
+    raw = "".join(c if c.isprintable() else "?" for c in text[:width]).encode("ascii", "replace")
     return raw.rjust(width) if right else raw.ljust(width)
 
 

@@ -1,5 +1,6 @@
 """AP02 and DP02: the command line against that of the compile, and against what is passed on to it."""
 
+import re
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 
@@ -20,6 +21,9 @@ is refused, by `trace_graph`."""
 
 _OF_THE_GRAPH = ("batch_size", "inference")
 """Those of them that a graph depends on."""
+
+_IS_TYPED = re.compile("True|False|[0-9]{1,18}")
+"""Values of these. A stranger's PEF may hold others, and what is told is typed into a shell."""
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
@@ -89,8 +93,10 @@ def _then_and_now(name: str, before: str, now: str) -> str:
 
 
 def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """What to type, or to leave out, so that the library's arguments make the graph of the compile; None if they do."""
-    told = [_typed(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
+    """What to type, or to leave out, so that the library's arguments make the graph of the compile; None if they do, or
+    if the PEF does not say what can be typed."""
+    of_graph = [(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
+    told = [_typed(name, before) for name, before in of_graph if _IS_TYPED.fullmatch(before)]
     return ", ".join(told) or None
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sambasim.bounded import one_line
 from sambasim.errors import DataParallelError
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba.checks.findings import FINDINGS, Finding
@@ -49,8 +50,9 @@ class Telling:
         is_new = (finding.code, finding.what) not in self._found
         self._found[finding.code, finding.what] = finding
         if is_new and not self.on_demand and launched_rank(os.environ) == 0:
-            where = f"\n  where: {finding.where}" if finding.where else ""
-            print(f"notice{behind}: {finding.words}{where}\n  try:   {finding.remedy}", file=sys.stderr, flush=True)
+            where = f"\n  where: {one_line(finding.where)}" if finding.where else ""
+            told = f"notice{behind}: {one_line(finding.words)}{where}\n  try:   {one_line(finding.remedy)}"
+            print(told, file=sys.stderr, flush=True)
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""

@@ -74,7 +74,8 @@ def load_checkpoint(
         for one, state in zip(listed, held["optimizers"], strict=True):
             one.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())
         raise WeightsError(
-            f"{target} is of another model: {error}", remedy="load a checkpoint of the model that is given"
+            f"{target} is of another model: {why}", remedy="load a checkpoint of the model that is given"
         ) from error
     return {name: value for name, value in held.items() if name not in ("model", "optimizers")}

