@@ -5,8 +5,7 @@ failure travels as a value: a watched dataset hands it on in place of the sample
 batch, and `batches.bind` raises it, in the main process.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -87,17 +86,3 @@ class WatchedDataset(Dataset[object]):
         except (Exception, SystemExit) as raised:  # a sample that ends the program would end it as if all were well
             what = f"sample {index} of {self.name} raised {summary(raised)}"
             return Failure(what, where=user_line(raised), remedy=f"read it alone in Python: dataset[{index}]")
-
-
-@contextmanager
-def reading_batch(name: str) -> Iterator[None]:
-    """Around `next(batches)`: a worker process that died becomes a DataError; `name` is the data source's."""
-    try:
-        yield
-    except RuntimeError as raised:
-        if "DataLoader worker" not in str(raised):
-            raise
-        raise DataError(
-            f"a worker process that reads {name} died: {summary(raised)}",
-            remedy="--workers 0 reads in the main process; look at the free memory and at the size of /dev/shm",
-        ) from raised

@@ -101,8 +101,9 @@ class RunOptions(Options):
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
-                remedy = f"{_typed(field)} {path.stem or field}{SAVE_SUFFIX}"
-                problems.append(Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, show(str(path))))
+                problems.append(
+                    Problem(field, f"must be a {SAVE_SUFFIX} file", _named_well(field, path), show(str(path)))
+                )
         if self.predictions is not None and not self.inference:
             problems.append(Problem("predictions", "are made by inference only", "add --inference"))
         if self.inference and self.engine != "plain":
@@ -233,6 +234,13 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
 """By the keyword that `run_options` takes: the flag, and the field of RunOptions that it sets."""
 
 _OF_ONE_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
+
+
+def _named_well(field: str, path: Path) -> str:
+    """What to type where `path` is no file of tensors by its name."""
+    if field == "weights" and (path / "checkpoint.json").is_file():
+        return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights as one"
+    return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
 
 
 def _typed(field: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from sambasim.errors import OptionError
 
 _SUFFIX = ".pef"
+_OF_CHECKPOINTS = "checkpoint.json"
 _MOST_SUGGESTIONS = 5
 
 
@@ -22,6 +23,11 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     for candidate in candidates:
         if candidate.is_file():
             return candidate
+    if (candidates[0] / _OF_CHECKPOINTS).is_file():
+        raise OptionError(
+            f"{pef} is a checkpoint, and no PEF",
+            remedy=f"--pef NAME --resume {pef} to train on from it; sambasim compare {pef} OTHER tells two apart",
+        )
     missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]
     raise OptionError(
         f"there is no PEF {pef!r}",

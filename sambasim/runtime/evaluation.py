@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import WatchedDataset, reading_batch
+from sambasim.data.samples import WatchedDataset
+from sambasim.data.workers import reading_batch
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

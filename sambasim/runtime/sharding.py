@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import Samples, WatchedDataset, reading_batch
+from sambasim.data.samples import Samples, WatchedDataset
 from sambasim.data.tensor_batches import tensor_batches
+from sambasim.data.workers import reading_batch
 from sambasim.errors import InternalError
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import InputSpec
@@ -74,7 +75,8 @@ class Shard:
             self._iterator = self._tensors.batches(self._deal.own, self._batch_size)
             return
         self._generator.manual_seed(self._deal.derive(epoch, 0, Stream.WORKER))
-        self._iterator = iter(self._loader)
+        with reading_batch(self._name):
+            self._iterator = iter(self._loader)
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""

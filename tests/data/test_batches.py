@@ -1,7 +1,5 @@
 """From samples to what the PEF takes; and how a failure gets out of a worker process."""
 
-import os
-import signal
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import Failure, WatchedDataset, reading_batch
+from sambasim.data.samples import Failure, WatchedDataset
 from sambasim.errors import DataError
 from sambasim.options import InputSpec
 
@@ -46,12 +44,6 @@ class OnlyTogether(FragileTogether):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         raise OSError("too many open files")
-
-
-class Deadly(Fragile):
-    def __getitem__(self, index: int) -> Tensor:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return torch.tensor(index)
 
 
 @pytest.mark.parametrize(
@@ -156,23 +148,6 @@ def test_reading_many_at_once_may_fail_alone() -> None:
     assert isinstance(failure, Failure)
     with pytest.raises(DataError, match=r"__getitems__ of pictures raised OSError: too many open files"):
         bind(collate([failure]), ["x"])
-
-
-def test_a_worker_that_dies_is_told() -> None:
-    loader: DataLoader[object] = DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=1)
-    batches = iter(loader)
-    with (
-        pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught,
-        reading_batch("pictures"),
-    ):
-        next(batches)
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith("--workers 0 reads in the main process")
-
-
-def test_other_errors_around_a_batch_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match=r"ours"), reading_batch("pictures"):
-        raise RuntimeError("ours")
 
 
 def test_a_sample_that_differs_is_called_by_its_index_in_the_users_dataset() -> None:

@@ -121,6 +121,18 @@ def test_a_wrong_override_is_told_by_its_name(flags: Mapping[str, object], overr
     assert text in str(caught.value)
 
 
+def test_a_checkpoint_is_no_file_of_weights_and_saves_one(tmp_path: Path) -> None:
+    (tmp_path / "step-20").mkdir()
+    (tmp_path / "step-20" / "checkpoint.json").touch()
+    with pytest.raises(OptionError) as caught:
+        run({"pef": "net", "weights": tmp_path / "step-20"}, [])
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith(f"--resume {tmp_path}/step-20 --steps N --save FILE.safetensors")
+    with pytest.raises(OptionError) as caught:
+        run({"pef": "net", "weights": tmp_path / "elsewhere.pt"}, [])
+    assert caught.value.remedy == f"--weights {tmp_path}/elsewhere.safetensors"
+
+
 def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
     with pytest.raises(OptionError, match=r"compiled for inference and cannot train") as caught:
         resolve_run(run_options({"pef": "x"}, []), {"optimizer": None}, {})

@@ -63,3 +63,13 @@ def test_odd_names(pef: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match="there is no PEF"):
         locate(pef)
+
+
+def test_a_checkpoint_is_told_as_what_it_is(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-0000000020"
+    checkpoint.mkdir()
+    (checkpoint / "checkpoint.json").touch()
+    with pytest.raises(OptionError, match=r"is a checkpoint, and no PEF") as caught:
+        locate(str(checkpoint))
+    assert caught.value.remedy is not None
+    assert f"--resume {checkpoint}" in caught.value.remedy

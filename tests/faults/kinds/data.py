@@ -270,6 +270,14 @@ DATA: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
+        "a worker process that ends itself",
+        _RUN + " --workers 2",
+        2,
+        ("a worker process that reads HERE/net.py:samples died", "--workers 0"),
+        {"net.py": dataset("if i == 11:\n    import os\n    os._exit(3)\nreturn torch.randn(8), i % 3")},
+        pefs=("net",),
+    ),
+    Fault(
         "shapes that vary, in a run",
         _RUN,
         2,
