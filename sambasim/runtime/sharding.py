@@ -91,6 +91,11 @@ class Shard:
         self._checked = all(checked[name] is tensors[name] for name in self._names)
         return checked
 
+    def end(self) -> None:
+        """No more batches are read: worker processes end, in their own way. Those that are there when this process ends
+        are killed, and leave the folders that they made for passing tensors on."""
+        del self._iterator, self._loader
+
     def samples_of_last_batch(self) -> Sequence[int]:
         """The numbers, in the user's data set, of the samples in the batch that `next_batch` gave last."""
         after = self._given * self._batch_size

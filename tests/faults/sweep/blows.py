@@ -10,6 +10,8 @@ from pathlib import Path
 BLOW_FILE = "blow-"
 """With a rank behind it: a file that tells this rank what to do to itself."""
 
+_ORPHANS_PARENT = 1
+
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -55,14 +57,18 @@ def strike(blow: Blow, rank: int, folder: Path) -> int | None:
 
 
 def processes(folder: Path, rank: int) -> Sequence[int]:
-    """The sambasim processes that run in `folder`: that of `rank`, or the one without a rank; oldest first."""
-    found = []
+    """The sambasim processes that run in `folder`: that of `rank`, or the one without a rank; oldest first.
+
+    What a rank has forked beside itself is none: it looks like its rank, and may be there for a moment longer.
+    """
+    parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
             if (entry / "cwd").resolve() != folder.resolve():
                 continue
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             words = (entry / "cmdline").read_bytes().split(b"\0")
             environ = dict(
                 pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair
@@ -73,8 +79,8 @@ def processes(folder: Path, rank: int) -> Sequence[int]:
             continue
         ranks = [int(environ[key.encode()]) for key in _RANKS if key.encode() in environ]
         if b"-m" in words and (not ranks or ranks[0] == rank):
-            found.append(int(entry.name))
-    return sorted(found)
+            parents[int(entry.name)] = parent
+    return sorted(pid for pid, parent in parents.items() if parent != _ORPHANS_PARENT and parent not in parents)
 
 
 def wait_for(moment: Moment, folder: Path, random_s: float, last_step: int, patience_s: float = 60.0) -> bool:
