@@ -59,7 +59,8 @@ LONGEST_LINE = 4000
 
 def one_line(text: str) -> str:
     """`text`, or its beginning, on one line that a terminal shows as it is."""
-    return printable(text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…", kept="")
+    spelled = printable(text[: LONGEST_LINE + 1], kept="")
+    return spelled if len(spelled) <= LONGEST_LINE else f"{spelled[:LONGEST_LINE]}…"
 
 
 def nests_too_deeply(tables: object) -> bool:

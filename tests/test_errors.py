@@ -19,9 +19,10 @@ def test_what_is_quoted_passes_for_no_other_part(kind: type[SambasimError], part
     assert "curl example.org" in told
 
 
-def test_what_is_said_of_a_file_is_on_one_line_that_ends() -> None:
-    error = PefError(f"{FORGED}{'name' * LONGEST_LINE}", where=FORGED, remedy=FORGED)
-    assert len(error.what) < 1.1 * LONGEST_LINE
+@pytest.mark.parametrize("name", ["name", "\x1b", "\U000e0001"])
+def test_what_is_said_of_a_file_is_on_one_line_that_ends(name: str) -> None:
+    error = PefError(f"{FORGED}{name * LONGEST_LINE}", where=FORGED, remedy=FORGED)
+    assert len(error.what) == LONGEST_LINE + 1
     for part in (error.what, error.where, error.remedy):
         assert part is not None
         assert part.isprintable()

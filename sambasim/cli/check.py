@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from pydantic import BaseModel, ConfigDict
 
+from sambasim.bounded import one_line
 from sambasim.cli.app import run_script
 from sambasim.errors import OptionError, SambasimError
 from sambasim.runtime.launcher import launched_rank
@@ -108,8 +109,8 @@ def _in_words(script: Path, report: "Report") -> str:
     cut = " of epochs cut short, so its scores are not those of a run" if report.epochs_cut else ""
     lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
     for finding in report.findings:
-        where = [f"  where: {finding.where}"] if finding.where else []
-        lines += [finding.words, *where, f"  try:   {finding.remedy}"]
+        where = [f"  where: {one_line(finding.where)}"] if finding.where else []
+        lines += [one_line(finding.words), *where, f"  try:   {one_line(finding.remedy)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from sambasim.bounded import printable
+from sambasim.bounded import one_line, printable
 from sambasim.errors import Interrupted, SambasimError
 from sambasim.runtime.first_word import let_the_first_tell
 from sambasim.runtime.launcher import launched_rank
@@ -55,4 +55,6 @@ def _words(error: BaseException, behind: str) -> str:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return f"interrupted{behind}"
     trace = "".join(traceback.format_exception(error))  # for the report, and only where the mistake is ours
-    return f"{trace}error[internal]{behind}: this is a mistake of sambasim's own, please report it: {error}"
+    return (
+        f"{trace}error[internal]{behind}: this is a mistake of sambasim's own, please report it: {one_line(str(error))}"
+    )

@@ -1,17 +1,67 @@
-"""A worker process that died, told where a batch is read.
+"""Batches that worker processes read. One that died is told where the next batch is asked for.
 
 PyTorch's handler of SIGCHLD raises wherever the main process happens to be: in an operator, a collective, a checkpoint,
-which then seem to have failed. Here, what it raises waits until the next batch is asked for.
+which then seem to have failed. Here, what it raises waits until somebody reads.
 """
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from multiprocessing.util import get_temp_dir
 from types import FrameType
+from typing import TypeVar
 
+from torch.utils.data import DataLoader
+
+from sambasim.data.batches import Batch
 from sambasim.data.blame import summary
 from sambasim.errors import DataError
+
+T = TypeVar("T")
+
+
+def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
+    """`iter(loader)`, which collates by `batches.collate`; `name` is the data source's. Raises DataError, now or for
+    any batch, if a worker process died."""
+    return _Batches(loader, name) if loader.num_workers else iter(loader)
+
+
+class _Batches:
+    """Those of a loader with worker processes."""
+
+    def __init__(self, loader: "DataLoader[object]", name: str) -> None:
+        self._name = name
+        get_temp_dir()  # workers inherit the folder, and this process takes it away; their own would stay, being killed
+        self._deaths = _deaths()
+        self._deaths.heard = None  # of workers that nobody reads from any more
+        self._batches: Iterator[Batch] = self._reading(lambda: iter(loader))
+        self._deaths = _deaths()  # with the first workers of a process, PyTorch has set its handler just now
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._reading(self._batches.__next__)
+
+    def _reading(self, deed: Callable[[], T]) -> T:
+        """What `deed` gives. Raises DataError if a worker process died in it, or before."""
+        deaths = self._deaths
+        try:
+            deaths.are_raised = True
+            try:
+                heard, deaths.heard = deaths.heard, None
+                if heard is not None:
+                    raise heard
+                return deed()
+            finally:
+                deaths.are_raised = False
+        except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two where it died handing a batch over
+            if isinstance(raised, RuntimeError) and "DataLoader worker (pid" not in str(raised):
+                raise
+            raise DataError(
+                f"a worker process that reads {self._name} died: {summary(raised)}",
+                remedy="--workers 0 reads in the main process; look at the free memory and at the size of /dev/shm",
+            ) from None
 
 
 class _Deaths:
@@ -19,48 +69,20 @@ class _Deaths:
 
     def __init__(self, pytorchs: Callable[[int, FrameType | None], object]) -> None:
         self._pytorchs = pytorchs
-        self._heard: RuntimeError | None = None
-        self._is_reading = False
+        self.heard: RuntimeError | None = None
+        self.are_raised = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         try:
             self._pytorchs(number, frame)
         except RuntimeError as death:
-            if self._is_reading:
+            if self.are_raised:
                 raise
-            self._heard = death
-
-    @contextmanager
-    def raised_here(self) -> Iterator[None]:
-        """Raises a death that was heard of before, and lets one be raised in the block."""
-        try:
-            self._is_reading = True
-            heard, self._heard = self._heard, None
-            if heard is not None:
-                raise heard
-            yield
-        finally:
-            self._is_reading = False
-
-
-@contextmanager
-def reading_batch(name: str) -> Iterator[None]:
-    """Around `next(batches)`: a worker process that died, now or before, becomes a DataError; `name` is the data
-    source's."""
-    try:
-        with _deaths().raised_here():
-            yield
-    except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two where it died as it handed a batch over
-        if isinstance(raised, RuntimeError) and "DataLoader worker" not in str(raised):
-            raise
-        raise DataError(
-            f"a worker process that reads {name} died: {summary(raised)}",
-            remedy="--workers 0 reads in the main process; look at the free memory and at the size of /dev/shm",
-        ) from None
+            self.heard = death
 
 
 def _deaths() -> _Deaths:
-    """What hears of deaths in this process. PyTorch sets its handler when it first starts worker processes."""
+    """What hears of deaths in this process."""
     handler = signal.getsignal(signal.SIGCHLD)
     if isinstance(handler, _Deaths):
         return handler

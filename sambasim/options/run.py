@@ -5,6 +5,7 @@ not compiled in: `overrides` holds those changes in the layout of the TOML confi
 is compiled in (the batch size, the loss, which optimizer, whether gradients are clipped) is refused by name.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,7 +239,7 @@ _OF_ONE_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
 
 def _named_well(field: str, path: Path) -> str:
     """What to type where `path` is no file of tensors by its name."""
-    if field == "weights" and (path / "checkpoint.json").is_file():
+    if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path's raises
         return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights as one"
     return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
 

@@ -1,5 +1,6 @@
 """Finding the PEF that `--pef` names."""
 
+import os
 from pathlib import Path
 
 from sambasim.errors import OptionError
@@ -23,7 +24,7 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    if (candidates[0] / _OF_CHECKPOINTS).is_file():
+    if os.path.isfile(candidates[0] / _OF_CHECKPOINTS):  # Path's raises where nobody may look
         raise OptionError(
             f"{pef} is a checkpoint, and no PEF",
             remedy=f"--pef NAME --resume {pef} to train on from it; sambasim compare {pef} OTHER tells two apart",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.batches import bind, check, collate
 from sambasim.data.samples import WatchedDataset
-from sambasim.data.workers import reading_batch
+from sambasim.data.workers import batches_of
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -113,11 +113,10 @@ class Evaluator:
         loader: DataLoader[object] = DataLoader(
             Subset(dataset, indices), batch_size=size, collate_fn=collate, num_workers=self._options.workers
         )
-        batches = iter(loader)
+        batches = batches_of(loader, self._options.source or "the data")
         for start in range(0, len(indices), size):
             self._activity.does(f"evaluating batch {start // size + 1} of {-(-len(indices) // size)}")
-            with reading_batch(self._options.source or "the data"):
-                batch: Batch = next(batches)
+            batch = next(batches)
             count = min(size, len(indices) - start)
             tensors = bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
             yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count

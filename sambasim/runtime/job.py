@@ -122,8 +122,6 @@ class TrainingJob:
         trace = self._trace(team, steps)
         with self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
-        for replica in team.replicas:
-            replica.shard.end()
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:

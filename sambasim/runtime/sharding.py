@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.data.batches import Batch, bind, check, collate
 from sambasim.data.samples import Samples, WatchedDataset
 from sambasim.data.tensor_batches import tensor_batches
-from sambasim.data.workers import reading_batch
+from sambasim.data.workers import batches_of
 from sambasim.errors import InternalError
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import InputSpec
@@ -75,26 +75,18 @@ class Shard:
             self._iterator = self._tensors.batches(self._deal.own, self._batch_size)
             return
         self._generator.manual_seed(self._deal.derive(epoch, 0, Stream.WORKER))
-        with reading_batch(self._name):
-            self._iterator = iter(self._loader)
+        self._iterator = batches_of(self._loader, self._name)
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._given += 1
         if self._tensors is not None and self._checked:
             return dict(zip(self._names, self._next_tensors(), strict=True))
-        with reading_batch(self._name):
-            batch = next(self._iterator)
-        tensors = bind(batch, self._names)
+        tensors = bind(next(self._iterator), self._names)
         checked = check(tensors, self._inputs, self._batch_size)
         # All batches of plain tensors are alike: once one has passed as it is, the others do.
         self._checked = all(checked[name] is tensors[name] for name in self._names)
         return checked
-
-    def end(self) -> None:
-        """No more batches are read: worker processes end, in their own way. Those that are there when this process ends
-        are killed, and leave the folders that they made for passing tensors on."""
-        del self._iterator, self._loader
 
     def samples_of_last_batch(self) -> Sequence[int]:
         """The numbers, in the user's data set, of the samples in the batch that `next_batch` gave last."""

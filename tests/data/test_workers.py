@@ -2,9 +2,9 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import collate
 from sambasim.data.samples import WatchedDataset
-from sambasim.data.workers import reading_batch
+from sambasim.data.workers import batches_of
 from sambasim.errors import DataError
+from tests.support.mpi import run_job
 
 SAMPLES = 8
 
@@ -31,43 +32,91 @@ class Deadly(Dataset[Tensor]):
         return torch.tensor(index)
 
 
-@pytest.fixture
-def batches() -> Iterator[Iterator[object]]:
-    loader: DataLoader[object] = DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=1)
-    yield iter(loader)
-    with suppress(DataError), reading_batch("pictures"):  # what is heard after the test is not of the next one
-        time.sleep(0.2)
+def batches(workers: int = 1) -> Iterator[object]:
+    loader: DataLoader[object] = DataLoader(
+        WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=workers
+    )
+    return batches_of(loader, "pictures")
 
 
-def read_on(batches: Iterator[object]) -> None:
-    for _ in range(SAMPLES):
-        with reading_batch("pictures"):
-            next(batches)
-
-
-def test_while_a_batch_is_waited_for(batches: Iterator[object]) -> None:
+def test_while_a_batch_is_waited_for() -> None:
     with pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught:
-        read_on(batches)
+        list(batches())
     assert caught.value.remedy is not None
     assert caught.value.remedy.startswith("--workers 0 reads in the main process")
 
 
-def test_while_something_else_is_under_way(batches: Iterator[object]) -> None:
-    with reading_batch("pictures"):
-        next(batches)
+def test_while_something_else_is_under_way() -> None:
+    reading = batches()
+    next(reading)
     until = time.monotonic() + 1.0
     while time.monotonic() < until:  # the death comes in here, where a signal's handler may raise at any line
         sum(range(1000))
     with pytest.raises(DataError, match=r"pictures died: .*is killed by signal: Killed"):
-        read_on(batches)
+        list(reading)
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+class Raising:
+    """A loader whose batches cannot be had. `num_workers` as a DataLoader's."""
+
+    def __init__(self, error: Exception, num_workers: int) -> None:
+        self.error = error
+        self.num_workers = num_workers
+
+    def __iter__(self) -> Iterator[object]:
+        raise self.error
+        yield
+
+
+LOST = [ConnectionResetError(104, "Connection reset by peer"), EOFError()]
+
+
+@pytest.mark.parametrize("error", LOST)
 def test_as_it_hands_a_batch_over(error: Exception) -> None:
-    with pytest.raises(DataError, match=r"a worker process that reads pictures died"), reading_batch("pictures"):
-        raise error
+    with pytest.raises(DataError, match=r"a worker process that reads pictures died"):
+        list(batches_of(Raising(error, 1), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
 
 
-def test_other_errors_around_a_batch_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match=r"ours"), reading_batch("pictures"):
-        raise RuntimeError("ours")
+@pytest.mark.parametrize(
+    ("error", "workers"),
+    [
+        *((error, 0) for error in LOST),
+        (RuntimeError("Caught RuntimeError in DataLoader worker process 0."), 1),
+        (RuntimeError("ours"), 1),
+    ],
+)
+def test_other_errors_stay_what_they_are(error: Exception, workers: int) -> None:
+    with pytest.raises(type(error)) as caught:
+        list(batches_of(Raising(error, workers), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
+    assert caught.value is error
+
+
+SLOW = """
+import time, torch
+from torch.utils.data import DataLoader
+from sambasim.data.workers import batches_of
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index > 1:
+            time.sleep(60)
+        return torch.tensor(index)
+
+
+reading = batches_of(DataLoader(Slow(), num_workers=2), "pictures")
+print(next(reading), flush=True)
+raise SystemExit(0)
+"""
+
+
+def test_workers_that_are_ended_in_the_midst_of_a_sample_leave_no_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder, temporary = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")  # sockets have short paths
+    (folder / "slow.py").write_text(SLOW)
+    run_job([sys.executable, "slow.py"], cwd=folder, env={"TMPDIR": str(temporary)}).check()
+    assert list(temporary.iterdir()) == []

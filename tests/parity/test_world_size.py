@@ -1,6 +1,5 @@
 """What does not depend on the number of replicas, or does in a known way: norms, shards, random numbers, threads."""
 
-import multiprocessing
 import random
 
 import numpy as np
@@ -65,16 +64,6 @@ def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0, ac
         inputs=[parse_input("number", "int64[]"), parse_input("drawn", "float32[]")],
         seed=3,
     )
-
-
-def test_worker_processes_end_with_their_shard() -> None:
-    shard = _shard(0, 1, workers=1)
-    shard.begin_epoch(0, 0)
-    shard.next_batch()
-    ours = {process.pid for process in multiprocessing.active_children()}
-    assert ours
-    shard.end()
-    assert ours.isdisjoint(process.pid for process in multiprocessing.active_children())
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -80,7 +80,8 @@ def processes(folder: Path, rank: int) -> Sequence[int]:
         ranks = [int(environ[key.encode()]) for key in _RANKS if key.encode() in environ]
         if b"-m" in words and (not ranks or ranks[0] == rank):
             parents[int(entry.name)] = parent
-    return sorted(pid for pid, parent in parents.items() if parent != _ORPHANS_PARENT and parent not in parents)
+    others = {_ORPHANS_PARENT, *parents} - {os.getpid()}
+    return sorted(pid for pid, parent in parents.items() if parent not in others)
 
 
 def wait_for(moment: Moment, folder: Path, random_s: float, last_step: int, patience_s: float = 60.0) -> bool:
