@@ -239,7 +239,7 @@ _OF_ONE_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
 
 def _named_well(field: str, path: Path) -> str:
     """What to type where `path` is no file of tensors by its name."""
-    if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path's raises
+    if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path's raises where nobody may look
         return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights as one"
     return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
 
@@ -296,7 +296,8 @@ def _carried(training_defaults: Mapping[str, object], data_source: Mapping[str, 
     try:
         return build(RunFile, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
-        told = "; ".join(line.strip() for line in error.what.split("\n")).replace(":; ", ": ")
+        heading, *each = (line.strip() for line in error.what.split("\n"))
+        told = f"{heading} {'; '.join(each)}".rstrip()
         what = f"what the PEF carries for its runs is not valid: {told}"
         raise PefError(what, remedy="compile it again") from None
 
