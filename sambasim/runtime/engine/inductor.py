@@ -20,6 +20,7 @@ from sambasim.runtime.engine.decompositions import KEPT_TAG, decompositions
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.rebuild import fake_values, rebuild
 from sambasim.runtime.engine.routes import find_routes
+from sambasim.runtime.engine.tiles import by_tiles, product
 from sambasim.runtime.engine.units import Region, Steps, choose_units
 from sambasim.runtime.instructions import Instruction, RegisterFile, compiled_instruction, free_after_use
 
@@ -75,7 +76,7 @@ class Inductor:
         lowered: list[Instruction | None] = []
         for step in (step for steps in planned for step in steps):
             if isinstance(step, int):
-                lowered.append(plain[step])
+                lowered.append(_by_tiles(plain[step], fakes))
                 continue
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, _UNIT, refs, (), step.outputs)
@@ -115,6 +116,15 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
     if not callable(compiled):
         raise MachineError("torch's inductor made nothing that can be called", remedy="run it with --engine plain")
     return compiled
+
+
+def _by_tiles(instruction: Instruction | None, fakes: Mapping[str, Tensor]) -> Instruction | None:
+    """`instruction`, which has a kernel of its own, by tiles if it is a product that gains by them. From the first pass
+    on: a run that is resumed begins with a first pass, and its bits are those of any other."""
+    if instruction is None or instruction.function is not torch.mm:
+        return instruction
+    a, b = (fakes[name] for name in node_references(instruction.node))
+    return replace(instruction, function=product) if by_tiles(a, b) else instruction
 
 
 def _name_what_is_drawn(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:

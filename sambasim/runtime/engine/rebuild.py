@@ -14,6 +14,7 @@ from torch.fx.node import Argument as FxArgument
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.pef.operands import returns_one_tensor
 from sambasim.runtime.engine.linear import LINEAR, by_onednn
+from sambasim.runtime.engine.tiles import PRODUCT, by_tiles
 from sambasim.runtime.instructions import find_operator, plain_argument
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 def rebuild(
     nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN where it is faster. Names are
-    by position, so that layers which are alike give the same text, and the same entry of a cache."""
+    """A module from `inputs` to a tuple of `outputs`, with large products by tiles or by oneDNN where that is
+    faster. Names are by position, so that layers which are alike give the same text, and the same entry of a cache."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
@@ -60,19 +61,23 @@ def rebuild(
 def _product(
     node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
 ) -> torch.fx.Node | None:
-    """`node` as a product by oneDNN, if it is one that gains by it. A bias is added by itself: inductor does that in
-    the pass over memory that follows. (It would put torch's own product and such a bias together again.)"""
+    """`node` as a product by tiles or by oneDNN, if it is one that gains by it."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
-    x, weight = names[-2:]
-    if not by_onednn(fakes[x], fakes[weight].t()):
+    *bias, a, b = names
+    if by_tiles(fakes[a], fakes[b]):
+        is_row = all(fakes[name].shape == fakes[b].shape[1:] for name in bias)
+        added = tuple(values[name] for name in bias if is_row)
+        product = graph.call_function(PRODUCT, (values[a], values[b], *added))
+        return product if is_row else graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]]))
+    if not by_onednn(fakes[a], fakes[b].t()):
         return None
-    transposed = graph.call_function(torch.ops.aten.t.default, (values[weight],))
-    product = graph.call_function(LINEAR, (values[x], transposed))
-    if len(names) == 2:
-        return product
-    return graph.call_function(torch.ops.aten.add.Tensor, (product, values[names[0]]))
+    transposed = graph.call_function(torch.ops.aten.t.default, (values[b],))
+    product = graph.call_function(LINEAR, (values[a], transposed))
+    # Inductor adds a bias in the pass over memory that follows. (It would put torch's own product and such a bias
+    # together again.)
+    return graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]])) if bias else product
 
 
 def _given(node: Node, values: Mapping[str, T]) -> list[T]:
