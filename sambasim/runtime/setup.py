@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from sambasim.errors import InternalError
 from sambasim.hardware.inventory import Inventory, inventory_of
 from sambasim.hardware.placement import Placement
@@ -12,6 +14,7 @@ from sambasim.pef import PefDocument, read
 from sambasim.runtime.admission import admit, blaming
 from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device
+from sambasim.runtime.engine.choice import Tiles, agree_on_tiles
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.runnable import check_is_for_run
 from sambasim.runtime.seating import seat
@@ -25,7 +28,7 @@ class Setup:
 
     `known` says that this account compiled the PEF, `roles` which ranks have replicas, and which only serve;
     `placement` where replicas sit on `inventory`, the simulated machine; `arguments` are the runtime arguments of the
-    program, and `threads` those of a rank.
+    program, `threads` those of a rank, and `tiles` says whether they multiply by tiles.
     """
 
     path: Path
@@ -40,6 +43,7 @@ class Setup:
     placement: Placement
     arguments: Arguments
     threads: int
+    tiles: Tiles
 
     @property
     def program(self) -> Program:
@@ -67,6 +71,11 @@ class Setup:
     @property
     def host_sync(self) -> HostSyncName:
         return self.options.host_sync or "mpi"
+
+    @property
+    def instructions(self) -> str:
+        """What of the processor decides bits: its vectors, and its tiles where products are multiplied by them."""
+        return torch.backends.cpu.get_cpu_capability() + (" with tiles" if self.tiles.used else "")
 
     @property
     def own_replicas(self) -> range:
@@ -99,6 +108,7 @@ def _settle(
     emulated = options.emulate_replicas or 1
     topology = communicator.topology
     who = roles(topology.world_size, options.parameter_servers or 0)
+    threads = options.threads or default_threads(communicator, emulated)
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
         path=path,
@@ -114,5 +124,6 @@ def _settle(
         arguments=bind_arguments(
             document.program, resolved.optimizer, len(who.workers) * emulated, topology.rank, resolved.training.seed
         ),
-        threads=options.threads or default_threads(communicator, emulated),
+        threads=threads,
+        tiles=agree_on_tiles(options.engine, threads, communicator),
     )

@@ -63,7 +63,7 @@ def assemble(setup: Setup, sources: Sequence[Source], listener: Listener) -> Tea
         memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(setup.emulated)]
     _place_weights(setup, memories)
     sync, name = _sync(setup, memories, devices)
-    engine = choose_engine(setup.options.engine, communicator, listener.preparing)
+    engine = choose_engine(setup.options.engine, setup.tiles, communicator, listener.preparing)
     return Team(_replicas(setup, memories, sources, engine), memories, sync, name, engine)
 
 

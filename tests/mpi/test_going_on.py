@@ -26,7 +26,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners, SilentListener, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.support.examples import CompiledExample, compile_examples
-from tests.support.mpi import Result, job_environ, mpirun, run_job, run_mpi
+from tests.support.mpi import Result, codes_of_signalled, job_environ, mpirun, run_job, run_mpi
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 DRAWING = """
@@ -192,7 +192,11 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
 def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(digits: list[str], tmp_path: Path) -> None:
     often = ["--steps", "1000000", "--set", "training.schedule.name=constant", "--checkpoint-dir", "saved"]
     first = [mpirun(), "-np", "2", *SAMBASIM, *digits, *often, "--checkpoint-every", "1", "--metrics", "m.jsonl"]
-    with subprocess.Popen(first, cwd=tmp_path, env=job_environ("two runs"), stdout=subprocess.DEVNULL) as job:
+    told, environ = tmp_path / "stderr", job_environ("two runs")
+    with (
+        told.open("w") as stderr,
+        subprocess.Popen(first, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=stderr) as job,
+    ):
         try:
             _wait_for_checkpoints(tmp_path / "m.jsonl", 2)
             for how in ([], ["--resume", "auto"]):
@@ -201,11 +205,12 @@ def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(digits:
                 assert "another run is writing its checkpoints into saved" in second.stderr
             _wait_for_checkpoints(tmp_path / "m.jsonl", _checkpoints(tmp_path / "m.jsonl") + 2)
             job.send_signal(signal.SIGUSR1)
-            assert job.wait(timeout=40) == 128 + signal.SIGUSR1
+            assert job.wait(timeout=40) in codes_of_signalled(signal.SIGUSR1)
         finally:
             job.kill()
     there = checkpoints_in(tmp_path / "saved")
     assert len(there) == 3
+    assert f"SIGUSR1: the run has ended after step {int(there[0].name[5:])}, which is saved" in told.read_text()
     for path in there:
         check(path)
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {LOCK_FILE, *(path.name for path in there)}

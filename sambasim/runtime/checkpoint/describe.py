@@ -50,7 +50,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             engine=setup.options.engine,
             gradient_sync="gloo" if setup.host_sync == "gloo" and setup.world_size > 1 else "one order of additions",
             torch=torch.__version__,
-            cpu=torch.backends.cpu.get_cpu_capability(),
+            cpu=setup.instructions,
         ),
         options={
             "data": resolved.data.model_dump(mode="json"),

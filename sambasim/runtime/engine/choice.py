@@ -1,4 +1,5 @@
-"""Which engine a job runs with: the one that was asked for, or the plain one where a rank has no compiler."""
+"""Which engine a job runs with: the one that was asked for, or the plain one where a rank has no compiler. And whether
+it multiplies by tiles: if every rank can, because that decides bits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sambasim.errors import MachineError
 from sambasim.runtime.engine.compiler import find_compiler
+from sambasim.runtime.kernels.tile_product import NO_TILES, why_no_tiles
 from sambasim.runtime.ranks import Communicator
 
 if TYPE_CHECKING:
@@ -18,14 +20,36 @@ EXEMPT = "--engine inductor: its bits are its own, equal over sync paths and run
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What really runs. `inductor` is None for the plain engine; `notice` says why it is not the one asked for."""
+    """What really runs. `inductor` is None for the plain engine; `notice` says why it is not the one asked for, or not
+    as fast as it could be."""
 
     name: EngineName
     inductor: "Inductor | None" = None
     notice: str | None = None
 
 
-def choose_engine(wanted: EngineName, communicator: Communicator, hear: Callable[[str], None]) -> Engine:
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Whether all ranks multiply by tiles. `notice` says why they do not, where some could."""
+
+    used: bool = False
+    notice: str | None = None
+
+
+def agree_on_tiles(wanted: EngineName, threads: int, communicator: Communicator) -> Tiles:
+    """Collective. The plain engine has torch's bits, and of several threads, torch's product uses all."""
+    if wanted == "plain" or threads != 1:
+        return Tiles()
+    reasons = [reason for reason in communicator.all_gather_object(why_no_tiles()) if reason is not None]
+    if not reasons:
+        return Tiles(used=True)
+    if len(reasons) == communicator.world_size and set(reasons) == {NO_TILES}:
+        return Tiles()
+    reason = min(reasons, key=lambda reason: reason == NO_TILES)
+    return Tiles(notice=f"products are not multiplied by tiles, which some processors have: {reason}")
+
+
+def choose_engine(wanted: EngineName, tiles: Tiles, communicator: Communicator, hear: Callable[[str], None]) -> Engine:
     """Collective. `hear` is told what the compiler is at."""
     if wanted == "plain":
         return Engine("plain")
@@ -40,7 +64,7 @@ def choose_engine(wanted: EngineName, communicator: Communicator, hear: Callable
             f"inductor: {compiling.done} of {compiling.parts} parts compiled in {compiling.elapsed_s:.0f} s (measured)"
         )
 
-    return Engine("inductor", Inductor(progress))
+    return Engine("inductor", Inductor(progress, tiles.used), tiles.notice)
 
 
 def _missing_compiler() -> str | None:

@@ -44,9 +44,11 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True)
 class Inductor:
-    """Compiles with the compiler that `find_compiler` found. `progress` hears before each part, and at the end."""
+    """Compiles with the compiler that `find_compiler` found. `progress` hears before each part, and at the end. With
+    `tiles`, which must be there, large products are multiplied by them."""
 
     progress: Callable[[Compiling], None] = lambda compiling: None
+    tiles: bool = False
 
     def lower(
         self,
@@ -76,7 +78,7 @@ class Inductor:
         lowered: list[Instruction | None] = []
         for step in (step for steps in planned for step in steps):
             if isinstance(step, int):
-                lowered.append(_by_tiles(plain[step], fakes))
+                lowered.append(_by_tiles(plain[step], fakes) if self.tiles else plain[step])
                 continue
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, _UNIT, refs, (), step.outputs)
@@ -93,7 +95,8 @@ class Inductor:
         for done, region in enumerate(regions):
             self.progress(Compiling(done, len(regions), time.perf_counter() - began_s))
             positions = sorted((*region.views, *region.nodes))
-            module = rebuild([nodes[p] for p in positions], region.inputs, region.outputs, fakes)
+            body = [nodes[p] for p in positions]
+            module = rebuild(body, region.inputs, region.outputs, fakes, tiles=self.tiles)
             compiled[region] = _compile_module(module, [fakes[name] for name in region.inputs])
         self.progress(Compiling(len(regions), len(regions), time.perf_counter() - began_s))
         return compiled

@@ -35,14 +35,19 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 
 
 def rebuild(
-    nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
+    nodes: Iterable[Node],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    fakes: Mapping[str, Tensor],
+    *,
+    tiles: bool = False,
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with large products by tiles or by oneDNN where that is
-    faster. Names are by position, so that layers which are alike give the same text, and the same entry of a cache."""
+    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN, or with `tiles` by those, where
+    that is faster. Names are by position, so that layers which are alike give the same text."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
-        product = _product(node, fakes, values, graph)
+        product = _product(node, fakes, values, graph, tiles)
         if product is not None:
             values.update((name, product) for name in node.results if name is not None)
             continue
@@ -59,14 +64,14 @@ def rebuild(
 
 
 def _product(
-    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
+    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph, tiles: bool
 ) -> torch.fx.Node | None:
     """`node` as a product by tiles or by oneDNN, if it is one that gains by it."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
     *bias, a, b = names
-    if by_tiles(fakes[a], fakes[b]):
+    if tiles and by_tiles(fakes[a], fakes[b]):
         is_row = all(fakes[name].shape == fakes[b].shape[1:] for name in bias)
         added = tuple(values[name] for name in bias if is_row)
         product = graph.call_function(PRODUCT, (values[a], values[b], *added))

@@ -2,24 +2,25 @@
 
    A 32-bit float has 24 significant bits; a bfloat16 has 8, and the same range. So each number is split into three that
    add up to it: the nearest one, the nearest to what is left, and what is left then. Of the nine products of parts the
-   six largest are added up, the largest last, in 32-bit floats. Those that are left out are below 2^-23 of the
-   product, and far below where signs are mixed. Tiles multiply 16 times as many numbers as vectors do in the same time;
-   this takes 6 times as many.
+   six largest are added up in 32-bit floats, in each step the largest last. Those that are left out are below 2^-23 of
+   the product, and far below where signs are mixed. Tiles multiply 16 times as many numbers as vectors do in the same
+   time; this takes 6 times as many.
 
-   Infinities become NaN, and so do numbers from 2^128 - 2^119 on. Parts below 2^-126 count as 0.
+   At the ends of the range it is not float32's own arithmetic. Parts, their products and their sums below 2^-126 count
+   as 0, so that what is below about 2^-102 loses bits. Infinities become NaN, and so do numbers from 2^128 - 2^119 on;
+   a product within 2^-8 of the largest float may become infinite.
 
    A block of SIDE x SIDE elements is computed in four tiles, from zero, for DEPTH of the inner dimension, and then
    added to what is there: fewer roundings follow one another than in one long sum. What is split is used for many
    blocks. Of the first operand, SIDE rows stay in the first cache; of the second, up to WIDTH columns stay in the
    second. What will be split next, and where the block goes, is fetched from memory meanwhile. */
 
-#define _GNU_SOURCE /* for syscall and madvise */
+#define _GNU_SOURCE /* for syscall */
 
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,7 +33,6 @@
 #define PART (2 * TILE) /* of SIDE rows or columns, and one STEP */
 #define PARTS 3
 #define ROW_BYTES 64 /* of a tile */
-#define HUGE_PAGE (2 << 20)
 
 typedef uint16_t bfloat16; /* the upper half of a float */
 
@@ -211,6 +211,7 @@ static inline __attribute__((always_inline)) const float *fetch(const float *pla
 /* A block that will be added to what is at `place`. */
 static void block(const bfloat16 *a, const bfloat16 *b, int64_t steps, const float *place, int64_t stride, float *sums)
 {
+    __asm__ volatile("" ::: "memory"); /* compilers are not told that tiles read what was split */
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -258,16 +259,13 @@ static void add(const float *sums, const float *before, int64_t before_stride, f
     }
 }
 
-/* Room for this thread, which stays; NULL where tiles may not be used, or memory is out. */
+/* Room for this thread, 1.2 MB which stay; NULL where tiles may not be used, or memory is out. */
 static struct room *room_of_thread(void)
 {
     enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* of arch_prctl(2): a process must ask for tiles, once */
     static __thread struct room *room;
-    if (room == NULL && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0) {
-        room = aligned_alloc(HUGE_PAGE, (sizeof(struct room) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-        if (room != NULL)
-            madvise(room, sizeof(struct room), MADV_HUGEPAGE);
-    }
+    if (room == NULL && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0)
+        room = aligned_alloc(ROW_BYTES, (sizeof(struct room) + ROW_BYTES - 1) / ROW_BYTES * ROW_BYTES);
     return room;
 }
 
@@ -277,23 +275,25 @@ int can_multiply(void)
     return room_of_thread() != NULL;
 }
 
+/* All tiles are whole. The shapes lie in memory for good: of what is made for the call, a compiler that takes the
+   instruction to read less than it does may leave out a part (gcc 12 does, unless it puts this into its caller). */
 static void configure(void)
 {
-    struct {
+    static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
-    } shapes = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        shapes.row_bytes[tile] = ROW_BYTES;
-        shapes.rows[tile] = LANES;
-    }
+    } shapes = {
+        .palette = 1,
+        .row_bytes = {ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES, ROW_BYTES},
+        .rows = {LANES, LANES, LANES, LANES, LANES, LANES, LANES, LANES},
+    };
     _tile_loadconfig(&shapes);
 }
 
 /* out = a b, or bias + a b; 0, or 1 if there is no room
 
-   a [rows, inner], b [inner, columns]: each by its two strides, of which one is 1
+   a [rows, inner], b [inner, columns]: each by its two strides, of which one is 1; inner is at least 1
    bias [columns], or NULL
    out [rows, columns]: dense */
 int product(const float *a, int64_t a_row_stride, int64_t a_stride, const float *b, int64_t b_row_stride,

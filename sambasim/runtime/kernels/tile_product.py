@@ -20,11 +20,16 @@ room for the numbers that are split.
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
+NO_TILES = "the processor has none"
+
+
 @cache
 def tile_product() -> TileProduct | None:
-    """What multiplies float32 matrices by tiles; None where the processor has none, or the system does not give them,
-    or the kernel cannot be built. The result is as near to the exact one as float32's own arithmetic comes, and
-    mostly nearer; an infinity in an operand gives NaN."""
+    """What multiplies float32 matrices by tiles; None where `why_no_tiles` says why.
+
+    The result is as near to the exact one as float32's own arithmetic comes, and mostly nearer, but for the ends of the
+    range, of which the kernel tells.
+    """
     library = build("tile_product").library if has_tiles(_PROCESSORS) else None
     if library is None or not library.can_multiply():
         return None
@@ -39,6 +44,16 @@ def tile_product() -> TileProduct | None:
             raise MemoryError("no room for the numbers that a product splits")
 
     return multiply
+
+
+def why_no_tiles() -> str | None:
+    """Why there is no `tile_product` here: `NO_TILES`, or something else. None if there is one."""
+    if tile_product() is not None:
+        return None
+    if not has_tiles(_PROCESSORS):
+        return NO_TILES
+    trouble = build("tile_product").trouble
+    return "the system does not give them to this process" if trouble is None else trouble.what
 
 
 def has_tiles(processors: Path) -> bool:

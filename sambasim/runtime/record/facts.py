@@ -30,7 +30,7 @@ def recorded_run(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> Reco
         threads=setup.threads,
         engine=team.engine.name,
         torch=torch.__version__,
-        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        cpu=f"{platform.machine()} {setup.instructions}",
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.world_size,
         emulated=setup.emulated > 1,

@@ -17,8 +17,11 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.watch import processes
 from sambasim.runtime.watch.activity import UNWATCHED, Activity, OnBoard
 from sambasim.runtime.watch.board import Board, State, attach, create, name_of, prepare
-from sambasim.runtime.watch.other_nodes import ByLetter
+from sambasim.runtime.watch.other_nodes import ANSWER_S, ByLetter
 from sambasim.runtime.watch.watchdog import Watchdog
+
+_LAST_LOOK_S = 1.0
+"""How long a rank that leaves waits for its watchdog, which may wait for this very rank to leave."""
 
 
 class Watch:
@@ -95,6 +98,7 @@ class Watch:
         self._communicator.barrier()
         if self._dog is not None:
             self._dog.stop()
+            self._dog.rest(2 * ANSWER_S)  # MPI is about to end, and must not be asked for letters then
         self.activity.does("done, and about to end")
 
     def leave(self) -> None:
@@ -117,6 +121,7 @@ class Watch:
         """This rank has told what there was to tell, or has nothing to tell."""
         if self._dog is not None:
             self._dog.stop()
+            self._dog.rest(_LAST_LOOK_S)
         self._state(State.ENDED)
         for path in self._paths:  # of other hosts too, where they share a disk
             with suppress(OSError):

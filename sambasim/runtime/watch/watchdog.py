@@ -113,8 +113,13 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. It may be in the midst of a last look."""
+        """Look no more. It may be in the midst of a last look: see `rest`."""
         self._over.set()
+
+    def rest(self, timeout_s: float) -> None:
+        """After `stop`: wait until the last look, which may use MPI, has ended. Not in its own thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
 
     def gone(self) -> PeerError | None:
         """The error for ranks of this node that have died; None if there are none. May be called in any thread."""
