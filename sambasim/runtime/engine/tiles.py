@@ -1,7 +1,7 @@
 """A matrix product by the processor's tiles, as one operator that compiled code can call.
 
 Tiles (Intel's AMX) multiply bfloat16, so the kernel splits each float32 into three. On a Xeon at 2.6 GHz, large
-products of many rows take 0.6 to 0.8 of the time of MKL's, and come nearer to the exact result. The bits are its own.
+products of many rows take 0.6 to 0.9 of the time of MKL's, and come nearer to the exact result. The bits are its own.
 So whether a job uses tiles is agreed upon by its ranks (`engine.choice`), and types and shapes decide what is
 multiplied by them.
 """
