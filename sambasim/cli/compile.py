@@ -26,6 +26,11 @@ from sambasim.cli.terminal import show
 @click.option("--o3", "opt_level", flag_value="o3", help="The cut that is predicted fastest. The default.")
 @click.option("--arch", type=click.Choice(["sn10", "sn30", "sn40"]), help="The device. Default: sn30.")
 @click.option("--num-tiles", type=int, help="Tiles of the device that one replica has. Default: all.")
+@click.option(
+    "--gradient-groups",
+    type=click.Choice(["section", "parameter"]),
+    help="What one gradient group holds: the gradients of a backward section (the default), or of one parameter.",
+)
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead of tables.")
 def compile_command(
     model: str | None, config: Path | None, overrides: tuple[str, ...], json_output: bool, **flags: object

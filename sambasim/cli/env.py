@@ -4,19 +4,23 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from sambasim.cli.app import DOOR
 
+STAND_INS = DOOR.parent / "commands"
+"""The folder of srun, sbatch, snfadm and sntilestat for a machine that has none."""
+
 
 @click.command("env")
 def env_command() -> None:
     """Print shell lines that let launch scripts for the hardware work as they are.
 
-    After them, in this shell and what it starts, `import sambaflow` finds sambasim; for sh, bash, zsh.
+    After them, in this shell and what it starts, `import sambaflow` finds sambasim; for sh, bash, zsh. Where srun,
+    sbatch, snfadm or sntilestat are not installed, stand-ins of sambasim are found instead.
 
     \b
     Examples:
@@ -32,17 +36,18 @@ def env_command() -> None:
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
     """The lines, for a shell whose environment is `environ`.
 
-    folder: where the Python lies that has sambasim. It goes to the front of PATH where another `python` or `mpirun`
-        would be found first.
+    folder: the folder of the Python that has sambasim. It goes to the front of PATH where another `python` or `mpirun`
+        would be found first. The stand-ins for srun and others go to its end, so that they hide none.
     """
     path = environ.get("PATH", "")
+    entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(STAND_INS))]
     found = {name: shutil.which(name, path=path) for name in ("python", "mpirun") if (folder / name).exists()}
     if any(where is None or Path(where).parent != folder for where in found.values()):
-        yield _export("PATH", folder, path)
-    yield _export("PYTHONPATH", DOOR, environ.get("PYTHONPATH", ""))
+        entries = [str(folder), *(entry for entry in entries if entry != str(folder))]
+    yield _export("PATH", [*entries, str(STAND_INS)])
+    libraries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    yield _export("PYTHONPATH", [str(DOOR), *(entry for entry in libraries if entry not in ("", str(DOOR)))])
 
 
-def _export(name: str, first: Path, value: str) -> str:
-    """The line that puts `first` in front of a list of folders, and nowhere else into it."""
-    others = [entry for entry in value.split(os.pathsep) if entry not in ("", str(first))]
-    return f"export {name}={shlex.quote(os.pathsep.join([str(first), *others]))}"
+def _export(name: str, folders: Sequence[str]) -> str:
+    return f"export {name}={shlex.quote(os.pathsep.join(folders))}"

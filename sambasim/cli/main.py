@@ -26,6 +26,7 @@ _COMMANDS: Mapping[str, str] = {
     "doctor": "sambasim.cli.doctor:doctor_command",
     "bench": "sambasim.cli.bench:bench_command",
     "demo": "sambasim.cli.demo:demo_command",
+    "stand-in": "sambasim.cli.stand_in:stand_in_command",
 }
 """By name: where the command is. Its module is imported only when it is needed, so that help is instant."""
 

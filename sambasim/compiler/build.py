@@ -1,6 +1,6 @@
 """The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -43,8 +43,8 @@ class Built:
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
     """The first program of `model`, captured on `inputs` (by name, each with the batch first).
 
-    Raises ModelError, naming them, for tensors that share memory or do not lie in rows, and for a loss that is a bare
-    parameter; OperatorError for what a PEF cannot hold.
+    Raises ModelError, naming them, for tensors that share memory, and for a loss that is a bare parameter;
+    OperatorError for what a PEF cannot hold.
     """
     return _Builder(name, model, inputs, captures, batch_size).run()
 
@@ -63,6 +63,7 @@ class _Builder:
         self._weights: dict[str, Tensor] = {}
         self._symbol_of_path: dict[str, str] = {}
         self._lifted: list[str] = []
+        self._outputs: dict[int, str] = {}  # of the training step, by their index
         self._names = UniqueNames()
         for input_name in inputs:  # first of all: samples are bound to inputs by these names
             self._names.take(input_name)
@@ -163,7 +164,7 @@ class _Builder:
         if feed.kind == "input":
             return list(self._inputs)[int(feed.name)]
         if feed.kind == "tangent":
-            return gradient_name(self._loss)
+            return gradient_name(self._outputs[int(feed.name)])
         return self._symbol_of_target(feed.name, captured, node)
 
     def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
@@ -191,13 +192,16 @@ class _Builder:
         return name
 
     def _training(self, captured: CapturedGraph) -> Graph:
-        tangent = gradient_name(self._loss)
+        self._name_outputs(captured)
         symbol_of = self._symbols_of(captured)
         translation = translate(captured, self._prefix, symbol_of)
-        loss = translation.outputs[_loss_position(captured.yields)]
+        loss = translation.outputs[_loss_position(captured)]
         self._check_loss(loss, captured)
-        loss_type = self._type(translation, loss)
-        self._add(Symbol(tangent, SymbolKind.TANGENT, loss_type))
+        for position, (_, yielded) in enumerate(captured.yields):
+            if yielded.kind == "output" and int(yielded.name) in captured.losses:
+                tangent = gradient_name(self._outputs[int(yielded.name)])
+                type_ = self._type(translation, translation.outputs[position])
+                self._add(Symbol(tangent, SymbolKind.TANGENT, type_))
         outputs = []
         for (_, yielded), value in zip(captured.yields, translation.outputs, strict=True):
             symbol = self._kept_in(yielded, self._type(translation, value))
@@ -209,6 +213,14 @@ class _Builder:
         )
         inputs = tuple(dict.fromkeys(symbol_of.values()))
         return Graph("training", inputs, (*forward, *backward), tuple(outputs), translation.values, sections)
+
+    def _name_outputs(self, captured: CapturedGraph) -> None:
+        """The first output from which the backward starts is the loss; the others are numbered."""
+        indices = sorted(int(yielded.name) for _, yielded in captured.yields if yielded.kind == "output")
+        others = [index for index in indices if index != captured.losses[0]]
+        self._outputs[captured.losses[0]] = self._loss
+        for number, index in enumerate(others):
+            self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
 
     def _check_loss(self, value: str, captured: CapturedGraph) -> None:
         """Raises ModelError for a loss that is a tensor of the model, or a view of one: nothing differentiates that."""
@@ -235,10 +247,11 @@ class _Builder:
             name = gradient_name(self._symbol_of_path[path])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
-        if yielded.name == "0":
-            name = self._loss
+        index = int(yielded.name)
+        if yielded.kind == "input_gradient":
+            name = self._names.take(gradient_name(list(self._inputs)[index]))
         else:
-            name = self._names.take(f"{self._prefix}__outputs__{int(yielded.name) - 1}")
+            name = self._outputs[index]
         self._add(Symbol(name, SymbolKind.OUTPUT, type_))
         return name
 
@@ -259,8 +272,9 @@ class _Builder:
         return translation.values.get(value) or self._symbols[value].type
 
 
-def _loss_position(yields: Sequence[tuple[object, Yield]]) -> int:
-    return next(i for i, (_, yielded) in enumerate(yields) if yielded == Yield("output", "0"))
+def _loss_position(captured: CapturedGraph) -> int:
+    loss = Yield("output", str(captured.losses[0]))
+    return next(i for i, (_, yielded) in enumerate(captured.yields) if yielded == loss)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -269,16 +283,11 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
-    """Raises ModelError for tensors that do not lie in rows, and for two different ones in the same memory of which a
-    training step changes one. `changed` are the paths of what changes beside the parameters."""
+    """Raises ModelError for two different tensors in the same memory of which a training step changes one. `changed`
+    are the paths of what changes beside the parameters."""
     by_storage: dict[int, list[tuple[str, Tensor]]] = {}
     seen: set[int] = set()
     for path, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise ModelError(
-                f"the {_kind(tensor)} {path} is not contiguous: its strides are {tensor.stride()}",
-                remedy="make it so by .contiguous(), and leave out memory_format=torch.channels_last",
-            )
         if id(tensor) not in seen and tensor.numel():
             storage = tensor.untyped_storage()
             where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()

@@ -64,7 +64,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What an output of a captured graph is. `kind`: output, gradient or buffer; `name` as in `Feed`."""
+    """An output of a captured graph. `kind`: output, gradient, input_gradient or buffer; `name` as in `Feed`."""
 
     kind: str
     name: str
@@ -80,9 +80,15 @@ class CapturedGraph:
     yields: tuple[tuple[fx.Node, Yield], ...]
     constants: dict[str, Tensor]
 
+    @property
+    def losses(self) -> tuple[int, ...]:
+        """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
+        return tuple(sorted(int(feed.name) for feed in self.feeds.values() if feed.kind == "tangent")) or (0,)
+
 
 def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
-    """The joint graph of forward, loss and backward of `step`, whose first output is the loss.
+    """The joint graph of forward, loss and backward of `step`, one of whose outputs is the loss. Inputs that require a
+    gradient get one.
 
     `widened` has float32 where a narrower type would not do: see `precision`.
     Raises CaptureError, with the user's file and line and torch's proposal, for what cannot be traced.
@@ -108,7 +114,8 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
     """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
     differentiable = any(feed.kind == "tangent" for feed in captured.feeds.values())
-    value = next(node for node, yielded in captured.yields if yielded == Yield("output", "0")).meta["val"]
+    loss = Yield("output", str(captured.losses[0]))
+    value = next(node for node, yielded in captured.yields if yielded == loss).meta["val"]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     return differentiable and (any_shape or value.numel() == 1)
@@ -207,8 +214,8 @@ def _feed(description: object) -> Feed:
             return Feed("buffer", path)
         case aot.PlainAOTInput(idx=index):
             return Feed("input", str(index))
-        case aot.TangentAOTInput(output=aot.PlainAOTOutput(idx=0)):
-            return Feed("tangent", "0")
+        case aot.TangentAOTInput(output=aot.PlainAOTOutput(idx=index)):
+            return Feed("tangent", str(index))
     raise CaptureError(f"the traced step takes in something that sambasim does not know: {description}")
 
 
@@ -218,6 +225,8 @@ def _yield(description: object) -> Yield:
             return Yield("output", str(index))
         case aot.GradAOTOutput(grad_of=aot.ParamAOTInput(target=path)):
             return Yield("gradient", path)
+        case aot.GradAOTOutput(grad_of=aot.PlainAOTInput(idx=index)):
+            return Yield("input_gradient", str(index))
         case aot.InputMutationAOTOutput(mutated_input=aot.BufferAOTInput(target=path)):
             return Yield("buffer", path)
     raise CaptureError(

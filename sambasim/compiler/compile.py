@@ -19,6 +19,7 @@ from sambasim.compiler.capture import (
     starts_a_backward,
 )
 from sambasim.compiler.collector import rare_collections
+from sambasim.compiler.constants import made_contiguous
 from sambasim.compiler.explain import explained, refuse_lost_effects
 from sambasim.compiler.fit import check_tensors
 from sambasim.compiler.losses import per_sample_loss, training_loss
@@ -33,10 +34,12 @@ from sambasim.compiler.step import (
     EvaluationStep,
     TrainingStep,
     check_loss,
+    loss_in,
     promote_plain_tensors,
     restore_plain_tensors,
     run_eagerly,
 )
+from sambasim.compiler.trial import variables_are_tensors
 from sambasim.errors import CaptureError, ModelError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.calibration import load_calibration
@@ -117,16 +120,20 @@ def capture_model(
     by_keyword: bool,
     watch: Stopwatch,
     any_loss: bool = False,
+    loss_indices: tuple[int, ...] = (),
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation."""
+    """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation.
+
+    With `any_loss`, the model's loss may be any of its outputs, those at `loss_indices` if there are any.
+    """
     modes = [(module, module.training) for module in model.modules()]
     promoted = promote_plain_tensors(model)
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
     try:
         check_tensors(model, training=not options.inference)
-        with rare_collections(), stored_in(dtype, model):
-            captures = _capture(model, inputs, options, by_keyword, any_loss, watch)
+        with rare_collections(), stored_in(dtype, model), made_contiguous(model), variables_are_tensors():
+            captures = _capture(model, inputs, options, by_keyword, any_loss, loss_indices, watch)
             watch.begin("translate to the graph")
             batch_size = next(iter(inputs.values())).shape[0]
             return build(options.name, model, inputs, captures, batch_size)
@@ -160,7 +167,7 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     if updates is None and options.optimizer is not None:
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     if updates and not options.inference:
-        passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding))
+        passes.append(AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups))
     if options.data_parallel:
         passes.append(AddDataParallel(options.world_size))
     return [*passes, Place(), Fits(budget)]
@@ -172,6 +179,7 @@ def _capture(
     options: CompileOptions,
     by_keyword: bool,
     any_loss: bool,
+    loss_indices: tuple[int, ...],
     watch: Stopwatch,
 ) -> Captures:
     names, tensors = tuple(inputs), tuple(inputs.values())
@@ -181,7 +189,7 @@ def _capture(
     if not options.inference:
         watch.begin("capture the training step")
         mean = training_loss(loss.name, loss.args) if loss else None
-        step = TrainingStep(model, names, mean, by_keyword, any_loss)
+        step = TrainingStep(model, names, mean, by_keyword, any_loss, loss_indices)
         if not model.training:
             model.train()
         training = _capture_training(step, tensors, loss.name if loss else None, widened)
@@ -211,7 +219,7 @@ def _capture_training(
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
     if not starts_a_backward(captured, any_shape=step.any_loss):
-        check_loss(run_eagerly(step, tensors)[0], loss_name, any_shape=step.any_loss)
+        check_loss(loss_in(run_eagerly(step, tensors)), loss_name, any_shape=step.any_loss)
     if not looked:
         refuse_lost_effects(step, tensors, fake=False)
     return captured
@@ -259,6 +267,13 @@ def _unnoted(digest: str) -> list[str]:
 
 def _notices(program: Program, model: nn.Module) -> list[str]:
     notices = []
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    strided = [path for path, tensor in tensors if not tensor.is_contiguous()]
+    if strided:
+        notices.append(
+            f"not contiguous in the model, and stored contiguously in the PEF: {', '.join(strided)}; results have the "
+            "bits of PyTorch on contiguous tensors, and with these strides it may differ from them in the last bits"
+        )
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")
     single_wanted = program.training is not None and not program.per_sample_loss and program.batch_size > 1

@@ -1,7 +1,9 @@
-"""Tensors that a trace reads and that no module has: those of globals, of lists and dictionaries, and what it made."""
+"""Tensors of a model as a trace sees them: those of its modules, made contiguous, and those that no module has, of
+globals, lists and dictionaries."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,32 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.errors import CaptureError
 from sambasim.ir.types import DTYPE_BYTES
+
+_STRIDED = "_sambasim_strided"
+"""The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
+
+
+@contextlib.contextmanager
+def made_contiguous(model: nn.Module) -> Iterator[None]:
+    """While this is active, parameters and buffers of `model` are contiguous, as they are in device memory: so a graph
+    is captured for the strides with which it runs. Afterwards they have their own memory again.
+
+    Those that share memory with another tensor of the model stay as they are: the compiler has to see that they do.
+    """
+    own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    strided = {key: tensor.data for key, tensor in own.items() if not tensor.is_contiguous()}
+    for key in list(strided):
+        if any(share_memory(own[key], other) for other in own.values() if other is not own[key]):
+            del strided[key]
+    try:
+        for key, data in strided.items():
+            setattr(own[key], _STRIDED, data)
+            own[key].data = data.contiguous()
+        yield
+    finally:
+        for key, data in strided.items():
+            own[key].data = data
+            vars(own[key]).pop(_STRIDED, None)
 
 
 def own_name(path: str) -> str:
@@ -44,7 +72,8 @@ def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], wher
             where=where,
             remedy="make it so by .contiguous()",
         )
-    shown = next((path for path, tensor in tensors.items() if share_memory(value, tensor)), None)
+    memory = {path: getattr(tensor, _STRIDED, tensor) for path, tensor in tensors.items()}
+    shown = next((path for path, tensor in memory.items() if share_memory(value, tensor)), None)
     if shown is not None:
         kind = "parameter" if isinstance(tensors[shown], nn.Parameter) else "buffer"
         raise CaptureError(
@@ -71,11 +100,18 @@ def check_rounded(path: str, value: Tensor, where: str | None) -> None:
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether some byte belongs to both of two contiguous tensors. Neighbours in one storage share none."""
+    """Whether the bytes from the first to the last element of two tensors overlap. Contiguous neighbours in one storage
+    do not."""
     if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
         return False
     (memory, start), (other_memory, other_start) = address(one), address(other)
-    return memory == other_memory and start < other_start + other.nbytes and other_start < start + one.nbytes
+    return memory == other_memory and start < other_start + _extent(other) and other_start < start + _extent(one)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last, of a tensor that has elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * tensor.element_size()
 
 
 def address(tensor: Tensor) -> tuple[int, int]:

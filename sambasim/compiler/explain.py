@@ -11,7 +11,15 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.step import TrainingStep, check_loss, is_library_file, run_eagerly, user_line
+from sambasim.compiler.step import (
+    TrainingStep,
+    check_loss,
+    forward_line,
+    is_library_file,
+    loss_in,
+    run_eagerly,
+    user_line,
+)
 from sambasim.compiler.watch import BRANCH, CONSTANT, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
 from sambasim.errors import CaptureError, UserError
 
@@ -44,11 +52,20 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
     watch = Watch(step, copies)
     outputs = run_eagerly(step, copies, watch)
     if step.training:
-        check_loss(outputs[0], loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
+        check_loss(loss_in(outputs), loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
         with suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
             wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
-            torch.autograd.grad(outputs[0].sum(), wanted, allow_unused=True)
-    return _told_together(watch.findings, step.training) if watch.findings else error
+            torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
+    if watch.findings:
+        return _told_together(watch.findings, step.training)
+    error.where = error.where or _forward_of(step)
+    return error
+
+
+def _forward_of(step: nn.Module) -> str | None:
+    """The line at which the `forward` of the user's own model begins."""
+    line = forward_line(step.get_submodule("model"))
+    return None if line is None or is_library_file(line) else line
 
 
 def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
@@ -109,14 +126,26 @@ def _explanation(error: BaseException) -> str:
     """The first line of torch's message, and its explanation where it has one: no hints, links and frames."""
     text = str(error).strip()
     first = _END_OF_EXPLANATION.split(text)[0].strip().splitlines()
-    lines = [first[0] if first else type(error).__name__]
-    explanation = re.search(r"\n\s*Explanation: (.+)", text)
-    if explanation:
-        lines.append(explanation[1])
+    told = [*first[:1], *re.findall(r"\n\s*Explanation: (.+)", text)[:1]]
+    lines = [line for line in map(_without_advice, told) if line] or [f"PyTorch raises {type(error).__name__}"]
     return "\n    ".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
 
 
+_OTHER_ADVICE = re.compile(
+    r"https?://|www\.|pytorch\.org|github|\b(issue|bug)s?\b|please report|torch\._dynamo|torch\.compile|TORCH_?LOGS|"
+    r"TORCH\w*=|compiled? (region|code)|graph break|find(ing)? a workaround",
+    re.IGNORECASE,
+)
+"""What torch advises its own users of torch.compile: to write to PyTorch's authors, to set its options."""
+
+
+def _without_advice(text: str) -> str:
+    """The sentences of `text` that are no `_OTHER_ADVICE`, in words that do not name torch's tracer."""
+    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
+    return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
+
+
 def _hint(error: BaseException) -> str:
-    hints: list[str] = re.findall(r"Hint: (.+)", str(error))
-    sensible = [hint for hint in hints if len(hint) <= _LONGEST_LINE and "torch._dynamo" not in hint]
-    return sensible[0] if sensible else "rewrite the line with PyTorch's own operators on tensors"
+    hints: list[str] = [hint.strip() for hint in re.findall(r"Hint: (.+)", str(error))]
+    sensible = [hint for hint in hints if 0 < len(hint) <= _LONGEST_LINE and not _OTHER_ADVICE.search(hint)]
+    return _without_advice(sensible[0]) if sensible else "rewrite the line with PyTorch's own operators on tensors"

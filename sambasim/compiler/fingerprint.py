@@ -27,7 +27,13 @@ _MOST_BYTES = 256 << 20
 
 
 def fingerprint(
-    model: nn.Module, inputs: Mapping[str, Tensor], updates: Sequence[Update], *, by_keyword: bool, dtype: str
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    updates: Sequence[Update],
+    *,
+    by_keyword: bool,
+    dtype: str,
+    loss_indices: tuple[int, ...] = (),
 ) -> str | None:
     """64 letters that are equal only for what compiles alike. Without `updates` it is the forward in evaluation mode.
 
@@ -40,7 +46,7 @@ def fingerprint(
     stored = STORED[dtype]
     given = inputs_in(stored, inputs)
     names = tuple(given)
-    step: nn.Module = TrainingStep(model, names, None, by_keyword, any_loss=True)
+    step: nn.Module = TrainingStep(model, names, None, by_keyword, any_loss=True, loss_indices=loss_indices)
     if not updates:
         step = EvaluationStep(model, names, None, by_keyword)
     recorder, held = Recorder(_MOST_BYTES), _held(model)
@@ -75,7 +81,9 @@ def _train(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None
         step.train()
     outputs = step(*tensors)
     wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
-    return (*outputs, *torch.autograd.grad(outputs[0].sum(), wanted, allow_unused=True))
+    losses = [output for output in outputs if output.requires_grad] or [outputs[0]]
+    gradients = torch.autograd.grad([loss.sum() for loss in losses], wanted, allow_unused=True)
+    return (*outputs, *gradients)
 
 
 def _held(model: nn.Module) -> dict[int, tuple[Tensor, list[str]]]:

@@ -58,7 +58,7 @@ def _of_training(model: nn.Module) -> Iterator[_Trouble]:
         if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
             yield _Trouble(f"the parameter {name} has a gradient hook, which a graph does not call", HOOK.rewrite)
     for name, module in model.named_modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        if isinstance(module, nn.parallel.DistributedDataParallel):
             remedy = "compile the model inside of it with --data-parallel: the PEF's own sections sync its gradients"
             yield _Trouble(f"the {f'module {name}' if name else 'model'} is wrapped in {type(module).__name__}", remedy)
         if vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks"):

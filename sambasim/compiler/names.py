@@ -6,10 +6,17 @@ The prefix is the lower-cased name of the model's class; the module path follows
 import re
 
 _NOT_WORD = re.compile(r"\W")
+_WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
+"""What torch's weight_norm makes of a weight: its length and its direction."""
 
 
 def symbol_name(prefix: str, path: str) -> str:
-    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`."""
+    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`.
+
+    The parts of a weight under torch's weight_norm have SambaFlow's names, `lin_layer.weight_magnitude` and
+    `lin_layer.weight_direction`.
+    """
+    path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
     return "__".join((prefix, *(_NOT_WORD.sub("_", part) for part in path.split(".") if part)))
 
 

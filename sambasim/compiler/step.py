@@ -5,9 +5,11 @@ all three become a module that takes the inputs by position and returns the loss
 output but the loss is detached: the backward starts from the loss alone.
 """
 
+import ast
 import inspect
 import os
 import sysconfig
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -37,16 +39,31 @@ class _Step(nn.Module):
 
 
 class TrainingStep(_Step):
-    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates. With `any_loss`, the loss may be of any
-    shape, one for each sample, say."""
+    """`(inputs…) -> (loss, outputs…)`: what one training step differentiates.
+
+    With `any_loss`, as for SambaFlow apps, the loss may have any shape and stand at any place among the outputs of the
+    model, whose order is kept: at `loss_indices`, or where `losses_among` finds it.
+    """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool, any_loss: bool = False
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        loss: Loss | None,
+        by_keyword: bool,
+        any_loss: bool = False,
+        loss_indices: tuple[int, ...] = (),
     ) -> None:
         super().__init__(model, names, loss, by_keyword)
         self.any_loss = any_loss
+        self.loss_indices = loss_indices
+        self.named_loss = named_loss(model) if any_loss else None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.any_loss:
+            tensors = _call(self.model, self.names, inputs, self.by_keyword)
+            losses = losses_among(tensors, self.loss_indices, self.named_loss)
+            return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
             loss, *outputs = _call(self.model, self.names, inputs, self.by_keyword)
         else:
@@ -58,6 +75,45 @@ class TrainingStep(_Step):
                 remedy="return the mean loss as a tensor of shape (), without .item()",
             )
         return (loss, *(output.detach() for output in outputs))
+
+
+def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: int | None) -> tuple[int, ...]:
+    """The outputs of a model from which the backward starts: those at `given`; else the first if it is one number; else
+    the one that the return statement calls a loss, at `named`; else the only one with one number, or with one axis. If
+    none of these is there, the loss is computed outside of the model, from any output that has a gradient."""
+    if given:
+        return given
+    able = tuple(index for index, one in enumerate(outputs) if one.requires_grad and one.is_floating_point())
+    if 0 in able and outputs[0].numel() == 1:
+        return (0,)
+    if named in able:
+        return (named,)
+    for candidates in ([i for i in able if outputs[i].numel() == 1], [i for i in able if outputs[i].ndim <= 1]):
+        if len(candidates) == 1 or 0 in candidates[:1]:
+            return (candidates[0],)
+    return able or (0,)
+
+
+def named_loss(model: nn.Module) -> int | None:
+    """The place in `return a, b` of `model.forward` whose name has "loss" in it; None if there is no such place, or if
+    return statements disagree."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(model.forward)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    places = {
+        tuple(index for index, one in enumerate(value.elts) if "loss" in ast.unparse(one).lower())
+        for value in returned
+        if isinstance(value, ast.Tuple)
+    }
+    found = next(iter(places), ())
+    return found[0] if len(places) == 1 and len(found) == 1 else None
+
+
+def loss_in(outputs: Sequence[Tensor]) -> Tensor:
+    """What a TrainingStep differentiates, of its outputs: the first that is not detached, or else the first."""
+    return next((output for output in outputs if output.requires_grad), outputs[0])
 
 
 class EvaluationStep(_Step):

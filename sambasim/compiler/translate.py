@@ -17,6 +17,7 @@ from sambasim.compiler.source import source_line
 from sambasim.compiler.watch import COMPLEX
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
+from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 from sambasim.pef.encode import TORCH_CONSTANTS
@@ -103,7 +104,7 @@ class _Translator:
     def _emit(self, node: fx.Node, operator: str) -> None:
         backward = node.meta.get("partitioner_tag") == "is_backward"
         module = module_path(node)
-        short = operator.split(".")[1].lstrip("_")
+        short = layer_name(node, operator) or operator.split(".")[1].lstrip("_")
         if backward and "backward" not in short:
             short = f"{short}_bwd"
         path = ".".join(part for part in (module, short) if part)
@@ -221,6 +222,24 @@ def _item(node: fx.Node) -> tuple[fx.Node, int]:
     if not isinstance(index, int):
         raise TypeError(f"{node} takes item {index!r} of {node.args[0]}, and not a whole number")
     return _operand(node), index
+
+
+_NAMED_BY_LAYER = {
+    OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
+    OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
+}  # fmt: skip
+_LAYERS_OF_MANY = ("MultiheadAttention",)
+
+
+def layer_name(node: fx.Node, operator: str) -> str | None:
+    """`linear` for the matrix product of an nn.Linear, `crossentropyloss` for that loss, as SambaFlow names them; None
+    for what is no layer of torch.nn, or only prepares or finishes its work."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
+        return None
+    layer = list(stack.values())[-1][1]
+    module, _, name = (layer if isinstance(layer, str) else f"{layer.__module__}.{layer.__qualname__}").rpartition(".")
+    return name.lower() if module.startswith("torch.nn.modules.") and name not in _LAYERS_OF_MANY else None
 
 
 def module_path(node: fx.Node) -> str:

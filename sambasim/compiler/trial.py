@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 
 @contextlib.contextmanager
@@ -48,6 +49,30 @@ def as_written() -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextlib.contextmanager
+def variables_are_tensors() -> Iterator[None]:
+    """While this is active, `torch.autograd.Variable`, under whatever name a module of the app has it, returns the
+    tensor that it is given: since torch 0.4 a tensor is one itself, and the tracer cannot follow the class."""
+
+    def variable(data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:
+        return data
+
+    places = [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is Variable and not module.__name__.startswith("torch.")
+    ]
+    places.append((torch.autograd, "Variable"))
+    for module, name in places:
+        setattr(module, name, variable)
+    try:
+        yield
+    finally:
+        for module, name in places:
+            setattr(module, name, Variable)
 
 
 @contextlib.contextmanager

@@ -284,9 +284,13 @@ def _verify_training(program: Program) -> None:
         return
     loss = program.symbols.get(program.loss or "")
     tangents = [n for n in program.training.inputs if program.symbols[n].kind is SymbolKind.TANGENT]
-    _require(len(tangents) == 1, 11, f"the training step has {len(tangents)} tangents")
-    begins = program.symbols[tangents[0]].type
-    _require(loss is not None and loss.type == begins, 11, f"the tangent, {begins}, is not of the type of the loss")
+    types = [program.symbols[tangent].type for tangent in tangents]
+    _require(bool(types), 11, "the training step has no tangent")
+    _require(
+        loss is not None and loss.type in types,
+        11,
+        f"no tangent is of the type of the loss: {', '.join(map(str, types))}",
+    )
     given_out = [output.symbol for output in program.training.outputs]
     _require(len(given_out) == len(set(given_out)), 11, "two outputs of the training step are kept in one symbol")
     _require(program.loss in given_out, 11, f"the training step does not give out {program.loss}")

@@ -46,7 +46,8 @@ class BuildOptions(Options):
     `world_size` is the least number of replicas that may run the PEF. `arch` names the device that is
     compiled for, and `num_tiles` how many tiles of it a replica has; None for all. `dtype` is what parameters,
     activations and gradients are stored in; with bf16 and `stochastic_rounding`, optimizer steps round at random, in
-    the mean without error.
+    the mean without error. `gradient_groups` says what is reduced in one exchange: all gradients that a backward
+    section completes, or the gradient of each parameter by itself, as SambaFlow's compiler was seen to do.
     """
 
     pef_name: Annotated[str, AfterValidator(_plain_file_name)] | None = None
@@ -59,6 +60,7 @@ class BuildOptions(Options):
     num_tiles: int | None = Field(default=None, ge=1)
     dtype: Literal["fp32", "bf16"] = "fp32"
     stochastic_rounding: bool = False
+    gradient_groups: Literal["section", "parameter"] = "section"
 
     @model_validator(mode="after")
     def _flags_fit_together(self) -> "BuildOptions":
@@ -138,6 +140,7 @@ COMPILE_FLAGS: Mapping[str, tuple[str, str]] = {
     "opt_level": ("--o0, --o1 or --o3", "compile.opt_level"),
     "arch": ("--arch", "compile.arch"),
     "num_tiles": ("--num-tiles", "compile.num_tiles"),
+    "gradient_groups": ("--gradient-groups", "compile.gradient_groups"),
 }
 """By the keyword that `compile_options` takes: the flag, and the name that it sets in the TOML layout."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ from sambasim.runtime.operator_failure import operator_error
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
+
+
+Tangent: TypeAlias = Tensor | Mapping[str, Tensor] | None
+"""What a backward starts from: the gradient of the loss, or, by symbol, those of several outputs."""
 
 
 def _unheard(count: int) -> None:
@@ -63,7 +67,7 @@ class Executable:
         self._registers = RegisterFile()
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
-        self._tangent = self._registers.value(tangents[0]) if tangents else None
+        self._tangents = {name: self._registers.value(name) for name in tangents}
         for name in graph.inputs:
             number = self._registers.value(name)
             if kinds[name] is not SymbolKind.TANGENT:
@@ -73,6 +77,10 @@ class Executable:
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
         self._handed_out = [o for o in outputs if wanted in (None, o.symbol)]
+        backward = (graph.section_nodes(one) for one in graph.sections if one.kind is SectionKind.BCKWD)
+        late = {result for nodes in backward for node in nodes for result in node.results}
+        self._of_forward = [o for o in self._handed_out if o.value not in late]
+        self._of_backward = [o for o in self._handed_out if o.value in late]  # gradients of inputs
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
         self._kept_storages = {
             tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
@@ -90,7 +98,7 @@ class Executable:
 
     def run(
         self,
-        tangent: Tensor | None = None,
+        tangent: Tangent = None,
         *,
         accumulate: bool = False,
         section_done: Callable[[int], None] = _unheard,
@@ -105,7 +113,7 @@ class Executable:
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
         self._run_parts(self._adding if accumulate else self._writing, section_done)
-        outputs = self._outputs()
+        outputs = self._outputs(self._handed_out)
         self._keep_buffers()
         self._end_pass(accumulate)
         return outputs
@@ -117,17 +125,20 @@ class Executable:
         """
         self._live = self._registers.initial.copy()
         self._run_parts(self._writing[: self._forward_parts], section_done)
-        outputs = self._outputs()
+        outputs = self._outputs(self._of_forward)
         self._keep_buffers()
         return outputs
 
-    def backward(self, tangent: Tensor | None, *, accumulate: bool) -> None:
-        """The backward sections, from `tangent`, of the pass whose `forward` was last. Raises what `run` does."""
+    def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
+        """The backward sections, from `tangent`, of the pass whose `forward` was last; returns the gradients of inputs
+        that require one, by symbol. Raises what `run` does."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
         self._run_parts((self._adding if accumulate else self._writing)[self._forward_parts :], _unheard)
+        outputs = self._outputs(self._of_backward)
         self._end_pass(accumulate)
+        return outputs
 
     @property
     def awaits_backward(self) -> bool:
@@ -139,9 +150,9 @@ class Executable:
         held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
-    def _begin_from(self, tangent: Tensor | None) -> None:
-        if self._tangent is not None:
-            self._live[self._tangent] = tangent
+    def _begin_from(self, tangent: Tangent) -> None:
+        for name, register in self._tangents.items():
+            self._live[register] = tangent[name] if isinstance(tangent, Mapping) else tangent
 
     def _run_parts(self, parts: Sequence[StraightLine], section_done: Callable[[int], None]) -> None:
         for part in parts:
@@ -159,8 +170,8 @@ class Executable:
         tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
         return operator_error(instruction.node, error, inputs, tensors)
 
-    def _outputs(self) -> dict[str, Tensor]:
-        return {output.symbol: self._detached(output) for output in self._handed_out}
+    def _outputs(self, outputs: Sequence[Output]) -> dict[str, Tensor]:
+        return {output.symbol: self._detached(output) for output in outputs}
 
     def _keep_buffers(self) -> None:
         for output, destination in self._buffers:

@@ -10,6 +10,7 @@ where that sync wants it.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 import torch
@@ -23,7 +24,7 @@ from sambasim.ir.verify import state_name
 from sambasim.runtime.arguments import Arguments
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
-from sambasim.runtime.executor import Executable
+from sambasim.runtime.executor import Executable, Tangent
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
@@ -89,12 +90,12 @@ class StepwiseReplica:
         return BytesMoved() if self._sync is None else self._sync.bytes_moved
 
     def run(
-        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tensor | None, mode: Mode
+        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
     ) -> Mapping[str, Tensor]:
-        """Run the sections of `kinds`: returns the outputs by symbol, none without FWD.
+        """Run the sections of `kinds`: returns the outputs of FWD, and the gradients of inputs of BCKWD, by symbol.
 
         inputs: by symbol, for FWD
-        tangent: what a backward starts from, of the type of the loss
+        tangent: what a backward starts from: of the type of the loss, or by symbol where there are several
         mode: how an OPT syncs; the same on all ranks
 
         Raises OptionError for a BCKWD without a forward, or an OPT without a backward before it.
@@ -103,12 +104,12 @@ class StepwiseReplica:
             place_inputs(self._memory, inputs)
         if STEP.issubset(kinds) and not self._unused_backwards:
             return self._whole_step(tangent, mode)
-        outputs: Mapping[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         if SectionKind.FWD in kinds:
             outputs = self._forward()
             self._note_loss(outputs)
         if SectionKind.BCKWD in kinds:
-            self._backward(tangent)
+            outputs |= self._backward(tangent)
         if SectionKind.OPT in kinds:
             self._optimize(mode)
         return outputs
@@ -118,6 +119,16 @@ class StepwiseReplica:
         self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
         if self._sync is not None:
             self._sync.optimizers.change(optimizer, hyperparameters)
+
+    def run_graph(self, graph: Graph) -> None:
+        """Run `graph` in place of the training step from the next forward on: the same one with other constants."""
+        self._program = replace(self._program, training=graph)
+        self._executable = self._bound()
+
+    @property
+    def loss(self) -> float:
+        """The mean of the loss, or of what stands in its place, in the last forward."""
+        return self._loss
 
     @property
     def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
@@ -186,7 +197,7 @@ class StepwiseReplica:
     def _bound(self) -> Executable:
         return Executable(self._graph, self._program, self._memory.tensor)
 
-    def _forward(self) -> Mapping[str, Tensor]:
+    def _forward(self) -> dict[str, Tensor]:
         if self.clock is None:
             return self._executable.forward()
         self.clock.begin([section for section in self._graph.sections if section.kind is SectionKind.FWD])
@@ -194,7 +205,7 @@ class StepwiseReplica:
         self.clock.end()
         return outputs
 
-    def _whole_step(self, tangent: Tensor | None, mode: Mode) -> Mapping[str, Tensor]:
+    def _whole_step(self, tangent: Tangent, mode: Mode) -> Mapping[str, Tensor]:
         sync = self._begin_update(mode)
         if self.clock is not None:
             return self._timed_step(tangent, sync, self.clock)
@@ -203,7 +214,7 @@ class StepwiseReplica:
         self._finish_update(sync)
         return outputs
 
-    def _timed_step(self, tangent: Tensor | None, sync: GradientSync, clock: SectionClock) -> Mapping[str, Tensor]:
+    def _timed_step(self, tangent: Tangent, sync: GradientSync, clock: SectionClock) -> Mapping[str, Tensor]:
         clock.begin(self._graph.sections)
         outputs = self._executable.run(tangent, section_done=clock.count_over)
         self._note_loss(outputs)
@@ -216,13 +227,14 @@ class StepwiseReplica:
         clock.end()
         return outputs
 
-    def _backward(self, tangent: Tensor | None) -> None:
+    def _backward(self, tangent: Tangent) -> dict[str, Tensor]:
         if not self._executable.awaits_backward:
             raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
         if self._sync is not None:
             self._begin_sync(self._sync)
-        self._executable.backward(tangent, accumulate=self._unused_backwards > 0)
+        gradients = self._executable.backward(tangent, accumulate=self._unused_backwards > 0)
         self._unused_backwards += 1
+        return gradients
 
     def _optimize(self, mode: Mode) -> None:
         if not self._unused_backwards:

@@ -1,6 +1,6 @@
 """SambaFlow's shape: what `from sambaflow import samba` gives, on the compiler and the runtime.
 
-    tensors        SambaTensor, from_torch_tensor, to_torch, randn, randint
+    tensors        SambaTensor, from_torch_tensor, from_named_dict, to_torch, randn, randint
     models         from_torch_model_, lazy_param, materialize
     data           SambaLoader
     session        session, which compiles and runs
@@ -14,14 +14,16 @@ What each of them does, and what it leaves out, is in README.md. Importing it im
 from collections.abc import Callable
 from typing import Any
 
-from sambasim.samba import directives, env, nn, optim, schema, test, utils
-from sambasim.samba.functional import operator, operators, randint, randn
+from sambasim.samba import directives, env, nn, optim, plain_tensors, schema, test, utils
+from sambasim.samba.env import is_internal, patched_torch
+from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
 from sambasim.samba.lazy_param import lazy_param
 from sambasim.samba.loader import SambaLoader
 from sambasim.samba.materialize import materialize
 from sambasim.samba.modules import from_torch_model_
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
+from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, to_torch
+from sambasim.samba.utils.seeds import seed_from_environment
 
 # The older names.
 from_torch = from_torch_tensor
@@ -30,25 +32,33 @@ from_torch_ = from_torch_model = from_torch_model_
 __all__ = [
     "SambaLoader",
     "SambaTensor",
+    "addmm",
     "directives",
     "env",
+    "from_named_dict",
     "from_torch",
     "from_torch_",
     "from_torch_model",
     "from_torch_model_",
     "from_torch_tensor",
+    "is_internal",
     "lazy_param",
     "materialize",
     "nn",
     "optim",
+    "patched_torch",
     "randint",
     "randn",
     "schema",
     "session",
     "test",
     "to_torch",
+    "triu_fill",
     "utils",
 ]
+
+plain_tensors.install()
+seed_from_environment()
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

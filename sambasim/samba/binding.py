@@ -25,7 +25,9 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     Raises DataError, with both sides, for a tensor that fits no input, and for an input that no tensor is given for.
     """
     tensors = flat(inputs)
-    keys: list[str | None] = [*inputs] if isinstance(inputs, Mapping) else [name_of(tensor) for tensor in tensors]
+    keys: list[str | None] = [name_of(tensor) for tensor in tensors]
+    if isinstance(inputs, Mapping):
+        keys = [name for name, tensor in inputs.items() if tensor is not None]
     if keys == [*wanted]:  # what most apps give in each step
         plain = map(to_torch, tensors)
         return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)}
@@ -65,6 +67,14 @@ def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn
 def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
     """`tensor`, if it can be the input `name` of those that are wanted."""
     symbol = wanted[name]
+    if not isinstance(tensor, Tensor):
+        raise DataError(
+            f"{name} is of type {type(tensor).__name__}, and must be a tensor",
+            where=app_line(),
+            remedy=f"give one tensor for {name}, and not several",
+        )
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
         return tensor
     check_on_host(name, tensor)
@@ -85,6 +95,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
             where=app_line(),
             remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
         )
+    if tensor.numel() == symbol.type.numel and [n for n in shape if n != 1] == [n for n in given if n != 1]:
+        return tensor.reshape(shape)
     if shape != given:
         raise DataError(
             f"{name} has the shape {given}, and the PEF was compiled for {shape}",

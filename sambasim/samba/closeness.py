@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sambasim.errors import DataError
 from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.tensor import to_torch
 
 _ROUNDING = 2.0**-8
@@ -14,15 +16,19 @@ _ROUNDING = 2.0**-8
 
 
 @checks_keywords_beside("assert_close", ())
-def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0) -> None:
+def assert_close(
+    samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0, visualize: bool = False
+) -> None:
     """Passes if every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
 
     What the device gives in bf16 cannot be nearer than that type allows: there 1/256 is added to `rtol`.
     Both are tensors, arrays or numbers, compared in float64; equal infinities are close, and NaN is close to nothing.
-    Raises AssertionError, which says how many elements differ and by how much at most, or that the shapes differ.
+    `visualize` has no effect.
+    Raises AssertionError, which says how many elements differ and by how much at most, or that the shapes differ, and
+    DataError for what is no tensor, such as the sn_grad of a tensor that has none.
     """
-    found, expected = _float64(samba), _float64(gold)
-    rounded = isinstance(samba, Tensor) and samba.dtype is torch.bfloat16
+    found, expected = _float64(samba, label), _float64(gold, label)
+    rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
     if rounded:
         rtol += _ROUNDING
     if found.shape != expected.shape:
@@ -43,6 +49,14 @@ def assert_close(samba: Any, gold: Any, label: str, threshold: float = 3e-3, rto
     )
 
 
-def _float64(value: Any) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+def _float64(value: Any, label: str) -> Tensor:
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        remedy = "give two tensors, arrays or numbers"
+        if value is None:
+            remedy += "; a gradient is None before the first backward, and where requires_grad is False"
+        raise DataError(
+            f"{label}: this cannot be compared: it is of type {type(value).__name__}", where=app_line(), remedy=remedy
+        ) from error
     return to_torch(tensor).detach().to(torch.float64)

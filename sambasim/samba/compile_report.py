@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sambasim.compiler.compile import Compiled
 from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
 from sambasim.report.compiled import section_counts
 from sambasim.samba import context
 
@@ -32,11 +33,15 @@ def print_compiled(compiled: Compiled) -> None:
 
 
 def _of_the_loss(program: Program) -> Iterator[str]:
-    """A model that returns its loss second is trained to make something else small."""
-    if program.loss is not None:
-        first = program.symbols[program.loss].type
-        if len(first.shape) > 1:
-            yield f"the model returns {first} first, and is trained to make its mean small: return the loss first"
+    """Where the backward starts, if it is not from a loss that is the model's first output."""
+    if program.loss is None or program.training is None:
+        return
+    loss = program.symbols[program.loss].type
+    outputs = [one.symbol for one in program.training.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    if len(loss.shape) > 1:
+        yield f"the model returns no loss: the backward starts from the sn_grad that is set on {program.loss}, {loss}"
+    elif outputs.index(program.loss) > 0:
+        yield f"the loss is output {outputs.index(program.loss) + 1} of the model"
 
 
 def _as_typed(path: str) -> str:

@@ -1,13 +1,14 @@
 """What an app tells the hardware's compiler about a part of its model. No number depends on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.notices import say_once
 
-__all__ = ["op_fusion"]
+__all__ = ["op_fusion", "sdpa_directives"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -17,7 +18,20 @@ def op_fusion(*arguments: Any, **options: Any) -> Any:
     their function. It takes any arguments, and what it is put on is traced and computed as without it; one notice says
     so."""
     if not torch.compiler.is_compiling():  # in a forward that is being traced, nothing can be printed
-        say_once("op_fusion", "operators are put into sections by sambasim's own rules (--o0, --o1, --o3)")
+        why = "operators are put into sections by sambasim's own rules (--o0, --o1, --o3)"
+        say_once("op_fusion", why, app_line())
+    return _directive(arguments, options)
+
+
+def sdpa_directives(*arguments: Any, **options: Any) -> Any:
+    """How the RDU computes scaled dot-product attention; it is used as `op_fusion` is, and changes nothing either."""
+    if not torch.compiler.is_compiling():
+        why = "attention is computed by torch's operators, as the model calls them"
+        say_once("sdpa_directives", why, app_line())
+    return _directive(arguments, options)
+
+
+def _directive(arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     if len(arguments) == 1 and callable(arguments[0]) and not options:
         return arguments[0]
     return _Directive()

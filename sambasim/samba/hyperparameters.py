@@ -1,4 +1,4 @@
-"""`hyperparam_dict`: hyperparameters of all optimizers, from one step on."""
+"""`hyperparam_dict`: hyperparameters of all optimizers, and dropout rates, from one step on."""
 
 import math
 from collections.abc import Mapping
@@ -6,41 +6,83 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.keywords import nearest
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.dropout import ALL, rate_names, with_rates
 from sambasim.samba.machine import Machine
+from sambasim.samba.notices import say_once
 
 
-def change(machine: Machine, hyperparameters: Mapping[str, float]) -> None:
-    """Each optimizer of the device takes those that it has. Raises OptionError for one that none has, and for a
-    momentum where the PEF has no place for one."""
-    names = {argument.name for argument in machine.program.runtime_arguments}
-    known = {name.partition("__")[2] for name in names if "__" in name}
-    unknown = sorted(set(hyperparameters) - known)
-    if unknown:
-        raise OptionError(
-            f"AP04: hyperparam_dict has {unknown[0]}, which no optimizer of this PEF takes",
-            where=app_line(),
-            remedy=nearest(unknown[0], sorted(known)),
-        )
-    of_each = [
-        {name: value for name, value in hyperparameters.items() if f"{optimizer.name}__{name}" in names}
-        for optimizer in machine.program.optimizers
-    ]
-    for optimizer, taken in zip(machine.program.optimizers, of_each, strict=True):
-        if taken.get("momentum") and not optimizer.states:
+class Hyperparameters:
+    """What a loaded PEF takes from `hyperparam_dict`, and what it was told last."""
+
+    def __init__(self, machine: Machine) -> None:
+        program = machine.program
+        self._machine = machine
+        self._arguments = {argument.name for argument in program.runtime_arguments}
+        self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
+        names = () if program.training is None else rate_names(program.training)
+        self._rates = (ALL, *names) if names else ()
+        self._told: dict[str, float] = {}
+
+    @property
+    def told(self) -> Mapping[str, float]:
+        """All that the optimizers were told so far."""
+        return {name: value for name, value in self._told.items() if name in self._of_optimizers}
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The names of the dropout rates of the training step."""
+        return self._rates[1:]
+
+    def take(self, given: Mapping[str, object]) -> None:
+        """`given` holds from now on. Names that nothing here takes are left out, with a notice.
+
+        Raises OptionError for a value that is no number of 0 or more, for a dropout rate of 1 or more, and for a
+        momentum where the PEF has no memory for one.
+        """
+        numbers = {name: _number(name, value) for name, value in self._known(given).items()}
+        changed = {name: value for name, value in numbers.items() if self._told.get(name) != value}
+        if not changed:
+            return
+        rates = {name: value for name, value in changed.items() if name in self._rates}
+        if rates:
+            self._change_rates({name: value for name, value in {**self._told, **rates}.items() if name in self._rates})
+        self._change_optimizers({name: value for name, value in changed.items() if name in self._of_optimizers})
+        self._told |= changed
+
+    def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
+        known: dict[str, object] = {}
+        for name, value in given.items():
+            if name in self._of_optimizers or name in self._rates:
+                known[name] = value
+            elif name == "betas" and "beta1" in self._of_optimizers and isinstance(value, tuple | list):
+                known |= dict(zip(("beta1", "beta2"), value, strict=False))
+            else:
+                takes = ", ".join(sorted({*self._of_optimizers, *self._rates}))
+                say_once(f"{name!r} in hyperparam_dict", f"this PEF takes {takes}", app_line())
+        return known
+
+    def _change_rates(self, rates: Mapping[str, float]) -> None:
+        high = next((name for name, rate in rates.items() if rate >= 1), None)
+        if high is not None:
             raise OptionError(
-                "momentum cannot be turned on: the PEF was compiled without it",
-                remedy="compile with momentum above 0",
+                f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1",
+                where=app_line(),
+                remedy=f'hyperparam_dict={{"{high}": 0.1}}',
             )
-    for index, taken in enumerate(of_each):
-        machine.replica.change(index, taken)
+        if self._machine.program.training is not None:
+            self._machine.replica.run_graph(with_rates(self._machine.program.training, rates))
 
-
-def numbers_of(given: Mapping[str, object]) -> dict[str, float]:
-    """What `hyperparam_dict` says now: a tensor in it may hold another number later. Raises OptionError for a value
-    that is no number of 0 or more."""
-    return {name: _number(name, value) for name, value in given.items()}
+    def _change_optimizers(self, numbers: Mapping[str, float]) -> None:
+        for index, optimizer in enumerate(self._machine.program.optimizers):
+            taken = {name: value for name, value in numbers.items() if f"{optimizer.name}__{name}" in self._arguments}
+            if taken.get("momentum") and not optimizer.states:
+                raise OptionError(
+                    "momentum cannot be turned on: the PEF was compiled without it",
+                    where=app_line(),
+                    remedy="compile with momentum above 0",
+                )
+            self._machine.replica.change(index, taken)
 
 
 def _number(name: str, value: object) -> float:

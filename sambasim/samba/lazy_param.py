@@ -15,12 +15,22 @@ from contextlib import contextmanager
 
 import torch
 
+from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import say_once
+
 __all__ = ["lazy_param"]
 
 
+@checks_keywords
 @contextmanager
-def lazy_param() -> Iterator[None]:
+def lazy_param(quantized: bool = False) -> Iterator[None]:
     """Within it, tensors that a model makes (its parameters and buffers) are lazy: a shape and a dtype on torch's
-    device `meta`. No random number is drawn. A lazy model must be materialized before it is compiled."""
+    device `meta`. No random number is drawn. A lazy model must be materialized before it is compiled.
+
+    quantized: no effect: parameters keep the dtype that the model gives them
+    """
+    if quantized:
+        say_once("lazy_param(quantized=True)", "parameters keep the dtype that the model gives them", app_line())
     with torch.device("meta"):
         yield

@@ -1,11 +1,13 @@
 """SambaLoader: the batches of a torch DataLoader as named SambaTensors."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from torch import Tensor
 
 from sambasim.errors import DataError
+from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
 
@@ -13,26 +15,43 @@ class SambaLoader:
     """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
 
     A batch that is a mapping is read by the names, any other in order; dimension 0 of a tensor is its batch dimension.
-    `torch_loader` is the loader that it was made from. `len()` is that loader's, in batches.
+    `torch_loader` is the loader that it was made from: a DataLoader, or anything to iterate over. `len()` is that
+    loader's, in batches.
     """
 
-    def __init__(self, torch_loader: Iterable[Any], names: Sequence[str]) -> None:
-        """Raises DataError if `names` is one text, which would name a tensor by each of its letters."""
+    @checks_keywords_beside("samba.SambaLoader", ())
+    def __init__(
+        self,
+        torch_loader: Iterable[Any],
+        names: Sequence[str],
+        function_hook: Callable[[Any], Any] | None = None,
+        return_original_batch: bool = False,
+    ) -> None:
+        """function_hook: what makes of each batch the one whose tensors are named, such as `lambda batch: batch[0]`
+        return_original_batch: whether an item is a pair, of the SambaTensors and the batch as it was before the hook
+
+        Raises DataError if `names` is one text, which would name a tensor by each of its letters.
+        """
         if isinstance(names, str):
-            raise DataError(f"the names must be a list, and they are {names!r}", remedy=f"[{names!r}]")
+            raise DataError(
+                f"the names must be a list, and they are {names!r}", where=app_line(), remedy=f"[{names!r}]"
+            )
         self.torch_loader = torch_loader
         self.names = tuple(names)
+        self.function_hook = function_hook
+        self.return_original_batch = return_original_batch
 
     def __len__(self) -> int:
         if not isinstance(self.torch_loader, Sized):
             raise TypeError(f"{type(self.torch_loader).__name__} has no length")
         return len(self.torch_loader)
 
-    def __iter__(self) -> Iterator[list[SambaTensor]]:
+    def __iter__(self) -> Iterator[Any]:
         """Raises DataError if a batch does not have a tensor for each name."""
         for batch in self.torch_loader:
-            values = self._values(batch)
-            yield [self._tensor(value, name) for value, name in zip(values, self.names, strict=True)]
+            values = self._values(batch if self.function_hook is None else self.function_hook(batch))
+            tensors = [self._tensor(value, name) for value, name in zip(values, self.names, strict=True)]
+            yield (tensors, batch) if self.return_original_batch else tensors
 
     def _values(self, batch: object) -> Sequence[object]:
         if isinstance(batch, Mapping):
@@ -40,6 +59,7 @@ class SambaLoader:
             if missing:
                 raise DataError(
                     f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}",
+                    where=app_line(),
                     remedy="give SambaLoader names that the batches have",
                 )
             return [batch[name] for name in self.names]
@@ -48,6 +68,7 @@ class SambaLoader:
             raise DataError(
                 f"a batch has {_count(len(values), 'value')}, and SambaLoader was given "
                 f"{_count(len(self.names), 'name')}: {', '.join(self.names)}",
+                where=app_line(),
                 remedy="give SambaLoader one name for each value that the dataset returns",
             )
         return values
@@ -56,7 +77,8 @@ class SambaLoader:
         if not isinstance(value, Tensor):
             raise DataError(
                 f"{name} is of type {type(value).__name__} in a batch, and a session takes tensors",
-                remedy="return numbers or tensors from the dataset, or leave it out by a collate_fn",
+                where=app_line(),
+                remedy="return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook",
             )
         return from_torch_tensor(value, name, 0 if value.ndim else None)
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.names import gradient_name
 from sambasim.errors import WeightsError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.pef import PefDocument
+from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba.request import Optimizer
 
@@ -54,6 +56,30 @@ class Machine:
                 self.replica.write(name, value)
         self.replica.steps = max(self._steps_of_host(), default=0)
         self.replica.meet()
+
+    def follow_first(self, communicator: Communicator) -> None:
+        """Collective. Every replica takes over the parameters and the optimizer state of replica 0."""
+        for symbol in self.program.symbols.values():
+            if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE):
+                own = self.replica.read(symbol.name) if communicator.rank == 0 else None
+                self.replica.write(symbol.name, communicator.broadcast_object(own))
+        self.replica.steps = communicator.broadcast_object(self.replica.steps)
+
+    def gradient(self, tensor: Tensor) -> Tensor | None:
+        """The gradient on the device of a parameter of the model; None for any other tensor, and for one untrained."""
+        symbol = self._symbol_of(tensor)
+        if symbol is None or gradient_name(symbol.name) not in self.program.symbols:
+            return None
+        return self.replica.read(gradient_name(symbol.name))
+
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """What the device has for a parameter or buffer of the model; None for any other tensor."""
+        symbol = self._symbol_of(tensor)
+        return None if symbol is None else self.replica.read(symbol.name)
+
+    def _symbol_of(self, tensor: Tensor) -> Symbol | None:
+        tensors = self._host_tensors()
+        return next((symbol for symbol, path in self._kept() if tensors[path] is tensor), None)
 
     def note_step(self) -> None:
         """The device has taken an optimizer step: the app's schedulers may go on."""

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.errors import ModelError
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.nn.parameter import MATERIALIZER
+from sambasim.samba.tensor import SambaTensor, to_torch
 
 __all__ = ["materialize"]
 
@@ -19,21 +20,30 @@ def materialize(lazy: Part) -> Part:
 
     lazy: a model, in place; or a SambaTensor, which has its data from the beginning
 
+    A model can also be used as `with materialize(model) as model:`.
+
     Values are drawn now, by the `reset_parameters` of each layer, parts before the whole, as constructors do it. What
     else a constructor does to them, such as `nn.init` and `apply`, is not repeated. What is not lazy any more, for a
     checkpoint was loaded with `assign=True`, stays as it is; but a layer of which a part is lazy begins anew as a
     whole, and a layer that has none of its own only where all below it is lazy.
+    A SambaParameter that was given a `materializer` gets its values from that, last.
     Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
+    if not hasattr(type(lazy), "__enter__"):
+        # `with` looks these up in the class, and materialize must give back the very model.
+        type(lazy).__enter__ = _itself  # type: ignore[attr-defined]
+        type(lazy).__exit__ = _leave  # type: ignore[attr-defined]
     found = [
         (path or type(lazy).__name__, module, _reset_of(module))
         for path, module in _parts_first(lazy, "", set())
         if any(tensor.is_meta for tensor in _own_tensors(module).values()) or _is_lazy_below(module)
     ]
     for path, module, reset in found:
-        if reset is None and _own_tensors(module):
+        if reset is None and any(
+            tensor.is_meta and MATERIALIZER not in vars(tensor) for tensor in _own_tensors(module).values()
+        ):
             raise ModelError(
                 f"{path} is a lazy {type(module).__name__}, which does not say how it begins",
                 remedy="give the class a method reset_parameters that fills its parameters and buffers, or make it "
@@ -45,8 +55,34 @@ def materialize(lazy: Part) -> Part:
         if reset is not None:
             reset()
     for path, module, memory in given:
+        for name, tensor in memory.items():
+            _fill(path, name, tensor)
         _check_set(path, module, memory)
     return lazy
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _leave(module: nn.Module, *error: object) -> None:
+    return None
+
+
+def _fill(path: str, name: str, tensor: Tensor) -> None:
+    """Calls the `materializer` of a parameter that has one."""
+    materializer = vars(tensor).pop(MATERIALIZER, None)
+    if materializer is None:
+        return
+    values = to_torch(materializer())
+    if values.shape != tensor.shape:
+        raise ModelError(
+            f"the materializer of {path}.{name} gives the shape {tuple(values.shape)}, and the parameter has "
+            f"{tuple(tensor.shape)}",
+            remedy="give SambaParameter the shape that its materializer returns",
+        )
+    with torch.no_grad():
+        tensor.copy_(values)
 
 
 def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

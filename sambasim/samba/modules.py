@@ -3,11 +3,12 @@
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
 from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
 
 M = TypeVar("M", bound=nn.Module)
@@ -42,12 +43,35 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     for path, parameter in model.named_parameters():
         symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
         parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's name, which torch does not know
-    if not hasattr(type(model), "run") and parent_module_prefix is None:
-        vars(model)["run"] = partial(_run, model)
+    if parent_module_prefix is None:
+        add_old_methods(model)
     return model
 
 
-def _run(model: nn.Module, inputs: Any, *arguments: Any, **options: Any) -> Any:
-    """`session.run`. Raises OptionError where `model` is not what the session has loaded."""
+def add_old_methods(model: nn.Module) -> None:
+    """What old apps call on a model: `run`, which is `session.run`; `cpu` and `write_host_params`, which also bring the
+    weights from the device. A method that the model's own class has stays as it is."""
+    for name, method in (("run", _run), ("cpu", _cpu), ("write_host_params", _write_host_params)):
+        if getattr(type(model), name, None) in (None, getattr(nn.Module, name, None)):
+            vars(model)[name] = partial(method, model)
+
+
+def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """`session.run`, with the inputs as one sequence or one by one. Raises OptionError where `model` is not what the
+    session has loaded."""
     session.program(model)
-    return session.run(inputs, *arguments, **options)
+    if len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs):
+        return session.run(inputs, **options)
+    return session.run(*inputs, **options)
+
+
+def _cpu(model: M) -> M:
+    """nn.Module.cpu, after `session.to_cpu` if the session has loaded `model`."""
+    _write_host_params(model)
+    return nn.Module.cpu(model)
+
+
+def _write_host_params(model: nn.Module) -> None:
+    """`session.to_cpu`, if the session has loaded `model`."""
+    if session.machine is not None and session.machine.model is unwrapped(model):
+        session.to_cpu(model)

@@ -1,11 +1,21 @@
 """Events of an app, with the time that each took: `session.profiler`."""
 
+import json
+import statistics
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sambasim.errors import OptionError
+from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.place import app_line
+
+__all__ = ["Event", "Profiler"]
+
+_MEASUREMENTS = ("latency", "throughput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,32 +26,106 @@ class Event:
     elapsed_s: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Running:
+    """What `start_event` returns and `end_event` takes."""
+
+    name: str
+    began_s: float
+
+
 class Profiler:
-    """Times what an app brackets, by the wall's clock, on this rank. Events of one name may follow each other."""
+    """Times what an app brackets, by the wall's clock, on this rank. Events of one name may overlap."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         """Those that have ended, in that order."""
-        self._began_s: dict[str, float] = {}
+        self._running: list[Running] = []
 
-    def start_event(self, name: str) -> None:
-        """`name` begins."""
-        self._began_s[name] = time.perf_counter()
+    @checks_keywords
+    def start_event(self, name: str) -> Running:
+        """`name` begins. Returns a handle for `end_event`."""
+        running = Running(name, time.perf_counter())
+        self._running.append(running)
+        return running
 
-    def end_event(self, name: str) -> None:
-        """`name` ends. Raises OptionError if it has not begun."""
-        began_s = self._began_s.pop(name, None)
-        if began_s is None:
+    @checks_keywords
+    def end_event(self, event: Running | str) -> None:
+        """The event of this handle ends, or the one of this name that began last. Raises OptionError if none runs."""
+        ended_s = time.perf_counter()
+        running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
+        if running is None:
+            name = event.name if isinstance(event, Running) else event
             raise OptionError(
-                f"the event {name} ends, and has not begun", remedy=f"profiler.start_event({name!r}) first"
+                f"the event {name} ends, and has not begun",
+                where=app_line(),
+                remedy=f"profiler.start_event({name!r}) first",
             )
-        self.events.append(Event(name, time.perf_counter() - began_s))
+        self._running.remove(running)
+        self.events.append(Event(running.name, ended_s - running.began_s))
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
-        """Around what is to be timed."""
-        self.start_event(name)
+        """`with profiler.event("step"):` around what is to be timed, or `@profiler.event("step")` on a function."""
+        running = self.start_event(name)
         try:
             yield
         finally:
-            self.end_event(name)
+            self.end_event(running)
+
+    @checks_keywords
+    def print_statistics(
+        self,
+        keys: Iterable[str] | None = None,
+        warmup_steps: int = 0,
+        num_samples_per_iter: int | None = None,
+        measurements: Iterable[str] | None = None,
+    ) -> str:
+        """A table, a line for each event name: how often, and the mean, least and most milliseconds.
+
+        keys: the names, or None for all
+        warmup_steps: how many of the first events of each name are left out
+        num_samples_per_iter: samples that one event handles; with it there is a column of samples per second
+        measurements: the columns: "latency", "throughput", or None for all that are known
+
+        Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
+        """
+        wanted = [*measurements] if measurements is not None else list(_MEASUREMENTS[: 1 + bool(num_samples_per_iter)])
+        unknown = [word for word in wanted if word not in _MEASUREMENTS]
+        if unknown or ("throughput" in wanted and not num_samples_per_iter):
+            what = (
+                f"the profiler has no measurement {unknown[0]}" if unknown else "throughput needs a number of samples"
+            )
+            remedy = 'measurements=["latency"], or ["latency", "throughput"] with num_samples_per_iter='
+            raise OptionError(what, where=app_line(), remedy=remedy)
+        times_s = self._times_s(warmup_steps)
+        lines = []
+        for key in times_s if keys is None else keys:
+            taken_ms = [1e3 * taken for taken in times_s.get(key, ())]
+            line = f"{key}: {len(taken_ms)} times"
+            if taken_ms and "latency" in wanted:
+                line += f", mean {statistics.fmean(taken_ms):.3f} ms, {min(taken_ms):.3f} to {max(taken_ms):.3f} ms"
+            if taken_ms and "throughput" in wanted and num_samples_per_iter:
+                line += f", {1e3 * num_samples_per_iter / statistics.fmean(taken_ms):.1f} samples/s"
+            lines.append(line)
+        return "\n".join(lines)
+
+    @checks_keywords
+    def get_throughputs(
+        self, keys: Iterable[str], num_samples_per_iter: int, warmup_steps: int = 0
+    ) -> dict[str, float]:
+        """Samples per second by event name, where one event handles `num_samples_per_iter`; 0 for one that has not
+        been timed. The first `warmup_steps` events of each name are left out."""
+        times_s = self._times_s(warmup_steps)
+        return {key: num_samples_per_iter / statistics.fmean(times_s[key]) if times_s.get(key) else 0.0 for key in keys}
+
+    def write(self, path: str | Path) -> None:
+        """The events that have ended, in that order, as a JSON list of `{"name": …, "elapsed_s": …}`."""
+        events = [asdict(event) for event in self.events]
+        Path(path).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
+
+    def _times_s(self, warmup_steps: int) -> dict[str, list[float]]:
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for event in self.events:
+            times[event.name].append(event.elapsed_s)
+        return {name: taken[warmup_steps:] for name, taken in times.items()}

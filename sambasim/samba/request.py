@@ -17,10 +17,11 @@ from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor, to_torch
 
-Inputs: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | None]
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
 FINGERPRINT = "step_sha256"
@@ -42,6 +43,7 @@ class Request:
     by_keyword: bool
     updates: tuple[Update, ...]
     options: CompileOptions
+    loss_indices: tuple[int, ...] = ()
 
 
 def request(
@@ -51,14 +53,18 @@ def request(
     given: Mapping[str, object],
     *,
     inference: bool,
+    loss_indices: Sequence[int] | None = None,
 ) -> Request:
     """What `model` and the rest come to. `given` are fields of BuildOptions, None where they are not given.
+
+    loss_indices: which outputs of the model are losses; None where they are to be found
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
     ModelError for a trained parameter that no optimizer has.
     """
     named, by_keyword = name_inputs(model, inputs)
-    named = {name: _widened(tensor) for name, tensor in named.items()}
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
     first = optimizers[0].options()[0] if updates else None
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
@@ -67,35 +73,90 @@ def request(
         "optimizer": first,
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
-    return Request(model, named, by_keyword, updates, build(CompileOptions, parts))
+    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), tuple(loss_indices or ()))
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
     """What `asked` compiles to, in 64 letters under `FINGERPRINT`; nothing for a step that cannot be told so."""
-    told = fingerprint(asked.model, asked.inputs, asked.updates, by_keyword=asked.by_keyword, dtype=asked.options.dtype)
+    told = fingerprint(
+        asked.model,
+        asked.inputs,
+        asked.updates,
+        by_keyword=asked.by_keyword,
+        dtype=asked.options.dtype,
+        loss_indices=asked.loss_indices,
+    )
     return {} if told is None else {FINGERPRINT: told}
 
 
 def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
     """`inputs` as plain tensors by name, and whether the model takes them by name. A tensor without a name has that of
-    the argument of `forward` at its place."""
+    the argument of `forward` at its place. An input that is None is left out, and `forward` takes its default.
+
+    Raises ModelError for more inputs than `forward` takes, and DataError for two of one name, for something that is no
+    tensor, and for None where `forward` has no default.
+    """
     if isinstance(inputs, Mapping):
-        return {name: to_torch(tensor) for name, tensor in inputs.items()}, True
+        _check_defaults(model, [name for name, one in inputs.items() if one is None])
+        return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
     if len(sequence) > len(arguments) and not _takes_any(model):
         raise ModelError(
             f"{len(sequence)} inputs are given, but {type(model).__name__}.forward takes {len(arguments)}: "
             f"{', '.join(arguments)}",
+            where=app_line(),
             remedy="give as many inputs as forward takes, in its order",
         )
-    names = [
-        name_of(tensor) or (arguments[i] if i < len(arguments) else f"input_{i}") for i, tensor in enumerate(sequence)
-    ]
+    places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
+    if any(one is None for one in sequence):
+        named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
+        _check_defaults(model, [place for place in places if place not in named])
+        misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
+        if misnamed is not None:
+            raise DataError(
+                f"{places[sequence.index(None)]} is None, so the other inputs are passed by the names of forward's "
+                f"arguments, and {misnamed} is none of them",
+                where=app_line(),
+                remedy=f"name the tensors as forward does: {', '.join(named)}",
+            )
+        return {name: _tensor(name, one) for name, one in named.items()}, True
+    names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
-    return dict(zip(names, map(to_torch, sequence), strict=True)), False
+    return {name: _tensor(name, one) for name, one in zip(names, sequence, strict=True)}, False
+
+
+def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
+    """Raises DataError for an input that is None although `forward` has no default for it."""
+    parameters = inspect.signature(model.forward).parameters
+    for name in absent:
+        if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            raise DataError(
+                f"the input {name} is None, and {type(model).__name__}.forward has no default for it",
+                where=app_line(),
+                remedy=f"give a tensor for {name}, or write {name}=None in forward",
+            )
+
+
+def _tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"the input {name} is of type {type(value).__name__}, and must be a tensor",
+            where=app_line(),
+            remedy=f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)",
+        )
+    return to_torch(value)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside of nn.DataParallel, which does nothing on a device that torch has only one of; a notice tells.
+    Any other module as it is."""
+    while isinstance(model, nn.DataParallel):
+        say_once("nn.DataParallel", "the model inside of it is used; --data-parallel makes replicas", app_line())
+        model = model.module
+    return model
 
 
 def check_on_host(name: str, tensor: Tensor) -> None:
@@ -114,12 +175,12 @@ def name_of(tensor: Tensor) -> str | None:
 
 
 def flat(inputs: Inputs) -> list[Tensor]:
-    """The tensors of `inputs`, in order."""
+    """The tensors of `inputs`, in order, without those that are None."""
     if isinstance(inputs, Tensor):
         return [inputs]
     if isinstance(inputs, list | tuple):  # asked first: a question about a Mapping costs ten times as much
-        return [*inputs]
-    return list(inputs.values() if isinstance(inputs, Mapping) else inputs)
+        return [one for one in inputs if one is not None]
+    return [one for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) if one is not None]
 
 
 def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
@@ -144,12 +205,13 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
         "pef_name": config.get("pef_name") or name,
         "output_folder": config.get("output_folder"),
         "data_parallel": config.get("data_parallel"),
-        "world_size": config.get("world_size"),
+        "world_size": config.get("world_size") if config.get("data_parallel") else None,
         "opt_level": level,
         "arch": config.get("arch"),
         "num_tiles": None if config.get("num_tiles") == _ALL_TILES else config.get("num_tiles"),
         "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
         "stochastic_rounding": config.get("enable_stoc_rounding"),
+        "gradient_groups": config.get("gradient_groups"),
     }
     folder = given["output_folder"]
     return {**given, "output_folder": None if folder is None else Path(str(folder))}
@@ -161,9 +223,14 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in compile_options.items() if name in names}
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    """Apps convert labels to int16, as the vendor's device has them; PyTorch takes class indices in int64."""
-    return tensor.long() if tensor.dtype is torch.int16 else tensor
+def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
+    """An input in the type in which PyTorch computes with it. The device takes labels in int16, where PyTorch wants
+    class indices in int64; and inputs in bfloat16 or float32, where PyTorch wants the type of all `parameters`."""
+    if tensor.dtype is torch.int16:
+        return tensor.long()
+    if tensor.dtype in (torch.bfloat16, torch.float32) and len(parameters) == 1:
+        return tensor.to(next(iter(parameters)))
+    return tensor
 
 
 def _takes_any(model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from sambasim.samba.checks.keywords import nearest
 from sambasim.samba.checks.place import app_line
 
 _WITH_OPTIMIZER = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
-"""Kinds that are part of an optimizer step, and run where OPT does."""
+"""Kinds that are part of an optimizer step: they run with OPT, whether they are named or not."""
 
 
 def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collection[SectionKind]:
@@ -42,16 +42,5 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
         raise OptionError(
             f"this PEF was compiled with --inference, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
             remedy="run section FWD, or compile without --inference",
-        )
-    clips = graph is not None and any(section.kind is SectionKind.GRADNORM for section in graph.sections)
-    if SectionKind.OPT in kinds and clips and SectionKind.GRADNORM not in kinds:
-        raise OptionError(
-            "this PEF clips its gradients, and GRADNORM is not among section_types",
-            remedy='section_types=["FWD", "BCKWD", "GRADNORM", "OPT"]',
-        )
-    if kinds & _WITH_OPTIMIZER and SectionKind.OPT not in kinds:
-        raise OptionError(
-            f"{', '.join(sorted(kinds & _WITH_OPTIMIZER))} is part of an optimizer step, and OPT is not given",
-            remedy="add OPT to section_types",
         )
     return frozenset(kinds - _WITH_OPTIMIZER)

@@ -5,15 +5,17 @@ model's, and change only by `to_cpu`; those of the device change by `run`, and b
 """
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sambasim.errors import DataError, OptionError
+from sambasim.compiler.names import gradient_name
+from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -27,7 +29,7 @@ from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
-from sambasim.samba.hyperparameters import change, numbers_of
+from sambasim.samba.hyperparameters import Hyperparameters
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
@@ -40,11 +42,33 @@ from sambasim.samba.request import (
     flat,
     name_of,
     request,
+    unwrapped,
 )
 from sambasim.samba.section_types import kinds_of
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.start import Start, set_gradients
+from sambasim.samba.tensor import SambaTensor, to_torch
 
-_PROFILE = "samba_profile"
+_PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
+
+
+class _Loaded:
+    """One PEF that is loaded, and what the session keeps of its runs."""
+
+    def __init__(self, machine: Machine, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
+        program = machine.program
+        self.machine = machine
+        self.traced = tuple(traced)
+        self.checks = Checks(machine, context.communicator())
+        self.hyperparameters = Hyperparameters(machine)
+        self.wanted: Mapping[str, Symbol] = inputs_of(program)
+        self.start = Start(program, loss_is_chosen=loss_is_chosen)
+        self.differs_in_evaluation = _trains_otherwise(program)
+        self.input_gradients = {gradient_name(name): name for name in self.wanted}
+        self.aliases = _output_aliases(program)
+        self.accepted: object = None
+        self.inputs: Mapping[str, Tensor] = {}
+        self.given: Mapping[str, SambaTensor] = {}
+        self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
 
 class Session:
@@ -52,18 +76,10 @@ class Session:
 
     def __init__(self) -> None:
         self.profiler = Profiler()
-        self._config: Mapping[str, object] = {}
-        self._machine: Machine | None = None
-        self._checks: Checks | None = None
-        self._traced: Sequence[SambaTensor] = ()
+        self.ctx = SimpleNamespace(set_tensors=self._set_tensors)
+        self._config: Mapping[str, object] | None = None
+        self._now: _Loaded | None = None
         self._of_other_models = WeakIdKeyDictionary()
-        self._accepted: object = None
-        self._wanted: Mapping[str, Symbol] = {}
-        self._of_the_mean: Tensor | None = None
-        self._differs_in_evaluation = False
-        self._inputs: Mapping[str, Tensor] = {}
-        self._given: Mapping[str, float] = {}
-        self._outputs: dict[str, SambaTensor] = {}
 
     @checks_keywords
     def compile(
@@ -78,32 +94,52 @@ class Session:
         squeeze_bs_dim: bool = False,
         init_output_grads: bool = True,
         inference: bool | None = None,
-        io_host_memory: bool = False,
+        io_host_memory: bool | None = None,
         metadata: Mapping[str, object] | None = None,
+        is_split_batch: bool | None = None,
+        graph_transform_hook: Callable[..., object] | None = None,
+        loss_indices: Sequence[int] | None = None,
     ) -> str:
         """Compile `model` for the batch `inputs`, and write the PEF. Returns its absolute path.
 
         config_dict: what the command line said, `vars(args)`: --pef-name, --output-folder, --data-parallel and the
-            rest; None for what `setup` was given
+            rest; None for what `setup` was given, or else for what `parse_app_args` returned
         pef_metadata, metadata: kept in the PEF as text
+        loss_indices: the outputs from which the backward starts; None where `compiler.step.losses_among` finds them
 
         `app_dir` is where the app lies; a PEF goes into the working directory's `out` unless --output-folder says
-        otherwise. What has no meaning here is taken and changes nothing: squeeze_bs_dim, io_host_memory.
+        otherwise. squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch and graph_transform_hook have no
+        effect.
         Raises ModelError and CaptureError for what the model does wrong, OptionError for options that do not fit.
         """
         # They take seconds to import, and a run does without.
         from sambasim.compiler.compile import Stopwatch, assemble, capture_model
         from sambasim.samba.compile_report import print_compiled, tell_phase
 
-        config = dict(self._config if config_dict is None else config_dict)
+        if graph_transform_hook is not None:
+            say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
+        typed = context.current().arguments
+        config = config_dict if config_dict is not None else self._config
+        if config is None:
+            config = {} if typed is None else vars(typed)
         forward_only = bool(config.get("inference")) if inference is None else inference
-        arguments.note_not_passed_on(context.current().arguments, config, inference=forward_only)
+        arguments.note_not_passed_on(typed, config, inference=forward_only)
+        model = unwrapped(model)
         fields = build_fields(config, name or type(model).__name__.lower())
-        asked = request(model, inputs, as_sequence(optimizers), fields, inference=forward_only)
-        kept = {str(key): str(value) for key, value in {**(pef_metadata or {}), **(metadata or {})}.items()}
+        asked = request(
+            model, _kept(inputs), as_sequence(optimizers), fields, inference=forward_only, loss_indices=loss_indices
+        )
+        metadata = {**(pef_metadata or {}), **(metadata or {})}
+        kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
         watch = Stopwatch(tell_phase)
         built = capture_model(
-            model, asked.inputs, asked.options, by_keyword=asked.by_keyword, any_loss=True, watch=watch
+            model,
+            asked.inputs,
+            asked.options,
+            by_keyword=asked.by_keyword,
+            any_loss=True,
+            loss_indices=asked.loss_indices,
+            watch=watch,
         )
         # A capture must not meet what a call has left behind, in a cache, say; so the fingerprint is taken after it.
         kept |= fingerprint_of(asked)
@@ -111,106 +147,147 @@ class Session:
         print_compiled(compiled)
         return str(compiled.path.absolute())
 
-    def load(self, machine: Machine, traced: Sequence[SambaTensor]) -> None:
+    def load(self, machine: Machine, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False) -> None:
         """`machine` is run from now on; `traced` are its outputs, which stand for those of every run: an `sn_grad` that
-        is set on one of them holds for all. For `utils.trace_graph`."""
-        if self._machine is not None and self._machine.model is not machine.model:
-            for tensor in self._traced:
+        is set on one of them holds for all. For `utils.trace_graph`.
+
+        loss_is_chosen: whether the app said which output is the loss
+        """
+        if self._now is not None and self._now.machine.model is not machine.model:
+            for tensor in self._now.traced:
                 self._of_other_models[tensor] = True
-        self._machine, self._traced = machine, tuple(traced)
-        self._checks = Checks(machine, context.communicator())
-        self._wanted, self._of_the_mean = inputs_of(machine.program), tangent_of_mean(machine.program)
-        self._inputs, self._given = {}, {}
-        self._differs_in_evaluation = _trains_otherwise(machine.program)
-        self._outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
+        self._now = _Loaded(machine, traced, loss_is_chosen=loss_is_chosen)
 
     @checks_keywords
     def run(
         self,
         input_tensors: Inputs | None = None,
         output_tensors: Tensor | Sequence[Tensor] | None = None,
-        hyperparam_dict: Mapping[str, float] | None = None,
+        hyperparam_dict: Mapping[str, object] | None = None,
         data_parallel: bool = False,
         reduce_on_rdu: bool = False,
         section_types: Sequence[str] | None = None,
+        grad_of_outputs: Tensor | Sequence[Tensor | None] | None = None,
+        data_parallel_mode: str = "normal",
         graph_name: str | None = None,
-    ) -> SambaTensor | tuple[SambaTensor, ...]:
+    ) -> tuple[SambaTensor, ...]:
         """Run sections on a batch: by default all, which is a whole training step, or the forward of an inference PEF.
 
         input_tensors: the batch, bound by name, and by position where tensors have none; not needed without FWD
         output_tensors: which outputs are wanted: one tensor, or several; None for all
-        hyperparam_dict: lr, momentum, weight_decay … of all optimizers, from this step on
+        hyperparam_dict: lr, momentum, weight_decay … of all optimizers, and dropout rates, from this step on
         data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
-        section_types: FWD, BCKWD, GRADNORM, REDUCE, OPT, GATHER in any case of letters
-        graph_name: of the one graph that a PEF holds
+        section_types: FWD, BCKWD, OPT, in any case of letters; GRADNORM, REDUCE and GATHER run with OPT
+        grad_of_outputs: the `sn_grad` of each output, None where the backward does not start
 
-        Returns the outputs that were asked for: one tensor for one, else a tuple.
+        Returns the outputs that were asked for. data_parallel_mode and graph_name have no effect: a PEF has one graph.
         Raises OptionError and DataError for what does not fit the PEF, and what the checks of data parallelism find.
         """
-        machine, checks = self._loaded()
+        now = self._loaded()
+        machine = now.machine
         kinds = kinds_of(machine.program, section_types)
         batch: Mapping[str, Tensor] = {}
         if input_tensors is not None:
-            batch = bind(self._wanted, machine.program.batch_size, machine.model, input_tensors)
+            input_tensors = _kept(input_tensors)
+            batch = bind(now.wanted, machine.program.batch_size, machine.model, input_tensors)
+            now.given = dict(
+                zip(batch, (one for one in flat(input_tensors) if isinstance(one, SambaTensor)), strict=False)
+            )
         if SectionKind.FWD in kinds and not batch:
-            raise OptionError("section FWD needs a batch", remedy="session.run(input_tensors=[…], …)")
+            raise OptionError("section FWD needs a batch", where=app_line(), remedy="session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
             output_tensors = [*output_tensors]
-        if output_tensors is not None and output_tensors is not self._accepted:
+        if output_tensors is not None and output_tensors is not now.accepted:
             self._check_outputs(machine, output_tensors)
-            self._accepted = output_tensors
-        if self._differs_in_evaluation and not machine.model.training:
-            why = "a training PEF runs in training mode; compile with --inference to predict"
+            now.accepted = output_tensors
+        if now.differs_in_evaluation and not machine.model.training:
+            why = "a training PEF runs in training mode; --inference predicts with it"
             say_once("model.eval()", why, app_line())
-        self._inputs = batch or self._inputs
+        now.inputs = batch or now.inputs
         if hyperparam_dict:
-            numbers = numbers_of(hyperparam_dict)
-            given = {**self._given, **numbers}
-            if given != self._given:
-                change(machine, numbers)
-                self._given = given
-        mode = checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-        checks.before(kinds, batch, mode, self._given)
+            now.hyperparameters.take(hyperparam_dict)
+        if grad_of_outputs is not None:
+            set_gradients([*now.outputs.values()], grad_of_outputs)
+        mode = now.checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+        now.checks.before(kinds, batch, mode, now.hyperparameters.told)
+        # What is set on an output of `trace_graph` holds for every run, and before what is set on one of the last run.
+        outputs = (*now.traced, *now.outputs.values())
+        tangent = now.start.tangent(outputs) if SectionKind.BCKWD in kinds else None
         if torch.is_autocast_enabled("cpu"):
             say_once(
                 "torch.autocast", "the PEF says in which type it computes: --dtype bf16 at the compile", app_line()
             )
-            with torch.autocast("cpu", enabled=False):
-                found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
-        else:
-            found = machine.replica.run(kinds, batch, self._tangent(machine, kinds), mode)
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+            found = machine.replica.run(kinds, batch, tangent, mode)
         if SectionKind.OPT in kinds:
             machine.note_step()
-        return self._answer(found, output_tensors)
+        if SectionKind.FWD in kinds:
+            now.checks.after_forward()
+        return self._answer(now, found, output_tensors)
 
+    @checks_keywords
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:
         """What `compile` takes where it is given no config_dict: what `parse_app_args` returned, a SambaConfig, an
         SNConfig, or names with values. Raises OptionError for anything else."""
         if not isinstance(cfg, Namespace | Mapping):
             raise OptionError(
                 f"a session is set up from names with values, and this is of type {type(cfg).__name__}",
+                where=app_line(),
                 remedy="session.setup(args), with what parse_app_args returned",
             )
         self._config = dict(cfg if isinstance(cfg, Mapping) else vars(cfg))
 
+    def reset(self) -> None:
+        """Forget the PEF that is loaded, and what `setup` was given."""
+        self._now, self._config = None, None
+
     @property
     def tracing(self) -> bool:
-        """Whether a model's forward is being traced now, by `compile` or `trace_graph`, and is not computed."""
+        """Whether a model's forward is being traced now, by `compile` or `trace_graph`, and is not computed. Setting it
+        has no effect: a forward that the app calls is always computed."""
         return torch.compiler.is_compiling()
 
+    @tracing.setter
+    def tracing(self, traces: bool) -> None:
+        pass
+
+    @checks_keywords
     def start_samba_profile(self) -> None:
         """The event `samba_profile` of `profiler` begins."""
         self.profiler.start_event(_PROFILE)
 
-    def end_samba_profile(self) -> None:
-        """The event `samba_profile` of `profiler` ends. Raises OptionError if it has not begun."""
-        self.profiler.end_event(_PROFILE)
+    @checks_keywords
+    def end_samba_profile(self, filename: str | Path | None = None) -> None:
+        """The event `samba_profile` of `profiler` ends; all events go to `filename` as JSON, if it is given."""
+        self._end_profile(_PROFILE, filename)
+
+    @checks_keywords
+    def start_runtime_profile(self) -> None:
+        """The event `runtime_profile` of `profiler` begins."""
+        self.profiler.start_event(_RUNTIME_PROFILE)
+
+    @checks_keywords
+    def end_runtime_profile(self, filename: str | Path | None = None) -> None:
+        """The event `runtime_profile` of `profiler` ends; all events go to `filename` as JSON, if it is given."""
+        self._end_profile(_RUNTIME_PROFILE, filename)
+
+    def enable_pinned_memory(self, *arguments: object, **options: object) -> None:
+        """No effect: a session copies inputs in the memory of its process."""
+        say_once("session.enable_pinned_memory", "inputs are copied within the memory of the process", app_line())
+
+    def disable_graphamp(self, *arguments: object, **options: object) -> None:
+        """No effect: a PEF computes in the type that --dtype says."""
+        say_once("session.disable_graphamp", "--dtype says in which type a PEF computes", app_line())
+
+    def use_static_functional(self, *arguments: object, **options: object) -> None:
+        """No effect: operators are captured as the model calls them."""
+        say_once("session.use_static_functional", "operators are captured as the model calls them", app_line())
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
         """Within it, whole steps and forwards are timed section by section, and sections run one after another: sync
         does not go on beside the backward. Raises OptionError if no PEF is loaded for `model`."""
-        replica = self._loaded(model)[0].replica
+        replica = self._loaded(model).machine.replica
         replica.clock = clock = SectionClock()
         try:
             yield clock
@@ -219,60 +296,94 @@ class Session:
 
     def program(self, model: nn.Module) -> Program:
         """What the loaded PEF holds. Raises OptionError if none is loaded for `model`."""
-        return self._loaded(model)[0].program
+        return self._loaded(model).machine.program
 
     def document(self, model: nn.Module) -> PefDocument:
         """All that the loaded PEF says. Raises OptionError if none is loaded for `model`."""
-        return self._loaded(model)[0].document
+        return self._loaded(model).machine.document
 
-    def to_cpu(self, model: nn.Module | None = None) -> None:
-        """The weights, buffers and optimizer state of the device to the host."""
-        machine, checks = self._loaded(model)
-        checks.before_fetch()
-        machine.to_host()
-        checks.after_exchange()
+    @property
+    def machine(self) -> Machine | None:
+        """The PEF that is loaded, with its model and its replica; None before `trace_graph`."""
+        return None if self._now is None else self._now.machine
 
-    def to_device(self, model: nn.Module | None = None) -> None:
+    @property
+    def example_inputs(self) -> Mapping[str, Tensor] | None:
+        """The last batch, or the one that `trace_graph` was given, by name; None if no PEF is loaded."""
+        return None if self._now is None else self._now.inputs
+
+    @checks_keywords
+    def to_cpu(self, model: nn.Module | None = None, optimizers: object = None) -> None:
+        """The weights, buffers and optimizer state of the device to the host: always of all optimizers."""
+        now = self._loaded(model)
+        now.checks.before_fetch()
+        now.machine.to_host()
+        now.checks.after_exchange()
+
+    @checks_keywords
+    def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """The weights and buffers of the host, and the state of its optimizers, to the device."""
-        machine, checks = self._loaded(model)
-        checks.before_new_weights()
-        machine.to_device()
-        checks.after_exchange()
+        now = self._loaded(model)
+        now.checks.before_new_weights()
+        now.machine.to_device()
+        now.checks.after_exchange()
 
     to_rdu = to_device
 
+    def device_gradient(self, tensor: Tensor) -> Tensor | None:
+        """The gradient on the device of a parameter of the loaded model: `param.sn_grad`. None for any other tensor."""
+        return None if self._now is None else self._now.machine.gradient(tensor)
+
+    def device_value(self, tensor: Tensor) -> Tensor | None:
+        """What the device has for a parameter or buffer of the loaded model: `param.sn_data`. None for others."""
+        return None if self._now is None else self._now.machine.value(tensor)
+
+    @checks_keywords
     def get_tensors_by_name(self, names: Sequence[str]) -> list[SambaTensor]:
         """Tensors by the names of their symbols: copies of what is on the device, or the last inputs and outputs.
 
         Raises OptionError for a name that the PEF does not have.
         """
-        machine, _ = self._loaded()
+        now = self._loaded()
         if isinstance(names, str):
             raise OptionError(
                 f"names is the word {names!r}, and must be a list of such words",
                 where=app_line(),
                 remedy=f'samba.session.get_tensors_by_name(["{names}"])',
             )
-        return [self._tensor(machine, name) for name in names]
+        return [_named_tensor(now, name) for name in names]
+
+    @checks_keywords
+    def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
+        """Outputs of the last run, for output tensors of `trace_graph`."""
+        return self._answer(self._loaded(), {}, tensors)
+
+    def get_dropout_rate_argin_names(self) -> tuple[str, ...]:
+        """The keys of `hyperparam_dict` that set dropout rates, one for each dropout: `net__drop__dropout_p`."""
+        return self._loaded().hyperparameters.rates
 
     @property
-    def tensor_dict(self) -> Mapping[str, SambaTensor]:
-        """The inputs and outputs of the last run, by name."""
-        inputs = {name: SambaTensor(tensor, name=name) for name, tensor in self._inputs.items()}
-        return {**inputs, **self._outputs}
+    def tensor_dict(self) -> Mapping[str, object]:
+        """The inputs and outputs of the last run, by name; and all inputs under `inputs`, all gradients of trained
+        parameters under `grads`."""
+        now = self._loaded()
+        inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
+        symbols = now.machine.program.symbols.values()
+        grads = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.GRADIENT]
+        groups = {"inputs": inputs, "grads": {name: _named_tensor(now, name) for name in grads}}
+        return {**groups, **inputs, **now.outputs}
 
     @property
     def buffer_dict(self) -> Mapping[str, SambaTensor]:
         """Copies of the buffers on the device, by the names of their symbols."""
-        machine, _ = self._loaded()
-        symbols = machine.program.symbols.values()
-        names = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.BUFFER]
-        return dict(zip(names, self.get_tensors_by_name(names), strict=True))
+        now = self._loaded()
+        symbols = now.machine.program.symbols.values()
+        return {one.name: _named_tensor(now, one.name) for one in symbols if one.kind is SymbolKind.BUFFER}
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
         """The app's optimizers, by the names that the PEF has for them."""
-        machine, _ = self._loaded()
+        machine = self._loaded().machine
         # The PEF has one for each group of parameters that has any to train.
         owners = [
             optimizer
@@ -285,41 +396,20 @@ class Session:
     def __getattr__(self, name: str) -> object:
         raise no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
 
-    def _loaded(self, model: nn.Module | None = None) -> tuple[Machine, Checks]:
-        if self._machine is None or self._checks is None:
+    def _loaded(self, model: nn.Module | None = None) -> _Loaded:
+        if self._now is None:
             raise OptionError(
-                "no PEF is loaded", remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+                "no PEF is loaded",
+                where=app_line(),
+                remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
             )
-        if model is not None and model is not self._machine.model:
+        if model is not None and unwrapped(model) is not self._now.machine.model:
             raise OptionError(
                 f"this {type(model).__name__} is not the model that was traced",
+                where=app_line(),
                 remedy="give the model that trace_graph was called with",
             )
-        return self._machine, self._checks
-
-    def _tangent(self, machine: Machine, kinds: Collection[SectionKind]) -> Tensor | None:
-        """What the backward starts from: `sn_grad` of the loss, or the gradient of its mean."""
-        program = machine.program
-        if SectionKind.BCKWD not in kinds or program.loss is None:
-            return None
-        # What is set on an output of `trace_graph` holds for every run, and before what is set on one of the last run.
-        outputs = (*self._traced, *self._outputs.values())
-        started = [(tensor.sn_name, tensor.sn_grad) for tensor in outputs if tensor.sn_grad is not None]
-        if not started:
-            return self._of_the_mean
-        others = [name for name, _ in started if name != program.loss]
-        if others:
-            raise OptionError(
-                f"sn_grad is set on {others[0]}, and the backward starts from {program.loss} alone",
-                remedy="set sn_grad on the first output",
-            )
-        (_, given), type_ = started[0], program.symbols[program.loss].type
-        if given.ndim and tuple(given.shape) != type_.shape:
-            raise DataError(
-                f"sn_grad of {program.loss} has the shape {tuple(given.shape)}, and the output {type_.shape}",
-                remedy="set one number, or one for each element of the output",
-            )
-        return given.to(getattr(torch, type_.dtype)).expand(type_.shape).contiguous()
+        return self._now
 
     def _check_outputs(self, machine: Machine, wanted: Tensor | Sequence[Tensor]) -> None:
         """Raises OptionError for outputs of a model that was traced before the one that is loaded."""
@@ -331,12 +421,15 @@ class Session:
             )
 
     def _answer(
-        self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
-    ) -> SambaTensor | tuple[SambaTensor, ...]:
+        self, now: _Loaded, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
+    ) -> tuple[SambaTensor, ...]:
         """What was `found` takes the place of what the last run gave; returns what is `wanted` of it."""
-        outputs = self._outputs
+        outputs = now.outputs
         for name, value in found.items():
-            outputs[name] = outputs[name].with_data(value, name)
+            if name in outputs:
+                outputs[name] = outputs[name].with_data(value, name)
+            elif now.input_gradients[name] in now.given:
+                now.given[now.input_gradients[name]].sn_grad = value
         if wanted is None:
             return tuple(outputs.values())
         tensors = flat(wanted)
@@ -346,21 +439,59 @@ class Session:
             unknown = name_of(tensors[answers.index(None)])
             raise OptionError(
                 f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
+                where=app_line(),
                 remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",
             )
-        return known[0] if isinstance(wanted, Tensor) else known
+        return known
 
-    def _tensor(self, machine: Machine, name: str) -> SambaTensor:
-        if name in self._outputs:
-            return self._outputs[name]
-        if name in self._inputs:
-            return SambaTensor(self._inputs[name], name=name)
-        symbol = machine.program.symbols.get(name)
-        if symbol is None or symbol.offset is None:
-            raise OptionError(
-                f"the PEF has no tensor {name}", remedy=f"sambasim inspect {machine.program.name} lists them"
-            )
-        return SambaTensor(machine.replica.read(name), name=name)
+    def _set_tensors(self, tensors: Mapping[str, object]) -> None:
+        """`session.ctx.set_tensors`: by the name of a symbol, arrays or tensors for what is on the device. The gradient
+        of an output, `<output>__grad`, is what the next backward starts from."""
+        now = self._loaded()
+        named = {**{name: name for name in now.outputs}, **now.aliases}
+        of_outputs = {gradient_name(name): now.outputs[output] for name, output in named.items()}
+        for name, value in tensors.items():
+            plain = to_torch(torch.as_tensor(value))
+            if name in of_outputs:
+                of_outputs[name].sn_grad = plain
+            else:
+                _named_tensor(now, name)  # raises for a name that the PEF does not have
+                now.machine.replica.write(name, plain)
+
+    def _end_profile(self, event: str, filename: str | Path | None) -> None:
+        self.profiler.end_event(event)
+        if filename is not None:
+            self.profiler.write(filename)
+
+
+def _kept(inputs: Inputs) -> Inputs:
+    """`inputs` as something that can be gone over more than once: apps also give `dict.values()`, and generators."""
+    return inputs if isinstance(inputs, Tensor | list | tuple | Mapping) else list(inputs)
+
+
+def _named_tensor(now: _Loaded, name: str) -> SambaTensor:
+    name = now.aliases.get(name, name)
+    if name in now.outputs:
+        return now.outputs[name]
+    if name in now.inputs:
+        return SambaTensor(now.inputs[name], name=name)
+    symbol = now.machine.program.symbols.get(name)
+    if symbol is None or symbol.offset is None:
+        raise OptionError(
+            f"the PEF has no tensor {name}",
+            where=app_line(),
+            remedy=f"sambasim inspect {now.machine.program.name} lists them",
+        )
+    return SambaTensor(now.machine.replica.read(name), name=name)
+
+
+def _output_aliases(program: Program) -> Mapping[str, str]:
+    """Other names of the outputs, after the operator that computes each: `net__fc__linear__outputs__0`, and the same
+    without the model's prefix, as compilers write them and apps type them."""
+    graph = program.training or program.evaluation
+    outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
+    return {**aliases, **{one.value: one.symbol for one in outputs}}
 
 
 def _trains_otherwise(program: Program) -> bool:
@@ -369,20 +500,13 @@ def _trains_otherwise(program: Program) -> bool:
     return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
 
 
-def tangent_of_mean(program: Program) -> Tensor | None:
-    """The gradient of the mean of the loss, of the type of the loss; None for an inference PEF."""
-    if program.loss is None:
-        return None
-    type_ = program.symbols[program.loss].type
-    return torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
-
-
 def outputs_of(program: Program) -> Iterator[SambaTensor]:
     """A tensor without data for each output of what a session runs."""
     graph = program.training or program.evaluation
+    of_inputs = {gradient_name(name) for name in inputs_of(program)}
     for output in graph.outputs:
         symbol = program.symbols[output.symbol]
-        if symbol.kind is SymbolKind.OUTPUT:
+        if symbol.kind is SymbolKind.OUTPUT and symbol.name not in of_inputs:
             batched = bool(symbol.type.shape) and symbol.type.shape[0] == program.batch_size
             yield SambaTensor(
                 shape=symbol.type.shape,

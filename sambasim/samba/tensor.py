@@ -8,7 +8,7 @@ what is computed from a SambaTensor is one. Two kinds of results are told apart:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
+from sambasim.samba.absent import AbsentNameError
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
+Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...], list[Tensor])
 
 _DESCRIPTION = ("sn_name", "batch_dim", "named_dims", "sized_dims", "region_name", "host_memory", "mem_type")
 
@@ -66,6 +68,8 @@ class SambaTensor(Tensor):
         shape that is not the tensor's, a dimension that it does not have, and complex numbers.
         """
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
+        if isinstance(given, tuple | list):
+            raise _no_tensor(given)
         if given is None and shape is None:
             raise DataError(
                 "a SambaTensor is made from a tensor or from a shape, and neither was given",
@@ -148,6 +152,25 @@ class SambaTensor(Tensor):
         self.sn_name = name
 
     @property
+    def sn_region_name(self) -> str | None:
+        """The same as `region_name`."""
+        return self.region_name
+
+    @sn_region_name.setter
+    def sn_region_name(self, name: str | None) -> None:
+        self.region_name = name
+
+    @property
+    def dsts(self) -> object:
+        """Not here: raises AbsentNameError."""
+        raise _no_graph("dsts")
+
+    @property
+    def inputs(self) -> object:
+        """Not here: raises AbsentNameError."""
+        raise _no_graph("inputs")
+
+    @property
     def has_data(self) -> bool:
         """False for a tensor that was made from a shape alone and not written to since."""
         return self._version_when_made is None or self._version != self._version_when_made
@@ -201,6 +224,8 @@ class SambaTensor(Tensor):
         """This tensor as a plain one, in the same memory and the same autograd graph."""
         return to_torch(self)
 
+    torch_tensor = torch
+
     def __format__(self, format_spec: str) -> str:
         return format(self.torch(), format_spec)
 
@@ -230,14 +255,34 @@ def from_torch_tensor(
     name: str | None = None,
     batch_dim: int | None = None,
     named_dims: Iterable[str] | None = None,
+    sized_dims: object = None,
+    region_name: str | None = None,
 ) -> SambaTensor:
-    """`tensor` as a SambaTensor that shares its memory. Raises DataError if it is no tensor, if it is complex, or if it
-    has no dimension `batch_dim`."""
-    return SambaTensor(tensor, name=name, batch_dim=batch_dim, named_dims=named_dims)
+    """`tensor` as a SambaTensor that shares its memory. In a forward that is being traced, `tensor` itself.
+
+    Raises DataError if it is no tensor, if it is complex, or if it has no dimension `batch_dim`.
+    """
+    if torch.compiler.is_compiling():
+        return cast(SambaTensor, tensor)
+    return SambaTensor(
+        tensor,
+        name=name,
+        batch_dim=batch_dim,
+        named_dims=named_dims,
+        sized_dims=sized_dims,
+        region_name=region_name,
+    )
 
 
-def to_torch(tensor: Tensor) -> Tensor:
-    """A SambaTensor as a plain tensor, in the same memory and the same autograd graph; a plain one as it is.
+def from_named_dict(tensors: Mapping[str, Tensor]) -> dict[str, SambaTensor]:
+    """Each tensor as a SambaTensor that has its key as its name, and shares its memory. Raises DataError for a value
+    that is no tensor."""
+    return {name: from_torch_tensor(tensor, name=name) for name, tensor in tensors.items()}
+
+
+def to_torch(tensor: Outputs) -> Outputs:
+    """A SambaTensor as a plain tensor, in the same memory and the same autograd graph; a plain tensor as it is; a tuple
+    or list of tensors as a tuple or list of plain ones.
 
     Raises DataError for anything else.
     """
@@ -245,12 +290,30 @@ def to_torch(tensor: Tensor) -> Tensor:
         return tensor.as_subclass(Tensor)
     if isinstance(tensor, Tensor):
         return tensor
+    if isinstance(tensor, tuple):
+        return tuple(map(to_torch, tensor))
+    if isinstance(tensor, list):
+        return [to_torch(one) for one in tensor]
+    raise _no_tensor(tensor)
+
+
+def _no_tensor(value: object) -> DataError:
     remedy = "torch.as_tensor(…) makes one of numbers, lists and arrays"
-    if isinstance(tensor, torch.nn.Module):
+    if isinstance(value, torch.nn.Module):
         remedy = "samba.from_torch_model_(model) for a model"
-    elif isinstance(tensor, tuple) and any(isinstance(one, Tensor) for one in tensor):
-        remedy = f"give one of them: session.run returns all {len(tensor)} outputs, as loss, logits = session.run(…)"
-    raise DataError(f"this must be a tensor, and it is of type {type(tensor).__name__}", remedy=remedy)
+    elif isinstance(value, tuple) and any(isinstance(one, Tensor) for one in value):
+        remedy = f"give one of them: session.run returns all {len(value)} outputs, as loss, logits = session.run(…)"
+    return DataError(
+        f"this must be a tensor, and it is of type {type(value).__name__}", where=app_line(), remedy=remedy
+    )
+
+
+def _no_graph(name: str) -> AbsentNameError:
+    return AbsentNameError(
+        f"a SambaTensor has no {name} here: it belongs to the graph of SambaFlow's compiler",
+        where=app_line(),
+        remedy="sambasim inspect lists the operators of a PEF with what they take and give",
+    )
 
 
 def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:

@@ -1,9 +1,11 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
 import shlex
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +26,11 @@ from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.runtime.threads import default_threads
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
-from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.difference import first_difference, first_use
 from sambasim.samba.machine import Machine
+from sambasim.samba.modules import add_old_methods
 from sambasim.samba.request import (
     DTYPES,
     FINGERPRINT,
@@ -38,13 +41,22 @@ from sambasim.samba.request import (
     build_fields_of,
     fingerprint_of,
     request,
+    unwrapped,
 )
 from sambasim.samba.session import outputs_of, session
 from sambasim.samba.tensor import SambaTensor
 
 
-@checks_keywords
-def trace_graph(
+def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
+    """`trace_graph(model, inputs, optim, …)`: see `_trace_graph`. The oldest apps give `args` first, for its `pef`."""
+    if arguments and isinstance(arguments[0], Namespace):
+        keywords.setdefault("pef", arguments[0].pef)
+        arguments = arguments[1:]
+    return _trace_graph(*arguments, **keywords)
+
+
+@checks_keywords_beside("trace_graph", ())
+def _trace_graph(
     model: nn.Module,
     inputs: Inputs,
     optim: Optimizer | Sequence[Optimizer] | None = None,
@@ -56,31 +68,32 @@ def trace_graph(
     transfer_device: bool = True,
     distlearn_config: object = None,
     dev_mode: bool = False,
-    config_dict: object = None,
-) -> tuple[SambaTensor, ...] | SambaTensor:
+    config_dict: Mapping[str, object] | None = None,
+    squeeze_bs_dim: bool = False,
+) -> tuple[SambaTensor, ...]:
     """Read `pef`, trace `model` again, and load it into the session. Returns the outputs, still without data, which are
-    `model.output_tensors` too: a tuple, or one tensor for one output.
+    `model.output_tensors` too.
 
     inputs: one batch, as it was given to `session.compile`
-    optim: the optimizers that were compiled, or None for an inference PEF
+    optim: the optimizers that were compiled; None to predict, with an inference PEF or a training PEF
+    loss_indices: the outputs from which the backward starts, as they were given to `session.compile`
+    pef: a path or a name; by default that of `config_dict`, or of the command line
     transfer_device: whether the weights of the model, and the state of its optimizers, go to the device now
 
-    The backward starts from the gradient of the mean of the first output, unless the app sets its `sn_grad`. The rest
-    of the arguments is taken as apps give it, and changes nothing.
+    The other arguments have no effect. The backward starts as `start.py` says.
     Raises PefError if the PEF was compiled from another graph, with the first difference; OptionError if it was
     compiled with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
-    if loss_indices not in (None, [0], (0,)):
-        raise OptionError(
-            f"loss_indices is {loss_indices}, and the backward starts from the first output alone",
-            remedy="return the sum of the losses first",
-        )
+    typed = context.current().arguments
+    pef = pef or str((config_dict or {}).get("pef") or getattr(typed, "pef", None) or "")
     if not pef:
         raise OptionError(
             "trace_graph was given no PEF",
             where=app_line(),
             remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
         )
+    wrapper, model = model, unwrapped(model)
+    inputs = inputs if isinstance(inputs, Tensor | list | tuple | Mapping) else list(inputs)
     path = locate(pef, compiling=_compile_command())
     document = read(path)
     check_device(document)
@@ -88,21 +101,18 @@ def trace_graph(
     communicator = context.communicator()
     communicator.barrier()  # so that all ranks refuse at the same time
     seat(inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command()))
-    make_repeatable(getattr(context.current().arguments, "threads", None) or default_threads(communicator, 1))
+    make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
     if document.program.training is not None and not optimizers:
-        raise OptionError(
-            f"{path.name} trains, and trace_graph was given no optimizer",
-            where=app_line(),
-            remedy="give it the optimizers that session.compile had; to predict alone, compile with --inference",
-        )
+        document = replace(document, program=forward_of(document.program))
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
-    asked = request(model, inputs, optimizers, fields, inference=document.program.training is None)
+    predicts = document.program.training is None
+    asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=loss_indices)
     check_tensors(model, training=bool(asked.updates))
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
         _capture_and_compare(document, asked, weights)
-    arguments.note_changed(context.current().arguments, document.metadata)
+    arguments.note_changed(typed, document.metadata, document.program.batch_size)
     keep_freed_memory()
     seed = communicator.broadcast_object(torch.initial_seed())
     replica = StepwiseReplica(_seeded(document.program, seed), communicator)
@@ -112,11 +122,31 @@ def trace_graph(
         replica.change(index, update.hyperparameters)
     machine = Machine(document, model, optimizers, replica)
     outputs = tuple(outputs_of(document.program))
-    session.load(machine, outputs)
+    session.load(machine, outputs, loss_is_chosen=bool(asked.loss_indices))
     if transfer_device:
         session.to_device(model)
-    model.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
-    return outputs[0] if len(outputs) == 1 else outputs
+    for one in (model, wrapper):
+        one.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
+        add_old_methods(one)
+    return outputs
+
+
+def forward_of(program: Program) -> Program:
+    """The evaluation graph of a training program, as an inference program has it."""
+    graph = program.evaluation
+    outputs = {output.symbol for output in graph.outputs}
+    kept = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT}
+    return replace(
+        program,
+        symbols={name: one for name, one in program.symbols.items() if one.kind in kept or name in outputs},
+        training=None,
+        single=None,
+        loss=None,
+        optimizers=(),
+        groups=(),
+        runtime_arguments=(),
+        data_parallel=None,
+    )
 
 
 def _check_dtype(document: PefDocument) -> None:
@@ -160,6 +190,7 @@ def _capture_and_compare(document: PefDocument, asked: Request, weights: Mapping
         by_keyword=asked.by_keyword,
         watch=Stopwatch(lambda phase: None),
         any_loss=True,
+        loss_indices=asked.loss_indices,
     )
     traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
     _compare(document, traced)

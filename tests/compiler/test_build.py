@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import UniqueNames, prefix_of
+from sambasim.compiler.shapes import compile_shapes
 from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
@@ -178,17 +179,46 @@ def test_weights_tied_as_one_are_one_symbol() -> None:
     assert symbol.torch_names == ("lin.weight", "other.weight")
 
 
-@pytest.mark.parametrize("kind", ["parameter", "buffer"])
-def test_tensors_that_are_not_contiguous_are_refused(kind: str) -> None:
+def _strided(parameter: bool = True) -> Net:
+    """Net with a parameter, or a buffer, that is not contiguous."""
     model = Net()
-    if kind == "parameter":
+    if parameter:
         model.lin.weight = nn.Parameter(torch.randn(3, 3).t())
     else:
         model.lin.register_buffer("weird", torch.randn(3, 3).t())
-    name = "lin.weight" if kind == "parameter" else "lin.weird"
-    with pytest.raises(ModelError, match=rf"the {kind} {name} is not contiguous: its strides are \(1, 3\)") as refused:
+    return model
+
+
+@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "buffer"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool, dtype: str, tmp_path: Path) -> None:
+    model = _strided(parameter)
+    tensor = model.lin.weight if parameter else model.lin.get_buffer("weird")
+    address = tensor.data_ptr()
+    built = capture_model(model, INPUTS, _options(dtype=dtype), by_keyword=False, watch=Stopwatch(lambda phase: None))
+    stored = built.weights["net__lin__weight" if parameter else "net__lin__weird"]
+    assert stored.is_contiguous()
+    assert torch.equal(stored, tensor.to(stored.dtype))
+    assert (tensor.stride(), tensor.data_ptr(), tensor.dtype) == ((1, 3), address, torch.float32), "the model's own"
+    (notice,) = assemble(built, model, _options(tmp_path, dtype=dtype), Stopwatch(lambda phase: None)).notices
+    assert f"stored contiguously in the PEF: lin.{'weight' if parameter else 'weird'};" in notice
+
+
+def test_strides_are_no_part_of_the_program() -> None:
+    """So a model that is contiguous when it is compiled, and not when it is traced, is the same one."""
+    assert _built(_strided()).program == _built(Net()).program
+
+
+def test_a_parameter_that_is_not_contiguous_and_in_the_memory_of_another_is_refused() -> None:
+    model = Two()
+    model.other.weight = nn.Parameter(model.lin.weight.detach().t())
+    with pytest.raises(ModelError, match=r"lin\.weight and the parameter other\.weight are two tensors in the same"):
         _built(model)
-    assert "leave out memory_format=torch.channels_last" in str(refused.value)
+
+
+def test_what_is_not_contiguous_compiles_for_its_shapes_alone() -> None:
+    program = compile_shapes(_strided, lambda model: (INPUTS, False), _options())
+    assert program.symbols["net__lin__weight"].type.shape == (3, 3)
 
 
 class Lower(nn.Module):

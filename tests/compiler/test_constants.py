@@ -117,6 +117,15 @@ def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_l
     assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
 
 
+def test_a_contiguous_view_of_a_parameter_that_is_not_contiguous_is_refused_too() -> None:
+    model = Kept(lambda net: torch.randn(3, 3))
+    model.lin.weight = nn.Parameter(model.kept[0].t())
+    with pytest.raises(CaptureError, match=VIEW.format("parameter lin.weight")):
+        _built(model)
+    assert model.lin.weight.data_ptr() == model.kept[0].data_ptr()
+    assert "_sambasim_strided" not in vars(model.lin.weight)
+
+
 def test_a_constant_beside_a_buffer_in_one_storage_is_no_view_of_it() -> None:
     blob = torch.arange(18.0)
     model = Kept(lambda net: blob[9:].view(3, 3))

@@ -247,10 +247,16 @@ def test_a_backward_hook_of_a_module_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None:
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:  # without a process group
+            nn.Module.__init__(self)
+            self.module = module
+
     net = Net(changes_in_place)
-    with pytest.raises(ModelError, match="the model is wrapped in DataParallel") as caught:
-        compiled(nn.DataParallel(net), tmp_path)
+    with pytest.raises(ModelError, match="the model is wrapped in Wrapped") as caught:
+        compiled(Wrapped(net), tmp_path)
     assert "--data-parallel" in str(caught.value.remedy)
+    assert compiled(nn.DataParallel(net), tmp_path).program.training is not None
 
 
 def normalizes(net: Any, h: Tensor) -> Tensor:

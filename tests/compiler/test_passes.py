@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.compile import Stopwatch, capture_model, compile_model
+from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
 from sambasim.compiler.passes import Pass, run_pipeline
 from sambasim.compiler.passes.data_parallel import REDUCE_BUFFER, AddDataParallel
 from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
@@ -112,6 +112,34 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments(built: Bui
     assert group.numel == 123 * 64 + 64, "7,840 and 10 elements, each from a multiple of 64 on"
     assert program.symbols[REDUCE_BUFFER].type.numel == group.numel + 64
     assert "dp_scale_factor" in {argument.name for argument in program.runtime_arguments}
+
+
+class Sequences(nn.Module):
+    """An LSTM with the sizes of a public SambaFlow PEF."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(28, 256, batch_first=True)
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return result
+
+
+def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> None:
+    inputs = {"x": torch.zeros(4, 3, 28), "target": torch.zeros(4, dtype=torch.int64)}
+    options = _options(data_parallel=True, gradient_groups="parameter")
+    watch = Stopwatch(lambda phase: None)
+    captured = capture_model(Sequences(), inputs, options, by_keyword=False, watch=watch)
+    program = run_pipeline(captured.program, pipeline(options), lambda title: None)
+    members = [[member.parameter for member in group.members] for group in program.groups]
+    assert sorted(members) == sorted([s.name] for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+    assert len(members) == 6
+    assert program.symbols[REDUCE_BUFFER].type.numel == 4 * 256 * 256 + 64 == 262_208
+    assert program.data_parallel is not None
+    wrappers = {group.symbol for group in program.data_parallel.gradient_groups}
+    assert len(wrappers) == 6
 
 
 def test_plain_sgd_keeps_no_momentum(built: Built) -> None:

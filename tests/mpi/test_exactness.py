@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from tests.support.examples import VARIANTS, CompiledExample, compile_examples
+from sambasim.compiler.front import compile_from_options
+from sambasim.pef import read
+from tests.support.examples import VARIANTS, CompiledExample, compile_examples, example_options
 from tests.support.mpi import RANKS, ROOT, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
@@ -52,6 +55,36 @@ def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled
 def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) -> None:
     chosen = [one.path for one in few(compiled) if one.clipped or not is_whole()]
     compare(digests_of(2, chosen, steps=2, threads=2, env={}))
+
+
+@pytest.mark.parametrize("clipping", ["optimizer.max_grad_norm=", "optimizer.max_grad_norm=0.05"])
+def test_a_group_for_each_parameter_trains_to_the_same_bits(clipping: str, tmp_path: Path) -> None:
+    """By every way of sync; and, without clipping, to those of one group for each backward section."""
+    paths = []
+    for grouping in ("section", "parameter"):
+        named = (clipping, f"compile.gradient_groups={grouping}", f"compile.pef_name={grouping}")
+        paths.append(compile_from_options(example_options("lstm_classifier", tmp_path, *named)).path)
+    assert [len(read(path).program.groups) for path in paths] == [1, 10]
+    lines = digests_of(2, paths, steps=2, threads=1, env={})
+    by_section, by_parameter = lines[:2], lines[2:]
+    compare(by_section)
+    compare(by_parameter)
+    if clipping.endswith("="):
+        assert [line["device"] for line in by_section] == [line["device"] for line in by_parameter]
+
+
+def transposed_digits() -> nn.Module:
+    """A classifier of digits, whose parameters are not contiguous."""
+    convolution, head = nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+    for layer in (convolution, head):
+        layer.weight.data = layer.weight.data.transpose(0, -1).contiguous().transpose(0, -1)
+    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), head)
+
+
+def test_parameters_that_are_not_contiguous_train_alike(tmp_path: Path) -> None:
+    target = "model.target=tests.mpi.test_exactness:transposed_digits"
+    path = compile_from_options(example_options("digits", tmp_path, target, "model.args={}")).path
+    compare(digests_of(2, [path], steps=2, threads=1, env={}))
 
 
 EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}

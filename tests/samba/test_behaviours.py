@@ -54,9 +54,9 @@ def test_batches_along_another_axis_are_refused(tmp_path: Path) -> None:
         session.compile(model, _inputs(batch_dim=1), optimizer, config_dict={"output_folder": str(tmp_path)})
 
 
-def test_another_output_cannot_be_the_loss(pef: str) -> None:
+def test_an_output_that_is_not_there_cannot_be_the_loss(pef: str) -> None:
     model, optimizer = _model()
-    with pytest.raises(OptionError, match=r"loss_indices is \[1\], and the backward starts from the first output"):
+    with pytest.raises(OptionError, match=r"loss_indices is \[1\], and the model has 1 output"):
         trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
 
 
@@ -83,7 +83,7 @@ def test_a_loss_that_is_not_returned_first_is_noted(tmp_path: Path, capsys: pyte
     samba.from_torch_model_(model)
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
     session.compile(model, _inputs(), optimizer, "net", config_dict={"output_folder": str(tmp_path)})
-    assert "is trained to make its mean small: return the loss first" in capsys.readouterr().out
+    assert "notice: the loss is output 2 of the model\n" in capsys.readouterr().out
 
 
 @torch.compile
@@ -108,21 +108,23 @@ def test_what_is_given_to_torch_compile_is_captured_as_it_is_written(tmp_path: P
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
     samba.from_torch_model_(model)
     pef = session.compile(model, _inputs(), optimizer, "net", config_dict={"output_folder": str(tmp_path)})
-    losses = trace_graph(model, _inputs(), optimizer, pef=pef)
-    assert isinstance(losses, samba.SambaTensor)
+    outputs = trace_graph(model, _inputs(), optimizer, pef=pef)
     (x,) = _inputs()
     expected = (torch.nn.functional.linear(x.torch(), model.linear.weight, model.linear.bias) / 2).square().mean(1)
-    found = session.run(_inputs(), losses)
-    assert isinstance(found, samba.SambaTensor)
+    (found,) = session.run(_inputs(), outputs)
     assert torch.equal(found.torch(), expected)
 
 
-def test_output_tensors_are_a_tuple_and_trace_graph_returns_one_tensor(pef: str) -> None:
+def test_one_output_is_a_tuple_of_one_too(pef: str) -> None:
     model, optimizer = _model()
-    output = trace_graph(model, _inputs(), optimizer, pef=pef)
-    assert isinstance(output, samba.SambaTensor)
-    assert isinstance(model.output_tensors, tuple)
-    assert model.output_tensors[0] is output
+    outputs = trace_graph(model, _inputs(), optimizer, pef=pef)
+    assert isinstance(outputs, tuple)
+    assert len(outputs) == 1
+    assert model.output_tensors is outputs
+    for wanted in (None, outputs, list(outputs), outputs[0]):
+        found = session.run(_inputs(), wanted, section_types=["FWD"])
+        assert isinstance(found, tuple)
+        assert [tensor.sn_name for tensor in found] == ["normed__loss"]
 
 
 def test_momentum_that_was_not_compiled_cannot_be_turned_on(pef: str) -> None:

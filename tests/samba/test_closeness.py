@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sambasim import samba
+from sambasim.errors import DataError
 from sambasim.samba.closeness import assert_close
 
 NAN, INF = float("nan"), float("inf")
@@ -24,9 +25,11 @@ NAN, INF = float("nan"), float("inf")
         (torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int16), {}),
         (1.0, torch.tensor(1.002), {}),
         (torch.ones(0), torch.ones(0), {}),
+        (torch.tensor([1.0039]), torch.tensor([1.0]).bfloat16(), {}),
+        (torch.ones(2), samba.from_torch_tensor(torch.ones(2), name="x"), {"visualize": True}),
     ],
 )
-def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, float]) -> None:
+def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, Any]) -> None:
     assert_close(found, expected, "loss", **tolerances)
 
 
@@ -59,6 +62,21 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, f
         (torch.ones(2, 1), torch.ones(2), {}, "loss: the shape is (2, 1), and (2,) was expected"),
     ],
 )  # fmt: skip
-def test_what_is_not_close_is_told(found: Any, expected: Any, tolerances: dict[str, float], message: str) -> None:
+def test_what_is_not_close_is_told(found: Any, expected: Any, tolerances: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=f"^{re.escape(message)}$"):
         assert_close(found, expected, "loss", **tolerances)
+
+
+def test_threshold_and_rtol_are_also_given_by_position() -> None:
+    assert_close(torch.tensor([112.0]), torch.tensor([100.0]), "loss", 3.0, 0.1, visualize=True)
+    with pytest.raises(AssertionError, match=r"more than 1 \+ 0\.1 of the expected value"):
+        assert_close(torch.tensor([112.0]), torch.tensor([100.0]), "loss", 1.0, 0.1)
+
+
+@pytest.mark.parametrize("value", [None, "text", object()])
+def test_what_cannot_be_compared_is_refused(value: object) -> None:
+    with pytest.raises(
+        DataError, match=f"^grad: this cannot be compared: it is of type {type(value).__name__}"
+    ) as caught:
+        assert_close(torch.ones(2), value, "grad")
+    assert caught.value.remedy

@@ -45,7 +45,7 @@ def test_what_is_no_number_is_refused_with_its_line(value: object, words: str, r
 
 @pytest.mark.usefixtures("loaded")
 def test_a_tensor_of_one_number_is_one() -> None:
-    rate, machine = torch.tensor(0.25), session._loaded()[0]
+    rate, machine = torch.tensor(0.25), session._loaded().machine
     for number in (0.25, 0.5):  # a scheduler changes it in place
         rate.fill_(number)
         session.run(BATCH, hyperparam_dict={"lr": rate})  # type: ignore[dict-item]  # as torch takes it

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from sambasim.errors import DataError
@@ -38,6 +39,31 @@ def test_it_is_as_long_as_the_loader_and_can_be_read_again() -> None:
 def test_it_shows_the_loader_and_its_sampler() -> None:
     torch_loader = loader()
     assert SambaLoader(torch_loader, ["image", "label"]).torch_loader is torch_loader
+
+
+def test_a_hook_maps_each_batch_and_the_original_is_returned_beside_it() -> None:
+    batches = SambaLoader(loader(), ["image"], function_hook=lambda batch: [2 * batch[0]], return_original_batch=True)
+    for [image], original in batches:
+        assert image.name == "image"
+        assert image.torch().equal(2 * original[0])
+        assert len(original) == 2
+    assert len(batches) == 3
+
+
+class Custom:
+    """A loader of an app's own, without a length."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 2:
+            raise IndexError
+        return IMAGES, LABELS
+
+
+def test_anything_to_iterate_over_is_a_loader() -> None:
+    batches = SambaLoader(Custom(), ["image", "label"])  # type: ignore[arg-type]  # an iterable by __getitem__
+    assert [label.name for _, label in batches] == ["label", "label"]
+    with pytest.raises(TypeError, match="Custom has no length"):
+        len(batches)
 
 
 def test_a_mapping_is_read_by_name() -> None:

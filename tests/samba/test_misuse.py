@@ -21,7 +21,7 @@ BATCH = [torch.ones(2, 3)]
 
 def _made() -> tuple[nn.Module, samba.optim.SGD]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))  # a loss of each sample
     samba.from_torch_model_(model)
     return model, samba.optim.SGD(model.parameters(), lr=0.1)
 
@@ -167,10 +167,3 @@ def test_errors_of_torch_that_ask_for_another_machine_are_told_as_such(error: Ex
         again = translated(caught)
     assert type(again) is told
     assert again is error or str(getattr(again, "where", None)).endswith(": raise error")
-
-
-def test_a_pef_that_trains_wants_its_optimizers(pef: str) -> None:
-    with pytest.raises(OptionError, match=r"net\.pef trains, and trace_graph was given no optimizer") as refused:
-        trace_graph(_made()[0], BATCH, None, pef=pef)
-    assert "compile with --inference" in str(refused.value.remedy)
-    assert "test_misuse.py:" in str(refused.value.where)

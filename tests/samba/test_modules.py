@@ -110,6 +110,58 @@ def test_a_samba_parameter_is_a_parameter_with_a_name() -> None:
     assert SambaParameter(torch.ones(2)).requires_grad
 
 
+def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:
+    scale = SambaParameter(shape=(2, 3), dtype=torch.bfloat16, requires_grad=False)
+    assert (scale.tolist(), scale.dtype, scale.requires_grad) == ([[0] * 3] * 2, torch.bfloat16, False)
+    made = SambaParameter(shape=(2,), dtype=torch.float64, materializer=lambda: torch.full((2,), 3.0))
+    assert (made.tolist(), made.dtype, type(made)) == ([3, 3], torch.float64, nn.Parameter)
+    with pytest.raises(DataError, match=r"the tensor has the shape \(3,\), and the shape \(2,\) was given"):
+        SambaParameter(shape=(2,), materializer=lambda: torch.ones(3))
+    with pytest.raises(DataError, match="neither was given"):
+        SambaParameter(requires_grad=True)
+
+
+class Table(nn.Module):
+    """A parameter whose values only its materializer knows."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.table = SambaParameter(shape=(2,), materializer=lambda: values)
+
+
+def test_a_lazy_samba_parameter_gets_its_values_when_it_is_materialized() -> None:
+    with samba.lazy_param(quantized=True):
+        model = samba.from_torch_model_(Table(torch.tensor([3.0, 4.0], device="cpu")))
+        other = Table(torch.ones(3, device="cpu"))
+    assert model.table.is_meta
+    with samba.materialize(model) as same:  # type: ignore[attr-defined]  # every model has it then
+        assert same is model
+    assert model.table.tolist() == [3, 4]
+    assert names(model) == {"table": "table__table"}
+    with pytest.raises(ModelError, match=r"the materializer of Table.table gives the shape \(3,\), and the parameter"):
+        samba.materialize(other)
+
+
+def test_parts_of_a_normalized_weight_have_the_names_that_apps_ask_for() -> None:
+    model = LogReg()
+    samba.utils.weight_norm_(model.lin_layer)
+    found = names(samba.from_torch_model_(model))
+    assert found["lin_layer.parametrizations.weight.original0"] == "logreg__lin_layer__weight_magnitude"
+    assert found["lin_layer.parametrizations.weight.original1"] == "logreg__lin_layer__weight_direction"
+    assert set(names(samba.from_torch_model_(samba.utils.weight_norm_(nn.Linear(2, 2)))).values()) >= {
+        "parametrizedlinear__weight_magnitude"
+    }
+
+
+def test_a_model_is_named_twice_and_converted_around_it() -> None:
+    model = samba.from_torch_model_(nn.Linear(3, 2).bfloat16())
+    run = vars(model)["run"]
+    model.float()
+    assert samba.from_torch_model_(model) is model
+    assert vars(model)["run"].func is run.func
+    assert (model.weight.dtype, names(model)["weight"]) == (torch.float32, "linear__weight")
+
+
 def test_every_parameter_is_a_samba_parameter() -> None:
     assert isinstance(nn.Linear(1, 1).weight, SambaParameter)
     assert not isinstance(torch.ones(1), SambaParameter)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import OptionError
 from sambasim.options import OptimizerOptions
+from sambasim.samba import notices
 from sambasim.samba.optim import SGD, Adam, AdamW
 
 PAIRS = [
@@ -155,6 +156,26 @@ def test_a_value_out_of_range_says_where() -> None:
 def test_a_misspelt_keyword_is_refused() -> None:
     with pytest.raises(TypeError, match="wieght_decay"):
         AdamW(parameters(), wieght_decay=0.1)
+
+
+def test_an_unknown_keyword_is_left_out_with_a_notice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_SAID", set())
+    optimizer = AdamW(parameters(), lr=0.5, host_offload=True)
+    assert optimizer.options() == AdamW(parameters(), lr=0.5).options()
+    told = capsys.readouterr().err
+    assert told.count("notice: ") == 1
+    assert "samba.optim.AdamW(host_offload=…)" in told
+    assert f"{__file__}:" in told
+
+
+def test_a_schedule_of_torchs_changes_what_a_pef_is_told() -> None:
+    optimizer = SGD(parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.options()[0].lr == 0.5
 
 
 def test_the_hosts_choice_of_kernel_is_torchs() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
 from sambasim.pef import PefDocument, read
-from sambasim.samba import trace
+from sambasim.samba import notices, trace
 from sambasim.samba.request import Request
 from sambasim.samba.session import Session, session
 from sambasim.samba.utils import trace_graph
@@ -32,6 +32,21 @@ class Net(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.second(torch.relu(self.first(x)))
         return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+
+
+class Convolution(nn.Module):
+    """A loss for each sample."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses: Tensor = self.head(torch.relu(self.conv(x)).flatten(1)).square().squeeze(1)
+        return losses
 
 
 def _model(width: int = 8) -> Net:
@@ -97,8 +112,9 @@ def test_outputs_are_tensors_to_calculate_with(loaded: tuple[Net, samba.optim.Ad
     assert losses.mean().item() == gold_losses.mean().item()
     assert outputs.numpy().shape == (BATCH, 3)
     alone = samba.session.run(_inputs(), model.output_tensors[1], section_types=["fwd"])
-    assert isinstance(alone, samba.SambaTensor)
-    assert alone.sn_name == "net__outputs__0"
+    assert isinstance(alone, tuple)
+    assert len(alone) == 1
+    assert alone[0].sn_name == "net__outputs__0"
 
 
 def test_sections_can_be_run_one_by_one(pef: str) -> None:
@@ -161,14 +177,27 @@ def test_a_checkpoint_goes_on_where_it_was(pef: str, tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-def test_hyperparameters_hold_from_the_step_on(loaded: tuple[Net, samba.optim.AdamW]) -> None:
+def test_hyperparameters_hold_from_the_step_on(
+    loaded: tuple[Net, samba.optim.AdamW], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, _ = loaded
     samba.session.run(_inputs(), hyperparam_dict={"lr": 0.0, "weight_decay": 0.0})
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    with pytest.raises(OptionError, match="hyperparam_dict has learning_rate, which no optimizer of this PEF takes"):
+    monkeypatch.setattr(notices, "_SAID", set())
+    capsys.readouterr()
+    for _ in range(2):
         samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
+    notice, where = capsys.readouterr().err.splitlines()
+    assert notice == (
+        "notice: 'learning_rate' in hyperparam_dict is taken, and without effect here: this PEF takes beta1, beta2, "
+        "eps, lr, weight_decay"
+    )
+    assert where.startswith(f"  where: {__file__}:")
+    assert where.endswith(': samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})')
+    samba.session.to_cpu(model)
+    assert torch.equal(model.first.weight, before), "the rate is still zero"
 
 
 def test_inputs_bind_by_name_and_then_by_place(loaded: tuple[Net, samba.optim.AdamW]) -> None:
@@ -203,7 +232,6 @@ def test_a_batch_that_does_not_fit_is_refused(
     [
         (["FORWARD"], "section_types has 'FORWARD'"),
         (["BCKWD"], "there is no forward whose backward could be run"),
-        (["GRADNORM"], "GRADNORM is part of an optimizer step, and OPT is not given"),
     ],
 )
 def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], words: str) -> None:
@@ -284,7 +312,7 @@ def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
     notice, where = capsys.readouterr().err.splitlines()
     assert notice == (
         "notice: model.eval() is taken, and without effect here: a training PEF runs in training mode; "
-        "compile with --inference to predict"
+        "--inference predicts with it"
     )
     assert where.endswith(": samba.session.run(_inputs())")
 
@@ -302,6 +330,57 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, mon
     monkeypatch.setattr(model, "forward", lambda x, target: Net.forward(model, 2 * x, target))
     trace_graph(model, _inputs(), _adam(model), pef=pef)
     assert len(captured) == 1
+
+
+def test_a_pef_with_a_group_for_each_parameter_is_traced_with_the_same_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"output_folder": str(tmp_path), "gradient_groups": "parameter"}
+    model = _model()
+    pef = session.compile(model, _inputs(), _adam(model), name="net", config_dict=config)
+    assert len(read(Path(pef)).program.groups) == len(list(model.parameters()))
+    monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})  # so the graphs themselves are compared
+    trace_graph(model, _inputs(), _adam(model), pef=pef)
+    samba.session.run(_inputs(), model.output_tensors)
+
+
+def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_path: Path) -> None:
+    """And train to the bits of contiguous ones."""
+
+    def trained(form: torch.memory_format, folder: Path, *, traced_as: torch.memory_format) -> Mapping[str, Tensor]:
+        def made(form: torch.memory_format) -> Convolution:
+            torch.manual_seed(0)
+            model = Convolution()
+            model.conv.weight.data = model.conv.weight.data.to(memory_format=form)
+            samba.from_torch_model_(model)
+            return model
+
+        def optimizer(model: nn.Module) -> samba.optim.SGD:
+            return samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        images = samba.from_torch_tensor(
+            torch.randn(BATCH, 3, 6, 6, generator=torch.Generator().manual_seed(1)), name="x"
+        )
+        model = made(form)
+        pef = session.compile(model, (images,), optimizer(model), config_dict={"output_folder": str(folder)})
+        model = made(traced_as)
+        host = optimizer(model)
+        trace_graph(model, (images,), host, pef=pef)
+        strides = model.conv.weight.stride()
+        for _ in range(3):
+            samba.session.run((images,), model.output_tensors)
+        samba.session.to_cpu(model)
+        assert model.conv.weight.stride() == strides
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        host.step()  # with the state that came from the device
+        return model.state_dict()
+
+    plain, last = torch.contiguous_format, torch.channels_last
+    expected = trained(plain, tmp_path / "plain", traced_as=plain)
+    for traced_as in (last, plain):
+        actual = trained(last, tmp_path / "last", traced_as=traced_as)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in actual.items())
 
 
 def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import DataError, OptionError
-from sambasim.samba import SambaTensor, from_torch, from_torch_tensor, randn, to_torch
+from sambasim.samba import SambaTensor, from_named_dict, from_torch, from_torch_tensor, randn, to_torch
+from sambasim.samba.absent import AbsentNameError
 
 
 def image() -> SambaTensor:
@@ -33,7 +34,7 @@ def test_it_shares_memory_with_the_tensor_it_is_made_from() -> None:
     assert plain.tolist() == [1, 5, 7]
 
 
-@pytest.mark.parametrize("unwrap", [to_torch, SambaTensor.torch])
+@pytest.mark.parametrize("unwrap", [to_torch, SambaTensor.torch, SambaTensor.torch_tensor])
 def test_it_becomes_a_plain_tensor_in_the_same_memory(unwrap: Callable[[SambaTensor], Tensor]) -> None:
     tensor = image()
     plain = unwrap(tensor)
@@ -44,6 +45,40 @@ def test_it_becomes_a_plain_tensor_in_the_same_memory(unwrap: Callable[[SambaTen
 def test_a_plain_tensor_stays_what_it_is() -> None:
     plain = torch.ones(2)
     assert to_torch(plain) is plain
+
+
+def test_outputs_become_plain_tensors_as_a_whole() -> None:
+    loss, logits = from_torch_tensor(torch.ones(2), name="loss"), torch.zeros(3)
+    for outputs in ((loss, logits), [loss, logits]):
+        plain = to_torch(outputs)  # type: ignore[type-var]  # tensors of both kinds
+        assert type(plain) is type(outputs)
+        assert [type(tensor) for tensor in plain] == [Tensor, Tensor]
+        assert plain[0].data_ptr() == loss.data_ptr()
+
+
+def test_a_dictionary_gives_its_keys_as_names() -> None:
+    ids, mask = torch.arange(3), torch.ones(3)
+    tensors = from_named_dict({"ids": ids, "mask": mask})
+    assert [(key, tensor.name) for key, tensor in tensors.items()] == [("ids", "ids"), ("mask", "mask")]
+    assert tensors["ids"].data_ptr() == ids.data_ptr()
+
+
+def test_what_an_app_says_of_its_place_is_kept() -> None:
+    tensor = from_torch_tensor(torch.ones(2, 3), name="x", sized_dims=[2, None], region_name="weights")
+    assert (tensor.sized_dims, tensor.sn_region_name) == ([2, None], "weights")
+    tensor.sn_region_name = "state"
+    copied: Any = tensor.clone()
+    assert tensor.region_name == copied.sn_region_name == "state"
+
+
+def test_the_graph_of_the_vendors_compiler_is_not_here() -> None:
+    tensor = image()
+    for name in ("dsts", "inputs"):
+        assert not hasattr(tensor, name)
+        with pytest.raises(AbsentNameError, match=f"a SambaTensor has no {name} here") as caught:
+            getattr(tensor, name)
+        assert str(caught.value.where).startswith(f"{__file__}:")
+        assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -204,7 +239,8 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
             lambda: from_torch_tensor(torch.ones(2, dtype=torch.complex64), name="x"),
             "a SambaTensor holds real numbers, and the tensor x is complex",
         ),
-        (lambda: to_torch((torch.ones(1), torch.ones(2))), "it is of type tuple"),  # type: ignore[arg-type]  # the mistake
+        (lambda: SambaTensor((torch.ones(1), torch.ones(2))), "it is of type tuple"),  # type: ignore[arg-type]  # the mistake
+        (lambda: to_torch((torch.ones(1), None)), "it is of type NoneType"),  # type: ignore[type-var]
         (lambda: from_torch_tensor([1, 2]), "this must be a tensor, and it is of type list"),  # type: ignore[arg-type]
         (lambda: setattr(image(), "sn_data", torch.ones(3, 4)), "the tensor image has the shape (4, 3), and the data"),
     ],

@@ -1,15 +1,15 @@
 """Attach the optimizers: parameter groups, their state, their hyperparameters as runtime arguments, GRADNORM and OPT
 sections.
 
-The parameters whose gradients one backward section completes form one group (one for each dtype and optimizer): they
-lie side by side, one kernel updates them, and with data parallelism one exchange reduces them as soon as that section
-is done.
+By default, the parameters whose gradients one backward section completes form one group (one for each dtype and
+optimizer): they are contiguous in memory, one kernel updates them, and with data parallelism one exchange reduces them
+as soon as that section is done. `grouping="parameter"` makes a group of each parameter, as SambaFlow's compiler does.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from sambasim.compiler.names import parameter_of, prefix_of
 from sambasim.errors import OptionError
@@ -20,6 +20,10 @@ from sambasim.ir.verify import Stage, state_name
 
 STATES = {"sgd": ("momentum",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
 """The state tensors that each kind of optimizer keeps for each parameter."""
+
+
+Grouping: TypeAlias = Literal["section", "parameter"]
+"""What one gradient group holds: all gradients that a backward section completes, or the gradient of one parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +49,22 @@ class AttachOptimizers:
 
     With `stochastic_rounding`, their steps round parameters and state by draws that a run's seed decides.
     Raises OptionError if some of them clip and others do not, or by another norm.
+    `grouping` does not change an update, but two things are computed by group: the order of additions in the norm of
+    all gradients (`max_grad_norm`), and the draws of stochastic rounding.
     """
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Stage] = Stage.OPTIMIZED
     updates: tuple[Update, ...]
     stochastic_rounding: bool = False
+    grouping: Grouping = "section"
 
     def __call__(self, program: Program) -> Program:
         training = program.training
         if training is None:
             return program
         _check_clipping(self.updates)
-        groups = _groups(training, program, self.updates)
+        groups = _groups(training, program, self.updates, self.grouping)
         optimizers: list[Optimizer] = []
         for index, update in enumerate(self.updates):
             updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
@@ -127,25 +134,29 @@ def _section(sections: list[Section], kind: SectionKind, name: str, nodes: list[
     return Section(len(sections), kind, name, len(nodes), len(nodes) + count)
 
 
-def _groups(training: Graph, program: Program, updates: Sequence[Update]) -> tuple[ParameterGroup, ...]:
-    """One group for each backward section, dtype and optimizer, in the order in which the backward completes them."""
+def _groups(
+    training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
+) -> tuple[ParameterGroup, ...]:
+    """One group for each backward section, dtype and optimizer, or one for each parameter, in the order in which the
+    backward completes them."""
     section_of = {
         result: section.index
         for section in training.sections
         for node in training.section_nodes(section)
         for result in node.results
     }
-    completed: dict[tuple[int, str, int], list[str]] = {}
-    for output in training.outputs:
+    completed: dict[tuple[int, str, int, int], list[str]] = {}
+    for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
             section = section_of.get(output.value, training.sections[0].index)
-            key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates))
+            alone = position if grouping == "parameter" else 0
+            key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates), alone)
             completed.setdefault(key, []).append(symbol.name)
     return tuple(
         _group(f"group_{number}", gradients, section, dtype, optimizer, program)
-        for number, ((section, dtype, optimizer), gradients) in enumerate(sorted(completed.items()))
+        for number, ((section, dtype, optimizer, _), gradients) in enumerate(sorted(completed.items()))
     )
 
 

@@ -8,16 +8,9 @@ from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
 
-_AGREEING = (
-    "batch_size",
-    "microbatch_size",
-    "grad_accumulation_steps",
-    "inference",
-    "mapping",
-    "data_parallel_mode",
-)
-"""Arguments of the library that compile and run both have, and that must say the same on the device. Another --dtype
-is refused, by `trace_graph`."""
+_AGREEING = ("batch_size", "grad_accumulation_steps", "inference")
+"""Arguments of the library that compile and run both have, and that must say the same. Another --dtype is refused, by
+`trace_graph`."""
 
 _OF_THE_GRAPH = ("batch_size", "inference")
 """Those of them that a graph depends on."""
@@ -47,10 +40,11 @@ def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *,
         telling.tell(Finding("DP02", what, app_line(), "session.compile(…, config_dict=vars(args))"))
 
 
-def note_changed(typed: Namespace | None, metadata: Mapping[str, str]) -> None:
-    """Tell the arguments of the library that are not what the PEF was compiled with (AP02)."""
+def note_changed(typed: Namespace | None, metadata: Mapping[str, str], batch_size: int) -> None:
+    """Tell the arguments of the library that are not what the PEF, of `batch_size`, was compiled with (AP02)."""
     for name, before, now in changed(typed, metadata):
-        if name in _AGREEING:
+        # An app may make batches of another size than -b: then a run without -b has the size of the PEF.
+        if name in _AGREEING and (name, now) != ("batch_size", str(batch_size)):
             what = f"{_flag(name)} was {before} when the PEF was compiled, and now is {now}"
             remedy = f"{_flag(name)} as then, or compile again"
             telling.tell(Finding("AP02", what, app_line(), remedy))
@@ -65,7 +59,8 @@ def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tu
     free = _free_to_differ(typed.command)
     for name, value in sorted(vars(typed).items()):
         before = metadata.get(name)
-        if before is not None and before != str(value) and name not in free and value is not None:
+        predicts = name == "inference" and value is True  # which a training PEF does too
+        if before is not None and before != str(value) and name not in free and value is not None and not predicts:
             yield name, before, str(value)
 
 

@@ -8,7 +8,8 @@ from sambasim.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`sentence` is the finding, `told` what happens in a run; a finding that is `refused` ends it."""
+    """`sentence` is the finding, `told` when it is told. A finding that is `refused` ends the run; any other is a
+    notice, and a part of the summary at the end."""
 
     sentence: str
     told: str
@@ -18,64 +19,63 @@ class Row:
 FINDINGS: Mapping[str, Row] = {
     "DP01": Row(
         "`--data-parallel` is not typed, or `session.run` is not given `data_parallel=`, at several replicas of a data "
-        "parallel PEF: they would train without each other",
-        "refused at the first step",
-        refused=True,
+        "parallel PEF: each trains without the others",
+        "at the first step",
     ),
     "DP02": Row(
         "a flag was typed and is not passed on: `--reduce-on-rdu` to `session.run`; `--grad-accumulation-steps`, and "
         "another number of backwards makes an optimizer step; `--data-parallel`, `-ws`, `--o0`, `--o1` or "
-        "`--inference` to `session.compile`",
-        "a notice",
+        "`--inference` in the `config_dict` of `session.compile`",
+        "at once",
     ),
-    "DP03": Row("replicas start from different weights", "refused at the first step", refused=True),
+    "DP03": Row(
+        "replicas start from different weights: they go on with those of replica 0, where an RDU would keep its own",
+        "at the first step",
+    ),
     "DP04": Row(
         "replicas are fed the same samples: their samplers have one rank, or their batches are equal twice in steps 1, "
-        "2 and 8; those whose tensors have one value throughout, such as zeros to warm up with, do not count, and "
-        "others that come from no DataLoader, before a DistributedSampler feeds the first step, are told in step 8, "
-        "or at the end",
-        "refused; a notice where every replica repeats one batch",
-        refused=True,
+        "2 and 8; batches whose tensors have one value throughout, such as zeros to warm up with, do not count, and "
+        "batches that come from no DataLoader, before a DistributedSampler feeds the first step, count from step 8",
+        "at once",
     ),
     "DP05": Row(
         "samples are skipped, or seen by several replicas beyond the sampler's padding: the samplers of the replicas "
         "differ in seed, epoch, length or number of replicas; or, with `--check` and without such a sampler, replicas "
         "share samples",
-        "a notice",
+        "at once",
     ),
-    "DP06": Row("a sampler shuffles each epoch in the same order, for its epoch is never set", "a notice"),
+    "DP06": Row(
+        "a sampler shuffles each epoch in the same order, because its epoch is never set", "in the second epoch"
+    ),
     "DP07": Row(
-        "weights or hyperparameters differ between replicas: looked at in steps 1, 2, 8, 64, 512 … and at the end, "
-        "with `--check` in every step",
-        "refused; at the end a notice",
-        refused=True,
+        "weights or hyperparameters differ between replicas",
+        "in steps 1, 2, 8, 64, 512 … and at the end, with `--check` in every step",
     ),
-    "DP08": Row("several ranks write the same file", "a notice, at the end at the latest"),
+    "DP08": Row("several ranks write the same file", "at the end at the latest"),
     "DP09": Row(
         "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it; or, where "
         "rates or orders differ, their epochs are of different length",
-        "refused in steps 1, 2, 8, 64, 512 …, with `--check` in every step; in others when one has come to its end and "
-        "another of its node waits",
+        "in steps 1, 2, 8, 64, 512 …, with `--check` in every step; ends the run where a replica would wait for ever",
         refused=True,
     ),
     "AP01": Row(
         "a batch has another size than the PEF takes: it is the end of the data set, or `-b` is another",
-        "refused",
+        "ends the run",
         refused=True,
     ),
     "AP02": Row(
         "an argument of the library is another than when the PEF was compiled, as the app's `pef_metadata` tells",
-        "a notice; where the graph differs too it is refused, and the arguments that changed are named",
+        "when the PEF is loaded; where the graph differs too, that ends the run, and the arguments are named",
     ),
     "AP03": Row(
         "values that the device would convert at a loss: labels beyond int16, inputs of type float64",
-        "told with `--check` alone, for here they are exact",
+        "with `--check` alone, because here they are exact",
     ),
     "AP04": Row(
-        "a keyword of `session.run`, `session.compile`, `trace_graph`, an optimizer or what makes a tensor, or a "
-        "hyperparameter, is not known; one of `common_app_driver`, `measure_performance` or `measure_sections` is "
-        "nearly a known one",
-        "refused, with the nearest that is",
+        "arguments that a function of the library does not have: a near miss of a known keyword, too many positional "
+        "ones, a hyperparameter that is no number. Other unknown keywords and hyperparameters are left out, with a "
+        "notice",
+        "ends the run",
         refused=True,
     ),
     "AP05": Row(
@@ -83,17 +83,23 @@ FINDINGS: Mapping[str, Row] = {
         "`session.run` is not told; the state of an optimizer; gradients, which are clipped where there are none; "
         "weights; `requires_grad`. The last two are looked at in calls 1, 2, 8, 64, 512 … of `session.run`, the others "
         "in every step",
-        "a notice",
+        "at once",
     ),
     "AP06": Row(
         "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
         "module in it that the device trains, predicts on the host, and the device has trained on since `to_cpu`",
-        "a notice; of what predicts in training mode, once no backward has followed",
+        "at once; of what predicts in training mode, once no backward has followed",
     ),
     "AP07": Row(
         "nothing is trained: the device runs backwards and no optimizer step, or `to_cpu` replaces what the app has "
         "trained on the host",
-        "a notice",
+        "at once",
+    ),
+    "AP08": Row("the loss, or what stands in its place, is NaN or infinite", "at the first such step"),
+    "AP09": Row(
+        "the model returns no loss, and no `sn_grad` is set: the backward starts from the mean of its output. Where "
+        "several outputs might be the loss, that ends the run",
+        "at the first backward",
     ),
 }
 """By code. Codes stay the same between releases."""

@@ -1,22 +1,26 @@
-"""AP04: a keyword that a function of the library does not have."""
+"""AP04: calls of the library with arguments that a function does not have."""
 
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import say_once
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
 def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """`function`, which raises KeywordError for a keyword that it does not have, with the nearest that it has.
+    """`function`, called as apps may call it.
 
-    One that takes any keyword, for the vendor's changes nothing here, refuses those that are nearly one of its own.
+    An unknown keyword is left out, and a notice says so. Raises KeywordError for one that is nearly a known keyword,
+    and for positional arguments that do not fit: what the app asks for would not happen.
     """
     return _checked(function, _name_in_apps(function), (), ())
 
@@ -24,10 +28,9 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 def checks_keywords_beside(
     name: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The same for what apps call `name`, and what takes, beside keywords of its own, those that are `passed_on` to
-    torch, and no others.
+    """The same for what apps call `name`, and what also takes the keywords `passed_on` to torch.
 
-    refused_later: those that are known, and of which no remedy tells: what is asked for with them is refused
+    refused_later: keywords that are known and that no remedy proposes, because a PEF cannot hold what they ask for
     """
     return lambda function: _checked(function, name, passed_on, refused_later)
 
@@ -35,25 +38,48 @@ def checks_keywords_beside(
 def _checked(
     function: Callable[Arguments, Answer], called: str, passed_on: Collection[str], refused_later: Collection[str]
 ) -> Callable[Arguments, Answer]:
-    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
     offered = [name for name in known if name not in refused_later]
-    takes_any = not passed_on and any(one.kind is one.VAR_KEYWORD for one in parameters)
     fast = frozenset(known)
+
+    def leave_out_unknown(keywords: dict[str, object]) -> None:
+        for name in [name for name in keywords if name not in fast]:
+            del keywords[name]
+            if torch.compiler.is_compiling():  # a forward that is being traced can neither compare words nor print
+                continue
+            if _nearly(name, known):
+                remedy = nearest(name, _nearly(name, offered) or offered, form="{}=")
+                raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
+            say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        for name in kwargs:
-            if name not in fast and (not takes_any or _nearly(name, known)):
-                raise KeywordError(
-                    f"AP04: {called} takes no {name}",
-                    where=app_line(),
-                    remedy=nearest(name, _nearly(name, offered) or offered, form="{}="),
-                )
-        return function(*args, **kwargs)
+        if not fast.issuperset(kwargs):
+            leave_out_unknown(kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # of the function's own
+            raise KeywordError(
+                f"AP04: {called} cannot be called so: {_misfit(signature, args, kwargs)}",
+                where=app_line(),
+                remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
+            ) from None
 
     return checked
+
+
+def _misfit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """What is wrong with the arguments, in the words of `inspect`: too many positional arguments, say."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return "the arguments do not fit"
 
 
 def nearest(name: str, known: Collection[str], form: str = "{}") -> str:

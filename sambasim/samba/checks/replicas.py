@@ -1,5 +1,6 @@
 """The checks of a loaded PEF: what the session asks before it runs sections."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Checks:
         self._communicator = communicator
         self._accumulation = sync.Accumulation(context.current().arguments)
         self._typed = context.typed_command()
-        self._step = 0
+        self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._alike = samples.Alike()
         self._withheld: Finding | None = None
@@ -90,6 +91,7 @@ class Checks:
         Raises DataParallelError.
         """
         self._unfetched.settle()
+        self._forwards += SectionKind.FWD in kinds
         trains = context.current().trains
         if trains:
             self._accumulation.note(kinds)
@@ -119,6 +121,14 @@ class Checks:
         if looks:
             self._compare()
         self._shared = True
+
+    def after_forward(self) -> None:
+        """Tell if the loss is not finite (AP08)."""
+        loss = self._machine.replica.loss
+        if not math.isfinite(loss) and not telling.has("AP08"):
+            what = f"{self._machine.program.loss} is {loss} in forward {self._forwards}"
+            remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
+            telling.tell(Finding("AP08", what, app_line(), remedy))
 
     def before_new_weights(self) -> None:
         """The app is about to give the device other weights, perhaps on this rank alone, and then to train no more.
@@ -160,16 +170,22 @@ class Checks:
         )
         points, looks = meeting.meet(self._communicator, meeting.Point(self._step), own)
         if not meeting.together(points):
+            for rank, shown in enumerate(looks):
+                if isinstance(shown, tuple):  # from a replica that has come to its end: see `watching.finish`
+                    telling.tell_of(rank, shown[1])
             telling.tell(meeting.different_steps(points, where))
             raise on_demand.CheckIsOver  # in a check on demand: the replicas cannot go on
         trained = [look.trained for look in looks]
         if self._step == 1:
-            telling.tell(weights.different_start(trained, where))
+            start = weights.different_start(trained, where)
+            telling.tell(start)
+            if start is not None:
+                self._machine.follow_first(self._communicator)
         # Replicas in different epochs may well have other rates, and another order: then that is what is told.
         uneven = samplers.different_epochs([look.place for look in looks], where)
         if not (telling.has("DP03") or telling.has("DP07")):
             when = f"before step {self._step}"
-            self._tell_or(uneven, weights.different_hyperparameters(trained, when, where))
+            self._tell_or(uneven, weights.different_hyperparameters(trained, when, where), only_noticed=True)
             if uneven is None or not telling.has("DP09"):  # other rates make other weights
                 telling.tell(weights.different_weights(trained, when, where))
         if not telling.has("DP05"):
@@ -193,10 +209,10 @@ class Checks:
         fed = [look.fed for look in looks]
         if not all(fed) or telling.has("DP04"):
             return
-        finding, repeated = self._alike.note(fed, self._step, where)
+        finding = self._alike.note(fed, self._step, where)
         # Batches of random numbers to warm up with may be the same on all replicas, but nobody warms up for so long.
         if self._step == _BATCHES_COMPARED[-1] or not all(look.waiting for look in looks):
-            telling.tell(finding, only_noticed=repeated)
+            telling.tell(finding)
         else:
             self._withheld = finding
 

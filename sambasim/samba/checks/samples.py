@@ -50,16 +50,13 @@ class Alike:
 
     def __init__(self) -> None:
         self._times: Counter[tuple[int, int]] = Counter()
-        self._last: Sequence[tuple[str, ...]] = ()
 
-    def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> tuple[Finding | None, bool]:
-        """DP04, once two replicas were fed alike twice; and whether every replica is fed what it was the last time:
-        an app that repeats one batch, to measure or to see a model learn it by heart, may mean it."""
+    def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> Finding | None:
+        """DP04, once two replicas were fed alike twice."""
         pairs = list(alike(batches))
         self._times.update(pairs)
-        repeated, self._last = list(batches) == list(self._last), batches
         again = next((pair for pair in pairs if self._times[pair] > 1), None)
-        return (None if again is None else same_samples(*again, step, where)), repeated
+        return None if again is None else same_samples(*again, step, where)
 
 
 def same_samples(one: int, other: int, step: int, where: str | None) -> Finding:

@@ -31,7 +31,8 @@ def mode_of(
     command: what was typed, without mpirun: a remedy repeats it
     data_parallel, reduce_on_rdu: what session.run is told
 
-    Raises DataParallelError if it is not told to sync replicas that can; LaunchError for replicas that cannot.
+    Tells if it is not told to sync replicas that can (DP01): they train each alone, as on an RDU. Raises LaunchError
+    for replicas that cannot.
     """
     parallel = program.data_parallel is not None
     if world_size == 1 and not (data_parallel and parallel):
@@ -39,7 +40,9 @@ def mode_of(
     if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
         check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
         telling.tell(_unsynced(world_size, typed, command))
-        data_parallel = True  # in a check on demand, which goes on as the app should
+        if not telling.on_demand:
+            return Mode.ALONE
+        data_parallel = True  # a check goes on as the app should
     if not data_parallel:
         raise LaunchError(
             f"{world_size} replicas were started, and nothing of this app is data parallel",
@@ -57,7 +60,7 @@ def mode_of(
 
 def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:
     """DP01. An app that passes on what was typed lacks the flag; one that was given the flag does not pass it on."""
-    what = f"{world_size} replicas would train without each other: the PEF is data parallel, but "
+    what = f"{world_size} replicas train without each other: the PEF is data parallel, but "
     if getattr(typed, "data_parallel", None) is False:
         remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
         return Finding("DP01", f"{what}--data-parallel was not typed", app_line(), remedy)

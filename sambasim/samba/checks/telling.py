@@ -1,5 +1,6 @@
-"""What becomes of a finding: in a run an error or a notice, in a check on demand a part of the report."""
+"""What becomes of a finding: in a run a notice or an error, in a check on demand a part of the report."""
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -13,18 +14,20 @@ from sambasim.samba.checks.findings import FINDINGS, Finding
 
 @dataclass(slots=True)
 class Telling:
-    """How findings are told in this process.
+    """How findings are told in this process: each once when it is found, and together at the end.
 
-    on_demand: whether they are kept for a report, and the run goes on
+    on_demand: whether they are kept for a report, and even those that would end the run do not
+    ends: whether the run is over, so that the summary is what comes next
     """
 
     on_demand: bool = False
-    _found: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    ends: bool = False
+    _found: dict[tuple[str, str], tuple[Finding, str]] = field(default_factory=dict)
 
     @property
     def findings(self) -> Sequence[Finding]:
         """Those of this rank so far, each once."""
-        return tuple(self._found.values())
+        return tuple(finding for finding, _ in self._found.values())
 
     def tell(self, finding: Finding | None, *, only_noticed: bool = False) -> None:
         """Raises DataParallelError for a finding that is refused, unless the run is a check on demand.
@@ -46,18 +49,33 @@ class Telling:
             if (finding.code, finding.what) not in self._found:
                 self._notice(finding, f" (rank {rank})")
 
+    def summarize(self) -> None:
+        """All findings once more, on rank 0."""
+        if self._found and not self.on_demand and launched_rank(os.environ) == 0:
+            count = "1 finding" if len(self._found) == 1 else f"{len(self._found)} findings"
+            blocks = (_block(f"{one.code}{whose}", one) for one, whose in self._found.values())
+            told = "\n".join((f"summary: {count} of the checks; sambasim app --check looks at each step", *blocks))
+            sys.stdout.flush()
+            print(told, file=sys.stderr, flush=True)
+
     def _notice(self, finding: Finding, behind: str = "") -> None:
         is_new = (finding.code, finding.what) not in self._found
-        self._found[finding.code, finding.what] = finding
-        if is_new and not self.on_demand and launched_rank(os.environ) == 0:
-            where = f"\n  where: {one_line(finding.where)}" if finding.where else ""
-            told = f"notice{behind}: {one_line(finding.words)}{where}\n  try:   {one_line(finding.remedy)}"
-            print(told, file=sys.stderr, flush=True)
+        self._found[finding.code, finding.what] = finding, behind
+        if is_new and not (self.on_demand or self.ends) and launched_rank(os.environ) == 0:
+            print(_block(f"notice{behind}: {finding.code}", finding), file=sys.stderr, flush=True)
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""
         return any(found == code for found, _ in self._found)
 
 
+def _block(begin: str, finding: Finding) -> str:
+    where = f"\n  where: {one_line(finding.where)}" if finding.where else ""
+    return f"{begin}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
+
+
 telling = Telling()
 """That of this process."""
+
+# What is registered first is called last: behind the last comparison of the ranks.
+atexit.register(lambda: telling.summarize())

@@ -70,6 +70,7 @@ def finish() -> None:
     this one in a step that is not looked at, it cannot tell: then this one does, and ends the job.
     """
     if _watching is not None:
+        telling.ends = True
         _watching.settle()
         files, compare_last = _watching.files, _watching.compare_last
         communicator, end = _watching.communicator, Point(_watching.steps, ended=True)

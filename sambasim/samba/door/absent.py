@@ -5,15 +5,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sambasim.errors import UserError
+from sambasim.samba.absent import AbsentNameError as AbsentNameError
 
 _NEAR = 3
 _LISTED = 12
-
-
-class AbsentNameError(UserError, AttributeError):
-    """A module of `sambaflow` was asked for a name that it does not have here."""
-
-    code: ClassVar[str] = "absent"
 
 
 class AbsentModuleError(UserError, ModuleNotFoundError):

@@ -12,8 +12,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from sambasim.samba.absent import AbsentName
 from sambasim.samba.door.absent import AbsentModuleError, AbsentNameError, what_is_absent, what_there_is
-from sambasim.samba.door.table import MODULES, ROOT, children
+from sambasim.samba.door.table import ABSENT, MODULES, ROOT, children
 
 
 class Facade(ModuleType):
@@ -28,6 +29,8 @@ class Facade(ModuleType):
         except AttributeError:
             if child in MODULES:
                 return import_module(child)
+            if name in ABSENT.get(self.__name__, ()):
+                return AbsentName(child, *ABSENT[self.__name__][name])
             if name == "__all__":
                 return exported_names(self.__name__)
             raise AbsentNameError(what_is_absent(self.__name__, name), remedy=_instead(self.__name__, name)) from None

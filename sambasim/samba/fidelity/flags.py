@@ -5,7 +5,7 @@ from sambasim.samba.fidelity.row import Row, Status
 SAME, SIMPLIFIED, NO_EFFECT = Status.SAME, Status.SIMPLIFIED, Status.NO_EFFECT
 
 FLAG_ROWS: tuple[Row, ...] = (
-    Row("--batch-size", SAME, "of a replica; another one needs another compile"),
+    Row("--batch-size", SAME, "of a replica; another one needs another compile; without it, that of the PEF"),
     Row("--microbatch-size", NO_EFFECT),
     Row(
         "--grad-accumulation-steps",
@@ -31,7 +31,17 @@ FLAG_ROWS: tuple[Row, ...] = (
     Row("--o1", SIMPLIFIED, "operators fused by sambasim's own rules"),
     Row("--o3", SIMPLIFIED, "the cut that sambasim predicts to be fastest"),
     Row("--arch", SIMPLIFIED, "its memory must hold the PEF, and sections are cut for its units"),
-    Row("--enable-stoc-rounding", SIMPLIFIED, "with `--dtype bf16`, of optimizer steps alone; seeded"),
+    Row(
+        "--enable-stoc-rounding",
+        SIMPLIFIED,
+        "with `--dtype bf16`, of optimizer steps alone; seeded; without it no effect",
+    ),
+    Row(
+        "--gradient-groups",
+        SIMPLIFIED,
+        "of our own making: `parameter` makes a gradient group of each parameter, as there; the default `section` makes "
+        "fewer and larger ones",
+    ),
     Row("--num-spatial-batches", NO_EFFECT),
     Row("--n-chips", NO_EFFECT),
     Row("--num-tiles", SIMPLIFIED, "sections are cut for so many tiles; -1 is all of the device"),
@@ -40,18 +50,36 @@ FLAG_ROWS: tuple[Row, ...] = (
     Row("--compiler-configs-file", NO_EFFECT),
     Row("--mac-human-decision", NO_EFFECT),
     Row("--resources-scaling-factors", NO_EFFECT),
-    Row("--pef", SAME, "a path, or a name, found as `out/NAME/NAME.pef`"),
+    Row("--mac-v1", NO_EFFECT),
+    Row("--mac-v2", NO_EFFECT),
+    Row("--weight-sharing", NO_EFFECT),
+    Row("--enable-conv-tiling", NO_EFFECT),
+    Row("--enable-tiling", NO_EFFECT),
+    Row("--disable-retry-lower-visible-resources", NO_EFFECT),
+    Row("--io-memory-location", NO_EFFECT),
+    Row("--resource-report-path", NO_EFFECT),
+    Row("--verbose-report", NO_EFFECT),
+    Row("--pef", SAME, "a path, or a name, found as `out/NAME/NAME.pef`; on compile the name, without `--pef-name`"),
     Row(
         "--reduce-on-rdu",
         SAME,
         "replicas of a node read each other's device memory; between nodes slices travel by MPI",
     ),
     Row("--threads", SIMPLIFIED, "of our own making: threads are numerics"),
-    Row("--num-iterations", SAME),
+    Row("--use-sambaloader", NO_EFFECT),
+    Row("--num-iterations", SAME, "on run and test for the app to read"),
+    Row("--acc-report-json", SIMPLIFIED, "for the app to read, which saves its AccuracyReport there"),
+    Row(
+        "--min-throughput",
+        SIMPLIFIED,
+        "measure-performance fails below it, by what was measured on this machine; on run and test for the app to read",
+    ),
     Row("--min-duration", SAME),
     Row("--run-graph-only", SIMPLIFIED, "a step is the sum of its sections, one after another"),
     Row("--json", SAME, "to a file, or without one to stdout"),
     Row("--bench-report-json", SAME, "what was measured"),
     Row("--compiled-stats-json", SIMPLIFIED, "what `sambasim inspect --json` prints of the PEF"),
+    Row("--json-counters", NO_EFFECT),
+    Row("--num-sections", NO_EFFECT),
 )
 """One for each flag, in the order of help."""

@@ -10,10 +10,12 @@ from sambasim.errors import OptionError
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import say_once
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
 from sambasim.samba.utils.next_run import NextRun
-from sambasim.samba.utils.parser import AddArguments, command_parser, overview, parse, program_name
+from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
 from sambasim.samba.utils.yaml_file import named_values, read_yaml
 
 _LEVELS = ("o0", "o1", "o3")
@@ -21,16 +23,28 @@ _LOGGER = "sambaflow"  # that of sambaflow.logging.samba_logger
 
 
 class SambaConfig(argparse.Namespace):
-    """What `parse_app_args` returns, made from keywords: `SambaConfig("compile", batch_size=32, hidden=64)`.
+    """What `parse_app_args` returns, made from keywords: `SambaConfig("compile", batch_size=32, hidden=64)`; or a copy
+    of what it returned: `SambaConfig(args, SNConfig)`.
+
+    settings: an SNConfig whose settings are added where `args` has none of that name; a class adds nothing
 
     Keywords that are flags of the library are checked as those are, the others are the app's own. The library's flags
     that are not named have their defaults. Nothing is started: `parse_yaml_to_args` does that.
-    Raises OptionError for a command that is none, and for a value that the flag cannot have.
+    Raises OptionError for an unknown command, and for a value that the flag cannot have.
     """
 
-    def __init__(self, command: str, /, **values: object) -> None:
+    def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
         super().__init__()
-        vars(self).update(vars(_from_values(command, values)))
+        if isinstance(settings, argparse.Namespace):
+            vars(self).update(vars(settings))
+        if isinstance(command, argparse.Namespace):
+            vars(self).update(vars(command), **values)
+        else:
+            vars(self).update(vars(_from_values(command, values)))
+
+    def get_all_params(self) -> dict[str, object]:
+        """All settings by name."""
+        return dict(vars(self))
 
 
 @checks_keywords_beside("parse_app_args", ())
@@ -44,7 +58,7 @@ def parse_app_args(
 ) -> argparse.Namespace:
     """Parse the command line of an app: a command, its flags, and the app's own.
 
-    argv: without the name of the program; None is what this process was started with
+    argv: the words behind the name of the program, or with it; None is what this process was started with
     dev_mode: there is nothing that it would add: every flag is taken without it
     common_parser_fn: adds the app's flags for every command
     compile_parser_fn, test_parser_fn, run_parser_fn: add those of one command
@@ -58,7 +72,7 @@ def parse_app_args(
 
     Raises OptionError for what is typed wrong; LaunchError and MachineError if the ranks cannot find each other.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _words_of(argv)
     if words and words[0] in ("-h", "--help"):
         sys.stdout.write(overview())
         sys.exit(0)
@@ -75,8 +89,23 @@ def parse_app_args(
     return arguments
 
 
-def parse_yaml_to_args(path: str | os.PathLike[str], command: str | None = None) -> SambaConfig:
-    """What `parse_app_args` returns and does, from a YAML file of flags and values instead of a command line.
+def _words_of(argv: Sequence[str] | None) -> list[str]:
+    """The command and what follows it."""
+    if argv is None:
+        return sys.argv[1:]
+    if isinstance(argv, str) or not isinstance(argv, Sequence):
+        raise OptionError(
+            f"parse_app_args was given argv of type {type(argv).__name__}, and argv is a list of words",
+            where=app_line(),
+            remedy="parse_app_args(argv=sys.argv[1:], …)",
+        )
+    words = [str(word) for word in argv]
+    with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
+    return words[1:] if with_program or words[:1] == sys.argv[:1] else words
+
+
+def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespace | str | None = None) -> SambaConfig:
+    """What `parse_app_args` returns and does, from a YAML file of flags and values, alone or beside a command line.
 
     path: of a file such as
 
@@ -86,24 +115,44 @@ def parse_yaml_to_args(path: str | os.PathLike[str], command: str | None = None)
         run:                  # holds for run alone
           pef: out/net/net.pef
 
-    command: the command, where the file does not name it, or another than the file names
+    args_cli: what `parse_app_args` returned. Its command counts, and what was typed; for all else the value of the
+        file counts before a default. Or the command alone, where the file does not name it or names another.
 
-    Raises OptionError, with the file, for what it says wrong; otherwise as `parse_app_args`.
+    Raises OptionError, with the file, for a wrong value; otherwise as `parse_app_args`.
     """
     file = os.fspath(path)
     content = read_yaml(path)
     named = content.pop("command", None)
-    chosen = _checked_command(command or (None if named is None else str(named)))
+    cli = args_cli if isinstance(args_cli, argparse.Namespace) else argparse.Namespace(command=args_cli)
+    chosen = _checked_command(cli.command or (None if named is None else str(named)))
     of_commands = {name for name, value in content.items() if name in COMMANDS and isinstance(value, dict)}
     values = {name: value for name, value in content.items() if name not in of_commands}
     if chosen in of_commands:
         values |= named_values(content[chosen], f"{file}, {chosen}")
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    typed = cli.typed if isinstance(cli, Arguments) else frozenset()
+    for name, default in vars(cli).items():
+        if name in typed:
+            values.pop(name, None)
+        elif isinstance(values.get(name), str) and isinstance(default, float):
+            values[name] = _as_float(values[name])  # YAML reads 1e-3 as text
     try:
-        config = SambaConfig(chosen, **values)
+        config = SambaConfig(chosen, **{"pef": getattr(cli, "pef", None), **values})
     except OptionError as error:
         raise OptionError(error.what, where=file, remedy=error.remedy) from None
+    for name, value in vars(cli).items():
+        if name not in values:
+            setattr(config, name, value)
+    config.command = chosen
     _enter(config, [flag for flag in FLAGS if chosen in flag.commands])
     return config
+
+
+def _as_float(text: object) -> object:
+    try:
+        return float(str(text))
+    except ValueError:
+        return text
 
 
 def _checked_command(word: str | None) -> str:
@@ -151,6 +200,11 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     if "log_level" in destinations and arguments.log_level is not None:
         logging.getLogger(_LOGGER).setLevel(arguments.log_level.upper())
     _tell_inert(arguments, [flag for flag in flags if flag.inert])
+    rounds = arguments.dtype == "bf16" and not arguments.inference
+    # An RDU computes in bf16 unless told otherwise, so existing command lines have this flag without --dtype.
+    if "enable_stoc_rounding" in destinations and arguments.enable_stoc_rounding and not rounds:
+        arguments.enable_stoc_rounding = False
+        say_once("--enable-stoc-rounding", "only optimizer steps of --dtype bf16 round at random")
     context.enter(arguments, connected=arguments.command in WITH_PEF and bool(arguments.data_parallel))
 
 

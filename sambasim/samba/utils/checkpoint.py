@@ -1,22 +1,31 @@
 """Checkpoints as apps write them: the `state_dict` of the model and of its optimizers, and what the app adds.
 
-The files are torch's, and have no code in them: `torch.load` reads them as it does any other.
+The files are torch's, and have no code in them: `torch.load` reads them as it does any other. Weights alone are read
+from Hugging Face's layout, too.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
+from sambasim.runtime.weights import write_tensors
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
+from sambasim.samba.tensor import to_torch
 from sambasim.samba.utils.ranks import is_main_process
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
+
+_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
 def save_checkpoint(
@@ -79,3 +88,103 @@ def load_checkpoint(
             f"{target} is of another model: {why}", remedy="load a checkpoint of the model that is given"
         ) from error
     return {name: value for name, value in held.items() if name not in ("model", "optimizers")}
+
+
+def load_sharded_checkpoint(
+    model: nn.Module, path: str | os.PathLike[str], strict: bool = True, ignore_dtype_mismatch: bool = False
+) -> None:
+    """Give `model`, on the host, the weights of a .safetensors, .bin or .pt file, or of a folder of such files.
+
+    path: a folder is read as Hugging Face writes it: the files that *.index.json names, or without one all of one
+        suffix, .safetensors first
+    strict: whether files and model must have the same tensors; one that shares memory with a loaded one may be missing
+    ignore_dtype_mismatch: convert a tensor of another dtype than the model's
+
+    Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype.
+    """
+    own = model.state_dict()
+    loaded: set[str] = set()
+    for file in _shards(Path(path)):
+        for name, value in _read_shard(file).items():
+            if name not in own:
+                if strict:
+                    raise _misfit(file, f"has {name}, which the model does not have", "strict=False leaves it out")
+                continue
+            if value.shape != own[name].shape:
+                shapes = f"{tuple(value.shape)}, and in the model {tuple(own[name].shape)}"
+                raise _misfit(file, f"has {name} in the shape {shapes}", "load the weights of this model")
+            if value.dtype is not own[name].dtype and not ignore_dtype_mismatch:
+                dtypes = f"{value.dtype}, and in the model it is {own[name].dtype}"
+                raise _misfit(file, f"has {name} in {dtypes}", "ignore_dtype_mismatch=True converts it")
+            own[name].copy_(value)
+            loaded.add(name)
+    places = {own[name].data_ptr() for name in loaded}
+    missing = [name for name, value in own.items() if name not in loaded and value.data_ptr() not in places]
+    if strict and missing:
+        raise _misfit(Path(path), f"has no {missing[0]}", "strict=False keeps what the model has")
+
+
+def save_tensors(
+    tensors: Iterable[Tensor] | Mapping[str, Tensor], path: str | os.PathLike[str] | None = None
+) -> dict[str, Tensor]:
+    """The values of `tensors` by name, those that the loaded PEF has from the device, as plain tensors.
+
+    path: a .safetensors file to write them to, from rank 0
+
+    Raises OptionError for a tensor without a name, or if the file cannot be written.
+    """
+    listed = list(tensors.items()) if isinstance(tensors, Mapping) else [(_name(one), one) for one in tensors]
+    values = {name: _device_value(name, tensor) for name, tensor in listed}
+    if path is not None and is_main_process():
+        write_tensors(Path(path), values, "the tensors", "utils.checkpoint.save_tensors(tensors, path)")
+    return values
+
+
+def _name(tensor: Tensor) -> str:
+    name = getattr(tensor, "sn_name", None)
+    if name is None:
+        raise OptionError(
+            "save_tensors was given a tensor without a name",
+            where=app_line(),
+            remedy="give it SambaTensors and parameters of the model that was traced, or {name: tensor}",
+        )
+    return str(name)
+
+
+def _device_value(name: str, tensor: Tensor) -> Tensor:
+    with suppress(OptionError):  # no PEF is loaded, or it has no tensor of that name
+        (tensor,) = session.get_tensors_by_name([name])
+    return to_torch(tensor).detach().clone().contiguous()
+
+
+def _shards(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    index = next(iter(sorted(path.glob("*.index.json"))), None)
+    if index is not None:
+        try:
+            return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise _misfit(index, "is no index of weights", "copy the checkpoint again") from error
+    found = next((files for suffix in _SUFFIXES if (files := sorted(path.glob(f"*{suffix}")))), None)
+    if found is None:
+        raise _misfit(path, f"is no file, and no folder with files of {', '.join(_SUFFIXES)}", "check the path")
+    return found
+
+
+def _read_shard(file: Path) -> Mapping[str, Tensor]:
+    try:
+        held = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
+    except (OSError, SafetensorError) as error:
+        raise _misfit(file, f"cannot be read: {error}", "copy the checkpoint again") from error
+    except Exception as error:  # torch has no class of its own for what a damaged file brings about
+        raise _misfit(
+            file, f"cannot be read: {str(error).partition(chr(10))[0]}", "copy the checkpoint again"
+        ) from error
+    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+        raise _misfit(file, "holds more than tensors by name", "save model.state_dict() alone")
+    return held
+
+
+def _misfit(path: Path, what: str, remedy: str) -> WeightsError:
+    return WeightsError(f"{path} {what}", where=app_line(), remedy=remedy)

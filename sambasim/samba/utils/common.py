@@ -1,4 +1,4 @@
-"""`common_app_driver`: what every app does alike, so that the app need not."""
+"""What every app does alike: `common_app_driver`, and the older `compile`."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import nn
 
-from sambasim.errors import OptionError
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.request import Inputs, Optimizer
 from sambasim.samba.session import session
@@ -25,18 +24,19 @@ def common_app_driver(
     optim: Optimizer | Sequence[Optimizer] | None = None,
     name: str | None = None,
     app_dir: str | Path | None = None,
-    **others: object,
+    init_output_grads: bool = True,
+    squeeze_bs_dim: bool = False,
+    get_output_grads: bool = True,
 ) -> None:
-    """Do what `args.command` asks for, if that is compile, measure-performance or measure-sections. Other keywords of
-    the vendor change nothing.
+    """Do what `args.command` asks for, if that is compile, measure-performance or measure-sections. For run and test,
+    which are the app's to do, it returns at once.
 
-    Raises OptionError for another command, which is for the app itself to do; KeywordError for a keyword that is
-    nearly one of these.
+    init_output_grads, squeeze_bs_dim, get_output_grads: no effect
+
+    Raises what `session.compile`, `trace_graph` and the functions that measure raise.
     """
     if args.command == "compile":
-        config, metadata = vars(args), get_pefmeta(args, model)
-        optimizers = None if args.inference else optim
-        session.compile(model, inputs, optimizers, name, app_dir, config_dict=config, pef_metadata=metadata)
+        compile(args, model, inputs, None if args.inference else optim, name, app_dir)
     elif args.command in MEASURING:
         # With --inference too: a training PEF is the same graph then, of which the forward alone runs.
         trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
@@ -55,8 +55,17 @@ def common_app_driver(
             data_parallel=args.data_parallel,
             reduce_on_rdu=args.reduce_on_rdu,
         )
-    else:
-        raise OptionError(
-            f"common_app_driver does not do {args.command}",
-            remedy="do it in the app; common_app_driver is for compile and for measuring",
-        )
+
+
+@checks_keywords
+def compile(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+) -> str:
+    """`session.compile` with the arguments of the command line. Returns the absolute path of the PEF."""
+    metadata = get_pefmeta(args, model)
+    return session.compile(model, inputs, optimizer, name, app_dir, config_dict=vars(args), pef_metadata=metadata)

@@ -37,6 +37,7 @@ class Flag:
     count: how many texts it takes, as argparse has it: None for one, "?" for one or none, "+" for one or more
     choices: the only values that it can have
     bare: its value where it was typed without a text, which `count` "?" permits
+    required: the commands that must be given it
     placeholder: what stands for the value in the help
     inert: why it changes nothing here; None for a flag that does what it says
     """
@@ -49,7 +50,7 @@ class Flag:
     count: str | None = None
     choices: tuple[str, ...] | None = None
     bare: str | None = None
-    required: bool = False
+    required: tuple[str, ...] = ()
     placeholder: str = "TEXT"
     inert: str | None = None
 
@@ -89,6 +90,19 @@ def log_level(text: str) -> str:
     if text.upper() not in levels:
         raise ArgumentTypeError(f"{text!r} is no level of logging; they are {', '.join(levels).lower()}")
     return text
+
+
+def number(text: str) -> float:
+    """A finite number that is not negative. Raises ArgumentTypeError."""
+    try:
+        return seconds(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is not a number of at least 0") from None
+
+
+def pef_name(text: str) -> str:
+    """The name of a PEF without its suffix: `net.pef` is `net`."""
+    return text.removesuffix(".pef")
 
 
 def time_and_process() -> str:

@@ -13,6 +13,8 @@ from sambasim.samba.utils.flag import (
     Flag,
     at_least_one,
     log_level,
+    number,
+    pef_name,
     seconds,
     switch,
     time_and_process,
@@ -21,12 +23,13 @@ from sambasim.samba.utils.flag import (
 _ONLY_COMPILE = (COMPILE,)
 _NO_CHIP_LAYOUT = "one replica is one device here, and is not laid out over chips"
 _OWN_HEURISTICS = "sections are cut and placed by sambasim's own rules, which take no such advice"
+_NO_TILING = "device memory holds each tensor whole"
 
 
 _COMMON = (
     Flag(("--batch-size", "-b"), EVERYWHERE, "Samples of one replica in one batch.", 1, at_least_one, placeholder="N"),
     Flag(
-        ("--microbatch-size",),
+        ("--microbatch-size", "-mb"),
         EVERYWHERE,
         "Samples that go through the device together.",
         None,
@@ -78,7 +81,7 @@ _COMMON = (
         log_level,
         placeholder="LEVEL",
     ),
-    switch(("--verbose",), EVERYWHERE, "Tell more.", "there is nothing more to tell"),
+    switch(("--verbose", "-v"), EVERYWHERE, "Tell more.", "there is nothing more to tell"),
     switch(("--debug",), EVERYWHERE, "Keep what helps to debug the compiler.", "the vendor's compiler is not here"),
     Flag(
         ("--distlearn-config",),
@@ -100,7 +103,12 @@ _COMMON = (
 
 _COMPILE = (
     Flag(
-        ("--pef-name",), _ONLY_COMPILE, "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.", time_and_process, placeholder="NAME"
+        ("--pef-name",),
+        _ONLY_COMPILE,
+        "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.",
+        time_and_process,
+        pef_name,
+        placeholder="NAME",
     ),
     Flag(("--output-folder",), _ONLY_COMPILE, "Where PEFs go.", "out", placeholder="FOLDER"),
     Flag(
@@ -118,22 +126,27 @@ _COMPILE = (
         ("--arch",), _ONLY_COMPILE, "The device that is compiled for.", "sn30", choices=("sn10", "sn20", "sn30", "sn40")
     ),
     switch(
-        ("--enable-stoc-rounding",),
+        ("--enable-stoc-rounding", "--enable-stochastic-rounding"),
         _ONLY_COMPILE,
         "With --dtype bf16: optimizer steps round at random, in the mean without error.",
     ),
     Flag(
-        ("--num-spatial-batches",),
+        ("--gradient-groups",),
         _ONLY_COMPILE,
+        "What one gradient group holds: the gradients of a backward section, or of one parameter.",
+        "section",
+        choices=("section", "parameter"),
+    ),
+    Flag(
+        ("--num-spatial-batches",),
+        EVERYWHERE,
         "Batches side by side.",
         1,
         at_least_one,
         placeholder="N",
         inert=_NO_CHIP_LAYOUT,
     ),
-    Flag(
-        ("--n-chips",), _ONLY_COMPILE, "Chips of one replica.", 1, at_least_one, placeholder="N", inert=_NO_CHIP_LAYOUT
-    ),
+    Flag(("--n-chips",), EVERYWHERE, "Chips of one replica.", 1, at_least_one, placeholder="N", inert=_NO_CHIP_LAYOUT),
     Flag(
         ("--num-tiles",),
         _ONLY_COMPILE,
@@ -144,7 +157,7 @@ _COMPILE = (
     ),
     Flag(
         ("--tensor-parallel",),
-        _ONLY_COMPILE,
+        EVERYWHERE,
         "What is split over the chips of a replica.",
         "none",
         choices=("none", "batch", "weight"),
@@ -152,22 +165,22 @@ _COMPILE = (
     ),
     Flag(
         ("--optim-level",),
-        _ONLY_COMPILE,
+        EVERYWHERE,
         "How hard the vendor's compiler tries.",
         placeholder="LEVEL",
         inert=_OWN_HEURISTICS,
     ),
     Flag(
         ("--compiler-configs-file",),
-        _ONLY_COMPILE,
+        EVERYWHERE,
         "Advice for the vendor's compiler.",
         placeholder="FILE",
         inert=_OWN_HEURISTICS,
     ),
-    Flag(("--mac-human-decision",), _ONLY_COMPILE, "A person's placement.", placeholder="FILE", inert=_OWN_HEURISTICS),
+    Flag(("--mac-human-decision",), EVERYWHERE, "A person's placement.", placeholder="FILE", inert=_OWN_HEURISTICS),
     Flag(
         ("--resources-scaling-factors",),
-        _ONLY_COMPILE,
+        EVERYWHERE,
         "Factors on estimates of resources.",
         None,
         float,
@@ -175,15 +188,41 @@ _COMPILE = (
         placeholder="FACTOR",
         inert=_OWN_HEURISTICS,
     ),
+    switch(("--mac-v1",), EVERYWHERE, "The vendor's older placement.", _OWN_HEURISTICS),
+    switch(("--mac-v2",), EVERYWHERE, "The vendor's newer placement.", _OWN_HEURISTICS),
+    switch(("--weight-sharing",), EVERYWHERE, "Batches side by side share weights.", _NO_CHIP_LAYOUT),
+    switch(("--enable-conv-tiling",), EVERYWHERE, "Split images of convolutions into tiles.", _NO_TILING),
+    switch(("--enable-tiling",), EVERYWHERE, "Split tensors into tiles.", _NO_TILING),
+    switch(
+        ("--disable-retry-lower-visible-resources",),
+        EVERYWHERE,
+        "Fail where a section does not fit, instead of trying with fewer units.",
+        _OWN_HEURISTICS,
+    ),
+    Flag(
+        ("--io-memory-location",),
+        EVERYWHERE,
+        "Which memory holds inputs and outputs.",
+        placeholder="MEMORY",
+        inert="inputs and outputs are copied between host and device memory in each run",
+    ),
+    Flag(
+        ("--resource-report-path",),
+        EVERYWHERE,
+        "The vendor's report of resources.",
+        placeholder="FILE",
+        inert="sambasim inspect shows the units of each section",
+    ),
+    switch(("--verbose-report",), EVERYWHERE, "A longer report of resources.", "sambasim inspect shows all there is"),
 )
 
 
 _WITH_PEF = (
     Flag(
         ("--pef", "-p"),
-        WITH_PEF,
+        EVERYWHERE,
         "The PEF: a path, or a name, found as out/NAME/NAME.pef.",
-        required=True,
+        required=WITH_PEF,
         placeholder="FILE",
     ),
     switch(("--reduce-on-rdu",), WITH_PEF, "Sync gradients between devices, not through the host."),
@@ -195,11 +234,38 @@ _WITH_PEF = (
         at_least_one,
         placeholder="N",
     ),
+    switch(
+        ("--use-sambaloader",),
+        EVERYWHERE,
+        "Load data by the vendor's loader.",
+        "data comes from the DataLoader or SambaLoader that the app makes",
+    ),
+    Flag(
+        ("--num-iterations", "-n"),
+        WITH_PEF,
+        "Steps that are measured; on run and test for the app to read.",
+        100,
+        at_least_one,
+        placeholder="N",
+    ),
+    Flag(
+        ("--acc-report-json",),
+        WITH_PEF,
+        "The file of the AccuracyReport that the app saves.",
+        placeholder="FILE",
+    ),
+    Flag(
+        ("--min-throughput",),
+        WITH_PEF,
+        "measure-performance fails below this many samples/s; on run and test for the app to read.",
+        0.0,
+        number,
+        placeholder="SAMPLES",
+    ),
 )
 
 
 _MEASURING = (
-    Flag(("--num-iterations",), MEASURING, "Steps that are measured.", 100, at_least_one, placeholder="N"),
     Flag(("--min-duration",), MEASURING, "Seconds that are measured at least.", 0.0, seconds, placeholder="SECONDS"),
     switch(("--run-graph-only",), MEASURING, "Measure the sections alone, without what places inputs and outputs."),
     Flag(
@@ -217,6 +283,22 @@ _MEASURING = (
         MEASURING,
         "Write what is known of the PEF as JSON to this file.",
         placeholder="FILE",
+    ),
+    Flag(
+        ("--json-counters",),
+        MEASURING,
+        "Write the counters of the device to this file.",
+        placeholder="FILE",
+        inert="there is no device that counts",
+    ),
+    Flag(
+        ("--num-sections",),
+        MEASURING,
+        "Sections that are measured.",
+        None,
+        at_least_one,
+        placeholder="N",
+        inert="all sections are measured",
     ),
 )
 

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from pydantic import JsonValue
@@ -20,6 +21,8 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import say_once
 from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.json_file import write_json
@@ -33,6 +36,13 @@ MEASURED = "on this machine, not on a device"
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """From here on, times the median, a slow step is worth a note, unless steps are so few that one of them makes it."""
+
+
+class Performance(NamedTuple):
+    """`throughput` in samples/s of all replicas, `latency` in seconds a step."""
+
+    throughput: float
+    latency: float
 
 
 @checks_keywords
@@ -50,8 +60,11 @@ def measure_performance(
     compiled_stats_json: str | None = None,
     data_parallel: bool = False,
     reduce_on_rdu: bool = False,
-    **others: object,
-) -> dict[str, JsonValue]:
+    world_size: int | None = None,
+    use_sambaloader: bool = False,
+    set_output_grads: bool = True,
+    json_counters: str | None = None,
+) -> Performance:
     """Run the loaded PEF on `inputs` again and again, and tell how long a step takes on this machine. Collective.
 
     run_graph_only: a step is then the sum of its sections, one after another; placing inputs and checks do not count
@@ -62,11 +75,14 @@ def measure_performance(
     data_parallel, reduce_on_rdu: as for session.run
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
-    `n_chips` and other keywords of the vendor change nothing. `predicted_step_s` is what the device of the PEF would
-    take, by the model of `sambasim simulate`: host time included, unless it is `run_graph_only`.
-    Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; KeywordError for a
-    keyword that is nearly one of these.
+    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` of the figures
+    is what the device of the PEF would take, by the model of `sambasim simulate`: host time included, unless it is
+    `run_graph_only`.
+    Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; AssertionError if
+    --min-throughput was given and is not reached.
     """
+    if json_counters is not None:
+        say_once("json_counters", "there is no device that counts", app_line())
     kinds = checked_kinds(session.program(model), batch_size, n_iterations, inference=inference)
     step = timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
@@ -100,7 +116,11 @@ def measure_performance(
         f"{predicted_told}{column.told()}"
     )
     report(figures, table, json, bench_report_json, compiled_stats_json)
-    return figures
+    measured = Performance(world.world_size * batch_size / median_s, median_s)
+    least = getattr(context.current().arguments, "min_throughput", None)
+    if isinstance(least, int | float) and measured.throughput < least:
+        raise AssertionError(f"{measured.throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
+    return measured
 
 
 def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: bool) -> float | None:

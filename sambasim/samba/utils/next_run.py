@@ -5,7 +5,6 @@ from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sambasim.errors import OptionError
 from sambasim.samba.utils.flag import RUN
 from sambasim.samba.utils.parser import AddArguments, command_parser, parse, respelled
 
@@ -31,7 +30,7 @@ class NextRun:
                 kept.append(_DATA_PARALLEL)
             words = [*kept, "--pef", pef, *(["--reduce-on-rdu"] if replicas > 1 else [])]
             parse(run, RUN, words)
-        except OptionError:
+        except Exception:  # a function of the app, made for a run, may fail in any way where no run begins
             return None
         launcher = ["mpirun", "-np", str(replicas)] if replicas > 1 else []
         return shlex.join([*launcher, *self.start, RUN, *words])
@@ -57,4 +56,4 @@ class NextRun:
 
 def _takes(run: ArgumentParser, group: Sequence[str]) -> bool:
     action = run._option_string_actions.get(group[0].partition("=")[0])
-    return not group[0].startswith("-") if action is None else action.help != SUPPRESS
+    return not group[0].startswith("-") if action is None else action.help != SUPPRESS and action.dest != "pef"

@@ -2,13 +2,17 @@
 
 import argparse
 import difflib
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, SambasimError
+from sambasim.pef import locate, peek
+from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
@@ -17,6 +21,7 @@ AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds its own flags to the parser that it is given. What it returns is not looked at."""
 
 _WIDTH = 100
+_ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 _WORLD_SIZE_NAMES = next(flag.names for flag in FLAGS if flag.destination == "world_size")
 
 _EXAMPLES = {
@@ -29,6 +34,13 @@ _EXAMPLES = {
     "measure-performance": ("measure-performance --pef out/net/net.pef -b 32 --json",),
     "measure-sections": ("measure-sections --pef out/net/net.pef -b 32 --json",),
 }
+
+
+class Arguments(argparse.Namespace):
+    """What a command line gives. `typed`, the names of the flags in it, is no argument: `vars` leaves it out."""
+
+    __slots__ = ("typed",)
+    typed: frozenset[str]
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -99,19 +111,52 @@ def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list
     return result
 
 
-def parse(parser: argparse.ArgumentParser, command: str, arguments: Sequence[str]) -> argparse.Namespace:
+def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Arguments:
     """What `parser` makes of the arguments, with the command and the value of every flag of the library in it.
 
+    Without -b the batch size is that of the PEF. A PEF that cannot be read is left for `trace_graph` to report. With
+    --pef and without --pef-name, compile gives the PEF that name.
     Raises OptionError for what cannot be parsed, and for flags that nobody knows, with the nearest name.
     """
-    namespace, unknown = parser.parse_known_args(respelled(parser, arguments))
+    words = respelled(parser, arguments)
+    # Only the intermixed kind collects positional arguments that stand before and behind flags.
+    intermixed = any(not action.option_strings for action in parser._actions)
+    known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
+    namespace, unknown = known_args(words, Arguments())
     if unknown:
         raise _unknown(parser, command, unknown)
     namespace.command = command
+    namespace.typed = frozenset(_typed_destinations(parser, words))
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
+    of_library = {flag.destination for flag in parser.flags}
+    if "pef" in of_library and namespace.pef is not None:
+        _take_pef(namespace, {"batch_size", "pef_name"} & of_library - namespace.typed)
     return namespace
+
+
+def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
+    """What --pef says for flags of the library that were not typed, `free`."""
+    if namespace.command == COMPILE:
+        if "pef_name" in free:
+            namespace.pef_name = Path(namespace.pef).stem
+        if launched_rank(os.environ) == 0:
+            sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
+    elif "batch_size" in free and namespace.batch_size == _ONE_SAMPLE:  # else the app has set another default
+        with suppress(SambasimError):
+            namespace.batch_size = peek(locate(namespace.pef)).batch_size
+
+
+def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[str]:
+    """Where the flags in `words` put their values. `-b8` is -b with its value, unless there is a flag -b8."""
+    flags = parser._option_string_actions
+    for word in words:
+        if word == "--":
+            return
+        action = flags.get(word.partition("=")[0]) or (None if word.startswith("--") else flags.get(word[:2]))
+        if action is not None:
+            yield action.dest
 
 
 def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.Action]:
@@ -137,7 +182,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
         const=flag.bare,
         default=default,
         choices=flag.choices,
-        required=flag.required,
+        required=command in flag.required,
         metavar=None if flag.choices else flag.placeholder,
         help=f"{flag.meaning}{told}",
     )

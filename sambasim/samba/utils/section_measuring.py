@@ -59,11 +59,12 @@ def measure_sections(
     compiled_stats_json: str | None = None,
     data_parallel: bool = False,
     reduce_on_rdu: bool = False,
-    **others: object,
+    num_sections: int | None = None,
 ) -> dict[str, JsonValue]:
     """Run the loaded PEF on `inputs` again and again, and tell how long each of its sections takes. Collective.
 
-    The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph. They
+    The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph, and
+    `num_sections` neither, for all are measured. They
     run one after another: gradient sync, which otherwise goes on beside the backward, waits for its end. So their sum
     can be more than a step. With one replica, REDUCE and GATHER have nothing to do, and are not predicted; through the
     host, what is predicted of GATHER is in REDUCE. With several and `reduce_on_rdu`,

@@ -1,7 +1,11 @@
 """Seeding everything that draws numbers."""
 
-from sambasim.errors import UserError
+import os
+
+from sambasim.errors import OptionError, UserError
 from sambasim.runtime.randomness import seed_everything
+
+_VARIABLE = "SAMBA_SEED"
 
 
 def set_seed(seed: int) -> None:
@@ -12,3 +16,16 @@ def set_seed(seed: int) -> None:
     if seed < 0:
         raise UserError(f"a seed is a whole number of at least 0, and this one is {seed}", remedy="utils.set_seed(1)")
     seed_everything(seed)
+
+
+def seed_from_environment() -> None:
+    """`set_seed` with the value of SAMBA_SEED, if the environment has it. Raises OptionError for a bad value."""
+    text = os.environ.get(_VARIABLE)
+    if not text:
+        return
+    if not text.isdecimal():
+        raise OptionError(
+            f"{_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0",
+            remedy=f"export {_VARIABLE}=256, or unset {_VARIABLE}",
+        )
+    set_seed(int(text))

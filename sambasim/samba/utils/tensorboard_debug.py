@@ -2,6 +2,7 @@
 
 import json
 import os
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from sambasim.errors import OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.samba.session import session
+from sambasim.samba.tensor import SambaTensor, to_torch
 from sambasim.samba.utils.json_file import as_json
 from sambasim.samba.utils.ranks import get_rank
 
@@ -20,17 +22,27 @@ _FILE = "accuracy_debug_info.rank{rank}.jsonl"
 _DUMPED = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
-def dump_accuracy_debug_info(folder: str | os.PathLike[str], model: nn.Module, step: int = 0) -> Path:
-    """Add to the file of this rank in `folder` a line of JSON for each parameter, gradient, buffer and optimizer state
-    on the device: its norm, mean, least and largest element, and how many are not finite. Returns the path.
+def dump_accuracy_debug_info(
+    args: Namespace | str | os.PathLike[str],
+    model: nn.Module,
+    inputs: object = None,
+    traced_outputs: object = None,
+    step: int = 0,
+) -> Path:
+    """Add to the file of this rank a line of JSON for each parameter, gradient, buffer and optimizer state on the
+    device, and for the inputs and outputs of the last run: its norm, mean, least and largest element, and how many are
+    not finite. Returns the path.
 
+    args: the folder; or the arguments of the app, for the folder accuracy_debug in its --output-folder, or in out
+    inputs, traced_outputs: no effect
     step: a number for the lines, as the app counts
 
     A parameter or buffer has the largest difference to the host's as well: it shows what `to_cpu` and `to_device` were
     not called for. No event file of TensorBoard is written: the lines are plain, for any tool.
     Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
     """
-    path = Path(folder) / _FILE.format(rank=get_rank())
+    folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
+    path = folder / _FILE.format(rank=get_rank())
     lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,6 +65,9 @@ def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
             apart = (device - host[symbol.torch_names[0]].detach().double()).abs()
             row["largest_difference_to_host"] = as_json(float(apart.max())) if apart.numel() else 0.0
         yield row
+    for name, value in session.tensor_dict.items():
+        if isinstance(value, SambaTensor) and value.has_data:
+            yield {"name": name, "kind": program.symbols[name].kind.value, **_figures(to_torch(value).double())}
 
 
 def _figures(values: Tensor) -> dict[str, JsonValue]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from sambaflow.samba.utils.common import common_app_driver
 
 args = parse_app_args(argv=sys.argv[1:])
 utils.set_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 1))
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 1), torch.nn.Flatten(0))
 samba.from_torch_model_(model)
 optimizer = samba.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
 inputs = [samba.randn(args.batch_size, 6, name="x", batch_dim=0)]
@@ -43,25 +44,45 @@ def test_a_step_is_measured(
     model, _ = traced
     measure = samba.utils.measure_performance
     capsys.readouterr()
-    figures = measure(
+    throughput, latency = measure(
         model, inputs, BATCH, 1, False, run_graph_only=False, json=str(tmp_path / "a.json"),
-        bench_report_json=str(tmp_path / "b.json"), data_parallel=False, reduce_on_rdu=False, **SHORT,
+        bench_report_json=str(tmp_path / "b.json"), data_parallel=False, reduce_on_rdu=False, world_size=1,
+        use_sambaloader=True, set_output_grads=False, json_counters=None, **SHORT,
     )  # fmt: skip
-    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text()) == figures
+    figures = json.loads((tmp_path / "a.json").read_text())
+    assert json.loads((tmp_path / "b.json").read_text()) == figures
+    assert (throughput, latency) == (figures["samples_per_s"], figures["step_s"])
     assert capsys.readouterr().out.startswith("measured on this machine, 1 replica, 4 steps: ")
     assert figures["step_p90_s"] >= figures["step_s"]
     assert figures["threads"] == torch.get_num_threads()
     assert figures["samples_per_s"] == pytest.approx(BATCH / figures["step_s"])
     assert figures["predicted_step_s"] > 0
     assert (figures["predicted_for"], figures["predicted_backed_by"]) == ("SN30", backing_of(load_device("sn30")))
-    graph_alone = measure(model, inputs, BATCH, run_graph_only=True, **SHORT)
+
+    def measured(**options: Any) -> dict[str, Any]:
+        measure(model, inputs, BATCH, json=str(tmp_path / "c.json"), **options)
+        found: dict[str, Any] = json.loads((tmp_path / "c.json").read_text())
+        return found
+
+    graph_alone = measured(run_graph_only=True, **SHORT)
     assert graph_alone["step_s"] > 0
-    forward = measure(model, inputs, BATCH, inference=True, **SHORT)
+    forward = measured(inference=True, **SHORT)
     assert 0 < forward["predicted_step_s"] < figures["predicted_step_s"]
     assert 0 < graph_alone["predicted_step_s"] < figures["predicted_step_s"], "without the host"
-    assert measure(model, inputs, BATCH, inference=True, n_iterations=2, min_duration=0.5)["steps"] > 2
+    assert measured(inference=True, n_iterations=2, min_duration=0.5)["steps"] > 2
     with pytest.raises(OptionError, match="the batch size is 8, and the PEF was compiled for 4"):
         measure(model, inputs, 8)
+
+
+def test_less_than_the_throughput_that_was_asked_for_fails(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str
+) -> None:
+    parse = imported("samba.utils.argparser").parse_app_args
+    parse(["measure-performance", "--pef", pef, "--min-throughput", "0.5"])
+    assert samba.utils.measure_performance(traced[0], inputs, BATCH, **SHORT).throughput > 0.5
+    parse(["measure-performance", "--pef", pef, "--min-throughput", "1e12"])
+    with pytest.raises(AssertionError, match=r"[\d.]+ samples/s were measured, and --min-throughput is 1e\+12"):
+        samba.utils.measure_performance(traced[0], inputs, BATCH, **SHORT)
 
 
 @exercises("samba.utils.measure_sections")
@@ -72,7 +93,7 @@ def test_every_section_is_measured(
     information = imported("samba.utils.pef_utils").get_pef_info(pef)
     sections = next(graph["sections"] for graph in information["graphs"] if graph["name"] == "training")
     capsys.readouterr()
-    figures = samba.utils.measure_sections(model, inputs, BATCH, json="-", **SHORT)
+    figures = samba.utils.measure_sections(model, inputs, num_sections=2, batch_size=BATCH, json="-", **SHORT)
     assert json.loads(capsys.readouterr().out) == figures
     rows = figures["sections"]
     assert [(row["sections"], row["kind"], row["name"]) for row in rows] == [
@@ -139,6 +160,23 @@ def test_the_driver_compiles_and_measures(folder: Path) -> None:
     rows = _measured(folder, "measure-sections")["sections"]
     assert [row["kind"] for row in rows][-4:] == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
     assert [row["kind"] for row in rows if row["predicted_s"] is None] == ["REDUCE", "GATHER"], "one replica"
+
+
+@exercises("samba.utils.compile")
+def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -> None:
+    driver = imported("samba.utils.common").common_app_driver
+    for command in ("run", "test"):
+        assert driver(Namespace(command=command), None, None, None, name="net", app_dir=None) is None
+    args = imported("samba.utils.argparser").parse_app_args(
+        ["compile", "--inference", "--output-folder", str(tmp_path), "--pef-name", "net"]
+    )
+    model = samba.from_torch_model_(torch.nn.Linear(3, 2))
+    options = {"init_output_grads": False, "squeeze_bs_dim": True, "get_output_grads": False}
+    driver(args=args, model=model, inputs=(samba.randn(2, 3, name="x"),), optim=None, name="net", **options)
+    assert imported("samba.utils.pef_utils").get_pefmeta_dict(tmp_path / "net" / "net.pef")["inference"] == "True"
+    args.pef_name = "older"
+    path = samba.utils.compile(args, model, (samba.randn(2, 3, name="x"),), None, name="net", app_dir=".")
+    assert path == str(tmp_path / "older" / "older.pef")
 
 
 def test_the_driver_measures_the_forward_of_a_training_pef(folder: Path) -> None:

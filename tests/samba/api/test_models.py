@@ -180,6 +180,84 @@ def test_a_fusion_directive_changes_nothing_and_says_so(
     assert capsys.readouterr().err.count("notice: op_fusion is taken, and without effect here: ") == 1
 
 
+@exercises(
+    "samba.directives.sdpa_directives",
+    "samba.env.disable_sgd_stoc",
+    "samba.env.enable_addbias_grad_accum_stoc",
+    "samba.env.enable_conv_grad_accum_stoc",
+)
+def test_switches_of_the_rdu_change_nothing_and_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(notices, "_SAID", set())
+    env, directives = imported("samba.env"), imported("samba.directives")
+    for _ in range(2):
+        env.disable_sgd_stoc()
+        env.enable_addbias_grad_accum_stoc(True)
+        env.enable_conv_grad_accum_stoc(enable=True)
+        with directives.sdpa_directives(op_fusion_id=1):
+            pass
+    told = capsys.readouterr().err
+    assert told.count("notice: ") == 4
+    assert told.count(__file__) == 4
+
+
+def test_gradients_and_weights_of_the_device_are_read_from_the_parameters(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]
+) -> None:
+    model: Any = traced[0]
+    samba.session.run(inputs, model.output_tensors, section_types=["fwd", "bckwd"])
+    gold = seeded_net()
+    gold(*(tensor.torch() for tensor in inputs))[0].mean().backward()
+    for (name, parameter), expected in zip(model.named_parameters(), gold.parameters(), strict=True):
+        samba.utils.assert_close(parameter.sn_grad, expected.grad, f"{name}__grad", threshold=1e-5, visualize=True)
+        assert parameter.grad is None
+    samba.session.run(inputs, model.output_tensors)
+    assert not torch.equal(model.first.weight.sn_data, model.first.weight)
+    samba.session.to_cpu(model)
+    assert torch.equal(model.first.weight.sn_data, model.first.weight)
+
+
+@exercises("samba.is_internal", "samba.patched_torch")
+def test_a_forward_of_the_host_within_patched_torch(samba: Any, inputs: tuple[Any, Any]) -> None:
+    assert not samba.is_internal()
+    with samba.patched_torch():
+        losses, _ = seeded_net()(*inputs)
+    assert torch.equal(losses.torch(), seeded_net()(*inputs)[0].torch())
+
+
+def test_parts_of_a_normalized_weight_are_read_by_name(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
+    model = samba.from_torch_model_(seeded_net())
+    samba.utils.weight_norm_(model.second)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    path = samba.session.compile(model, inputs, optimizer, name="net", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, inputs, optimizer, pef=path)
+    names = ["net__second__weight_magnitude", "net__second__weight_direction"]
+    magnitude, direction = samba.session.get_tensors_by_name(names)
+    parts = model.second.parametrizations.weight
+    assert torch.equal(magnitude.data.torch(), parts.original0)
+    assert torch.equal(direction.data.torch(), parts.original1)
+
+
+def test_a_model_is_converted_after_its_optimizer_and_twice(
+    samba: Any, inputs: tuple[Any, Any], tmp_path: Path
+) -> None:
+    model: Any = seeded_net().bfloat16()
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5)
+    samba.from_torch_model_(samba.from_torch_(model))
+    model.float()
+    path = samba.session.compile(model, inputs, optimizer, name="net", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, inputs, optimizer, pef=path)
+    before = model.second.bias.detach().clone()
+    optimizer.zero_grad()
+    samba.session.run(inputs, model.output_tensors)
+    optimizer.step()
+    schedule.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert torch.equal(model.second.bias, before), "the host has not been told"
+    samba.session.to_cpu(model)
+    assert not torch.equal(model.second.bias, before)
+
+
 @exercises("samba.optim.SGD", "samba.optim.Adam", "samba.optim.AdamW")
 @pytest.mark.parametrize(
     ("name", "options"),

@@ -40,3 +40,19 @@ def test_an_ordered_set() -> None:
 def test_metadata_of_the_compiler_is_collected_by_its_key() -> None:
     record = imported("mac.metadata").ConvTilingMetadata(original_size=(3, 64, 64))
     assert {record.key: record}["conv_tiling"].original_size == (3, 64, 64)
+
+
+@exercises("mac.metadata.TilingMetadata")
+def test_metadata_of_tiles_has_a_key_of_its_own() -> None:
+    kind = imported("mac.metadata").TilingMetadata
+    record = kind(original_size=(3, 64, 64), num_tiles=4)
+    assert {kind.key: record}["tiling"].num_tiles == 4
+
+
+@exercises("is_demo")
+def test_it_is_no_demonstration() -> None:
+    import importlib
+
+    is_demo = importlib.import_module("sambaflow").is_demo
+    assert not is_demo
+    assert not is_demo()

@@ -99,7 +99,7 @@ def test_a_step_by_every_keyword(samba: Any, inputs: tuple[Any, Any], traced: tu
         input_tensors=inputs, output_tensors=model.output_tensors, hyperparam_dict={"lr": 0.2, "momentum": 0.5},
         data_parallel=False, reduce_on_rdu=False, section_types=["FWD", "BCKWD", "OPT"], graph_name="net",
     )[0]  # fmt: skip
-    later = samba.session.run(inputs, model.output_tensors[0])
+    (later,) = samba.session.run(inputs, model.output_tensors[0])
     assert later.mean().item() < first.mean().item()
     losses = samba.session.run(inputs, section_types=["fwd"])[0]
     losses.sn_grad = torch.zeros(BATCH)
@@ -134,7 +134,12 @@ def test_tensors_are_found_by_name(samba: Any, inputs: tuple[Any, Any], traced: 
     names = ["net__second__weight__grad", "net__second__weight__sgd0__momentum"]
     gradient, momentum = samba.session.get_tensors_by_name(names)
     assert torch.equal(gradient.torch(), momentum.torch())
-    assert set(samba.session.tensor_dict) == {"x", "target", *(one.sn_name for one in model.output_tensors)}
+    found = samba.session.tensor_dict
+    assert set(found) == {"inputs", "grads", "x", "target", *(one.sn_name for one in model.output_tensors)}
+    assert set(found["inputs"]) == {"x", "target"}
+    assert torch.equal(found["inputs"]["x"].torch(), inputs[0].torch())
+    assert set(found["grads"]) == {f"net__{name.replace('.', '__')}__grad" for name, _ in model.named_parameters()}
+    assert torch.equal(found["grads"]["net__second__weight__grad"].torch(), gradient.torch())
     assert samba.session.optim_dict == {"sgd0": optimizer}
 
 

@@ -1,5 +1,6 @@
 """Tensors: made, named, turned into others, and calculated with."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +95,68 @@ def test_operators_on_samba_tensors(samba: Any) -> None:
     assert torch.equal(samba.sigmoid(one).torch(), torch.sigmoid(one.torch()))
     added = samba.addmm(samba.zeros(2, 2), one, other.t())
     assert torch.equal(added.torch(), torch.addmm(torch.zeros(2, 2), one.torch(), other.torch().t()))
+
+
+@exercises("samba.from_named_dict", "samba.triu_fill", "samba.SambaTensor.torch_tensor")
+def test_tensors_of_a_dictionary_and_a_filled_triangle(samba: Any) -> None:
+    scores = samba.from_named_dict({"scores": torch.zeros(2, 2)})["scores"]
+    assert scores.sn_name == "scores"
+    filled = samba.triu_fill(scores, -1.0)
+    assert filled.torch_tensor().tolist() == [[0, -1], [0, 0]]
+    assert type(filled.torch_tensor()) is Tensor
+
+
+@exercises(
+    "samba.functional.stir.sn_imm",
+    "samba.functional.stir.sn_iteridx",
+    "samba.functional.stir.sn_select",
+    "samba.functional.stir.sn_zipmapreduce",
+)
+def test_functions_of_elements_in_a_forward(samba: Any, tmp_path: Path) -> None:
+    stir = imported("samba.functional.stir")
+
+    def diagonal_or_more(attrs: Any, x: Tensor, y: Tensor) -> Any:
+        column = stir.sn_iteridx(attrs=attrs, dim=1, dtype=torch.int16)
+        return stir.sn_select(column > 0, x * y, stir.sn_imm(0.5, torch.float32))
+
+    class Least(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            hidden = super().forward(x)
+            return stir.sn_zipmapreduce(diagonal_or_more, [hidden, x], reduce_func="MIN", reduce_dim=[1])
+
+    model = samba.from_torch_model_(Least(3, 3))
+    batch = [samba.randn(4, 3, name="x", batch_dim=0)]
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    path = samba.session.compile(model, batch, optimizer, name="least", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, batch, optimizer, pef=path)
+    losses = samba.session.run(batch, model.output_tensors, section_types=["FWD"])[0]
+    assert torch.equal(losses.torch(), samba.to_torch(model(batch[0])))
+
+
+def test_a_forward_goes_by_torch_and_back(samba: Any, tmp_path: Path) -> None:
+    """It also reads a SambaTensor that its constructor made, and passes on what the host's forward gives."""
+
+    class Matrix(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.constant = samba.from_torch_tensor(torch.arange(9.0).reshape(3, 3).bfloat16(), name="constant").float()
+
+        def forward(self, x: Tensor) -> Any:
+            hidden = samba.from_torch(samba.to_torch(super().forward(x)) @ self.constant, name="hidden")
+            hidden.host_memory = False
+            return hidden.square().mean(1), hidden
+
+    model = samba.from_torch_model_(Matrix())
+    batch = [samba.randn(4, 3, name="x", batch_dim=0)]
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    path = samba.session.compile(model, batch, optimizer, name="matrix", config_dict={"output_folder": str(tmp_path)})
+    samba.utils.trace_graph(model, batch, optimizer, pef=path)
+    losses, hidden = samba.to_torch(samba.session.run(batch, model.output_tensors, section_types=["FWD"]))
+    gold_losses, gold_hidden = samba.to_torch(model(batch[0]))
+    assert [type(tensor) for tensor in (losses, hidden, gold_losses, gold_hidden)] == [Tensor] * 4
+    assert torch.equal(hidden, gold_hidden)
+    assert torch.equal(losses, gold_losses)
+    assert model(samba.to_torch(batch[0]))[0].torch_tensor().equal(gold_losses)
 
 
 @exercises("samba.SambaLoader", "samba.sambaloader.SambaLoader")

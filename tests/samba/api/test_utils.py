@@ -1,7 +1,8 @@
 """`samba.utils` and what lies beside it: command line, data, reports, checkpoints, gold files."""
 
+import gzip
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_images_become_normalised_features() -> None:
     flat = transform_for({"num_features": 12})(image)
     gold = (torch.from_numpy(image) / 255 - 0.1307) / 0.3081
     torch.testing.assert_close(flat, gold.flatten())
+    assert torch.equal(transform_for(Namespace(num_features=12))(image), flat)
     kept = transform_for({"num_features": None})
     for given in (image, image[..., None], torch.from_numpy(image), torch.from_numpy(image)[None]):
         torch.testing.assert_close(kept(given), gold[None])
@@ -93,6 +95,82 @@ def test_images_become_normalised_features() -> None:
         transform_for({"num_features": 784})(image)
     with pytest.raises(DataError, match=r"has the shape \(3, 4, 3\), and images like MNIST's have one channel"):
         kept(np.zeros((3, 4, 3)))
+
+
+def write_mnist(folder: Path, part: str, count: int, *, packed: bool = False) -> tuple[Any, Any]:
+    """Images of 3 x 2 pixels and their labels, in idx files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.arange(count * 6, dtype=np.uint8).reshape(count, 3, 2)
+    labels = np.arange(count, dtype=np.uint8) % 10
+    for name, array in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", labels)):
+        content = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+        (folder / f"{name}{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
+    return images, labels
+
+
+@exercises("samba.utils.dataset.mnist.prepare_dataloader")
+def test_loaders_of_mnist(tmp_path: Path) -> None:
+    prepare = imported("samba.utils.dataset.mnist").prepare_dataloader
+    raw = tmp_path / "MNIST" / "raw"
+    images, labels = write_mnist(raw, "train", 10)
+    write_mnist(raw, "t10k", 5, packed=True)
+    params = {"data_dir": str(tmp_path), "batch_size": 4, "num_features": 6}
+    torch.manual_seed(0)
+    train, test = prepare(params)
+    batches = list(train)
+    assert [tuple(x.shape) for x, _ in batches] == [(4, 6), (4, 6)]
+    seen = torch.cat([y for _, y in batches])
+    assert seen.dtype is torch.int64
+    assert seen.tolist() != sorted(seen.tolist()), "shuffled"
+    gold = (torch.from_numpy(images[seen]).flatten(1) / 255 - 0.1307) / 0.3081
+    torch.testing.assert_close(torch.cat([x for x, _ in batches]), gold)
+    ((x, y),) = test
+    assert y.tolist() == labels[:4].tolist()
+    assert len(x) == 4
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    train, test = prepare(Namespace(batch_size=4), data, data)
+    assert (len(train), [one.tolist() for (one,) in test]) == (2, [[0, 1, 2, 3], [4, 5, 6, 7]])
+
+
+def test_replicas_have_their_shares_of_the_training_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = imported("samba.utils.dataset.mnist").prepare_dataloader
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
+    train, test = prepare({"batch_size": 2}, data, data)
+    first = {int(one) for (batch,) in train for one in batch}
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
+    train, _ = prepare({"batch_size": 2}, data, data)
+    second = {int(one) for (batch,) in train for one in batch}
+    assert (len(first), len(second), first | second) == (4, 4, set(range(8)))
+    assert len(test) == 4
+
+
+def test_mnist_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
+    prepare = imported("samba.utils.dataset.mnist").prepare_dataloader
+    with pytest.raises(DataError, match="it has none of data_dir, data_folder, data_path"):
+        prepare({"batch_size": 4})
+    with pytest.raises(DataError, match="has no train-images-idx3-ubyte") as caught:
+        prepare({"data_path": str(tmp_path)})
+    assert "downloads nothing" in (caught.value.remedy or "")
+    write_mnist(tmp_path, "train", 2)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"no idx file")
+    with pytest.raises(DataError, match="is no idx file of MNIST"):
+        prepare({"data_folder": tmp_path})
+
+
+@exercises("samba.utils.numeric.MAX_BF16_TRUNCATE_NORMAL_REL")
+def test_a_bound_on_bf16_is_met_and_reached() -> None:
+    bound = imported("samba.utils.numeric").MAX_BF16_TRUNCATE_NORMAL_REL
+    numbers = torch.linspace(1, 2, 9999)[:-1]
+    cut = (numbers.view(torch.int32) & -(2**16)).view(torch.float32)
+    assert 0.99 * bound < float(((numbers - cut) / numbers).max()) < bound
+
+
+@exercises("samba.utils.fix_rdu_affinity", "samba.utils.create_mac_resource_report")
+def test_what_acts_on_the_vendors_machine_has_no_effect(samba: Any) -> None:
+    assert samba.utils.fix_rdu_affinity() is None
+    assert samba.utils.create_mac_resource_report("report") is None
 
 
 @exercises("samba.utils.benchmark_acc.AccuracyReport")
@@ -106,6 +184,12 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     assert report_of(loss=torch.tensor(torch.nan)).loss == "nan", "JSON has no number for it"
     with pytest.raises(AttributeError, match="this report has no loss; it has val_accuracy, batch_size"):
         _ = report.loss
+    nested = report_of(train_metrics={"acc": 1}, val_metrics={"acc": torch.tensor(0.5), "loss": 0.25}, batch_size=8)
+    nested.save(tmp_path / "nested.json")
+    written = json.loads((tmp_path / "nested.json").read_text())
+    assert written == {"train_metrics": {"acc": 1}, "val_metrics": {"acc": 0.5, "loss": 0.25}, "batch_size": 8}
+    assert nested.val_metrics["loss"] == 0.25
+    nested.save(None)
     with pytest.raises(OptionError, match="losses is of type list"):
         report_of(losses=[1, 2])
     with pytest.raises(OptionError, match=r"cannot be written: No such file"):
@@ -154,6 +238,62 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", model, optimizer)
 
 
+@exercises("samba.utils.checkpoint.save_tensors")
+def test_tensors_are_saved_with_the_values_of_the_device(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    model, _ = traced
+    samba.session.run(inputs)
+    saved = samba.utils.checkpoint.save_tensors([model.first.weight, inputs[0]], tmp_path / "some.safetensors")
+    (device,) = samba.session.get_tensors_by_name(["net__first__weight"])
+    assert torch.equal(saved["net__first__weight"], samba.to_torch(device))
+    assert not torch.equal(saved["net__first__weight"], model.first.weight)
+    assert torch.equal(load_file(tmp_path / "some.safetensors")["x"], samba.to_torch(inputs[0]))
+    with pytest.raises(OptionError, match="a tensor without a name"):
+        samba.utils.checkpoint.save_tensors([torch.ones(2)])
+
+
+@exercises("samba.utils.checkpoint.load_sharded_checkpoint")
+def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    load = imported("samba.utils.checkpoint").load_sharded_checkpoint
+    weights = {name: torch.full_like(value, 2.5) for name, value in Net().state_dict().items()}
+    first = {name: value for name, value in weights.items() if name.startswith("first")}
+    second = {name: value.bfloat16() for name, value in weights.items() if name not in first}
+
+    def loaded(path: Path, **options: Any) -> bool:
+        model = samba.from_torch_model_(Net())
+        load(model, path, **options)
+        return all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+    save_file(first, tmp_path / "model-1.safetensors")
+    save_file(second, tmp_path / "model-2.safetensors")
+    with pytest.raises(WeightsError, match=r"second.bias in torch.bfloat16, and in the model it is torch.float32"):
+        loaded(tmp_path)
+    assert loaded(tmp_path, ignore_dtype_mismatch=True)
+    save_file({"other": torch.ones(1)}, tmp_path / "adapter.safetensors")
+    with pytest.raises(WeightsError, match="has other, which the model does not have"):
+        loaded(tmp_path, ignore_dtype_mismatch=True)
+    files = {name: f"model-{1 if name in first else 2}.safetensors" for name in weights}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert loaded(tmp_path, ignore_dtype_mismatch=True)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    assert loaded(tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=r"has no second\."):
+        loaded(tmp_path / "model-1.safetensors")
+    assert not loaded(tmp_path / "model-1.safetensors", strict=False)
+    with pytest.raises(WeightsError, match=r"has first.weight in the shape \(8, 5\), and in the model \(16, 5\)"):
+        load(Net(width=16), tmp_path / "pytorch_model.bin")
+    (tmp_path / "damaged.pt").write_text("no weights")
+    with pytest.raises(WeightsError, match=r"damaged\.pt cannot be read"):
+        loaded(tmp_path / "damaged.pt")
+    with pytest.raises(WeightsError, match="is no file, and no folder with files of"):
+        loaded(tmp_path / "absent")
+
+
 @exercises("samba.utils.tensorboard_debug.dump_accuracy_debug_info")
 def test_figures_of_every_tensor_are_dumped(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
@@ -172,8 +312,11 @@ def test_figures_of_every_tensor_are_dumped(
         float((device.torch() - model.first.weight.detach()).abs().max())
     )
     assert weight["largest_difference_to_host"] > 0
-    assert {row["kind"] for row in rows} == {"parameter", "gradient", "optimizer_state"}
-    assert len(rows) == 2 * 3 * 4
+    assert {row["kind"] for row in rows} == {"parameter", "gradient", "optimizer_state", "input", "output"}
+    assert len(rows) == 2 * (3 * 4 + 2 + 2)
+    assert by_name["x"]["norm"] == pytest.approx(float(inputs[0].norm()))
+    args = Namespace(output_folder=str(tmp_path / "vendor"))
+    assert dump(args, model, inputs, model.output_tensors).parent == tmp_path / "vendor" / "accuracy_debug"
 
 
 @exercises("samba.env.use_mock_samba_runtime")
@@ -185,23 +328,42 @@ def test_numbers_are_computed_and_not_mocked() -> None:
 def test_the_device_is_held_to_a_gold_file(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
 ) -> None:
-    model, _ = traced
+    from safetensors.torch import load_file
+
+    model, optimizer = traced
     test_with_gold = imported("samba.test").TestWithGold
-    args = imported("samba.utils.argparser").parse_app_args(
-        ["test", "--pef", "net", "--gold-file-path", str(tmp_path / "gold.safetensors")]
-    )
-    gold = test_with_gold(model, inputs).run()
-    assert Path(args.gold_file_path).is_file()
+    file = tmp_path / "gold.safetensors"
+    args = Namespace(gold_file_path=str(file), pef="net")
+    gold = test_with_gold(args, "net", model, inputs, optimizer).test()
     losses, outputs = seeded_net()(*inputs)
     assert [*gold] == [tensor.sn_name for tensor in model.output_tensors]
     assert torch.equal(gold["net__outputs__0"], samba.to_torch(outputs))
-    test_with_gold(model, inputs, threshold=0).run()
+    kept = load_file(file)
+    assert kept.keys() == {"input.x", "input.target", *(f"output.{name}" for name in gold)}
+    assert torch.equal(kept["input.x"], samba.to_torch(inputs[0]))
+    test_with_gold(args, "net", model, None, optimizer, threshold=0).test()
     samba.session.run(inputs)
-    with pytest.raises(AssertionError, match=r"of \d+ elements differ by more than 0\.003"):
-        test_with_gold(model, inputs).run()
-    written = test_with_gold(model, inputs).write_gold()
-    assert not torch.equal(written[str(model.output_tensors[0].sn_name)], samba.to_torch(losses))
-    test_with_gold(model, inputs, args.gold_file_path).run()
+    with pytest.raises(AssertionError, match=r"net: net__.*: \d+ of \d+ elements differ by more than 0\.003"):
+        test_with_gold(args, "net", model, None, optimizer).test()
+    args.gold_file_path = None
+    again = test_with_gold(args, "net", model, None, optimizer).test()
+    expected, _ = model(*inputs)
+    assert torch.equal(again[str(model.output_tensors[0].sn_name)], samba.to_torch(expected))
+    assert not torch.equal(samba.to_torch(expected), samba.to_torch(losses))
+
+
+def test_a_pef_that_is_not_loaded_is_tested_with_a_batch_of_its_own(samba: Any, pef: str, tmp_path: Path) -> None:
+    model = samba.from_torch_model_(seeded_net())
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    args = Namespace(gold_file_path=str(tmp_path / "gold.safetensors"), pef=pef)
+    test_with_gold = imported("samba.test").TestWithGold
+    gold = test_with_gold(args, "net", model, None, optimizer).test()
+    assert len(gold) == 2
+    assert gold["net__outputs__0"].std() > 0
+    other = samba.from_torch_model_(seeded_net())
+    optimizer = samba.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+    again = test_with_gold(args, "net", other, None, optimizer, threshold=0).test()
+    assert all(torch.equal(gold[name], again[name]) for name in gold)
 
 
 def test_a_gold_file_of_something_else_is_refused(
@@ -209,13 +371,44 @@ def test_a_gold_file_of_something_else_is_refused(
 ) -> None:
     from safetensors.torch import save_file
 
-    model, _ = traced
-    test_with_gold = imported("samba.test").TestWithGold
     file = tmp_path / "gold.safetensors"
-    save_file({"other": torch.ones(BATCH)}, file)
+    test = imported("samba.test").TestWithGold(Namespace(gold_file_path=file), "net", traced[0], inputs).test
+    batch = {"input.x": samba.to_torch(inputs[0]), "input.target": samba.to_torch(inputs[1])}
+    save_file({**batch, "output.other": torch.ones(BATCH)}, file)
     with pytest.raises(WeightsError, match="holds other, and the PEF's outputs are net__"):
-        test_with_gold(model, inputs, file).run()
+        test()
     file.write_text("no tensors")
     with pytest.raises(WeightsError, match="is no safetensors file"):
-        test_with_gold(model, inputs, file).run()
-    assert test_with_gold(model, inputs).run().keys() == {str(one.sn_name) for one in model.output_tensors}
+        test()
+
+
+@exercises("samba.test.consistency_test")
+@pytest.mark.parametrize("called", [True, False])
+def test_two_runs_from_the_same_state_are_compared(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], called: bool
+) -> None:
+    model, _ = traced
+    decorator = imported("samba.test").consistency_test
+    calls: list[float] = []
+
+    def check(args: Namespace, model: Net, inputs: Any, outputs: Any) -> list[tuple[str, torch.Tensor]]:
+        loss, _ = samba.session.run(inputs, outputs)
+        (weight,) = samba.session.get_tensors_by_name(["net__first__weight"])
+        calls.append(args.drift * len(calls))
+        return [("loss", loss), ("weight", weight + calls[-1])]
+
+    decorated = decorator()(check) if called else decorator(check)
+    samba.session.run(inputs)  # momentum has begun
+    (name, loss), (_, weight) = decorated(Namespace(drift=0.0), model, inputs, model.output_tensors)
+    assert (name, len(calls), decorated.__name__) == ("loss", 2, "check")
+    (device,) = samba.session.get_tensors_by_name(["net__first__weight"])
+    assert torch.equal(samba.to_torch(device), samba.to_torch(weight)), "one step, not two"
+    assert loss.mean() < samba.session.run(inputs)[0].mean() * 2
+    with pytest.raises(AssertionError, match="weight differs between two runs from the same state"):
+        decorated(Namespace(drift=1e-3), model, inputs, model.output_tensors)
+
+
+def test_a_consistency_test_wants_a_list_of_results(traced: tuple[Net, Any]) -> None:
+    decorated = imported("samba.test").consistency_test()(lambda: None)
+    with pytest.raises(OptionError, match=r"must return a list of \(name, tensor\)"):
+        decorated()

@@ -31,14 +31,50 @@ def test_a_notice_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "notice: DP06: another\n  try:   set_epoch\n"
 
 
-def test_a_finding_ends_a_run_and_no_check(capsys: pytest.CaptureFixture[str]) -> None:
-    finding = Finding("DP03", "other weights", "app.py:3: run()", "set_seed")
-    with pytest.raises(DataParallelError, match=r"DP03: other weights\n  where: app.py:3: run\(\)"):
+def test_a_finding_that_is_refused_ends_a_run_and_no_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {code for code, row in FINDINGS.items() if row.refused} == {"DP09", "AP01", "AP04"}
+    finding = Finding("DP09", "other steps", "app.py:3: run()", "drop_last=True")
+    with pytest.raises(DataParallelError, match=r"DP09: other steps\n  where: app.py:3: run\(\)"):
         Telling().tell(finding)
     check = Telling(on_demand=True)
     check.tell(finding)
     check.tell(None)
-    assert (check.findings, check.has("DP03"), check.has("DP04")) == ((finding,), True, False)
+    assert (check.findings, check.has("DP09"), check.has("DP04")) == ((finding,), True, False)
     at_end = Telling()
     at_end.tell(finding, only_noticed=True)
-    assert capsys.readouterr().err.count("notice: DP03: other weights") == 1
+    assert capsys.readouterr().err.count("notice: DP09: other steps") == 1
+
+
+def test_all_findings_are_told_together_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telling = Telling()
+    telling.summarize()
+    assert capsys.readouterr().err == "", "no findings, no summary"
+    telling.tell(Finding("DP03", "other weights", "app.py:3: run()", "set_seed"))
+    telling.summarize()
+    assert capsys.readouterr().err.splitlines()[3:] == [
+        "summary: 1 finding of the checks; sambasim app --check looks at each step",
+        "DP03: other weights",
+        "  where: app.py:3: run()",
+        "  try:   set_seed",
+    ]
+    telling.ends = True
+    late = Finding("DP07", "weights differ", None, "to_device")
+    telling.tell(late)
+    telling.tell_of(1, [late, Finding("AP06", "saved", None, "to_cpu")])
+    assert capsys.readouterr().err == "", "what the end finds is in the summary alone"
+    telling.summarize()
+    assert capsys.readouterr().err == (
+        "summary: 3 findings of the checks; sambasim app --check looks at each step\n"
+        "DP03: other weights\n  where: app.py:3: run()\n  try:   set_seed\n"
+        "DP07: weights differ\n  try:   to_device\n"
+        "AP06 (rank 1): saved\n  try:   to_cpu\n"
+    )
+    telling.on_demand = True
+    telling.summarize()
+    telling.on_demand = False
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    telling.summarize()
+    assert capsys.readouterr().err == "", "a check has a report, and rank 0 tells for all"

@@ -12,6 +12,7 @@ from sambasim.errors import OptionError
 from sambasim.samba import functional
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.keywords import checks_keywords, nearest
+from sambasim.samba.session import session
 from sambasim.samba.utils.common import common_app_driver
 
 PLAIN = nn.Parameter(torch.ones(2))
@@ -37,8 +38,53 @@ def test_one_that_is_not_is_refused_with_the_nearest_and_the_line() -> None:
     assert caught.value.where is not None
     assert caught.value.where.startswith(f"{__file__}:")
     assert "function(1, data_paralel=True)" in caught.value.where
-    with pytest.raises(TypeError, match="it takes first, data_parallel"):
-        function(1, verbose=True)  # type: ignore[call-arg]  # as where an app asks whether there is such a keyword
+
+
+def test_one_that_is_like_no_other_is_left_out_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert function(1, verbose=True, data_parallel=True) == 2  # type: ignore[call-arg]  # the mistake
+    notice, where = capsys.readouterr().err.splitlines()
+    assert notice == (
+        "notice: function(verbose=…) is taken, and without effect here: sambasim does not know this keyword"
+    )
+    assert where.startswith(f"  where: {__file__}:")
+    assert "function(1, verbose=True, data_parallel=True)" in where
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words", "remedy"),
+    [
+        (
+            lambda: function(1, True, 3),  # type: ignore[call-arg]  # the mistake
+            "function cannot be called so: too many positional arguments",
+            "its arguments are first, data_parallel",
+        ),
+        (lambda: function(), "function cannot be called so: missing a required argument: 'first'", "its arguments"),  # type: ignore[call-arg]  # the mistake
+        (
+            lambda: session.get_tensors_by_name(["x"], 1),  # type: ignore[call-arg]  # the mistake
+            "session.get_tensors_by_name cannot be called so: too many positional arguments",
+            "its arguments are names",
+        ),
+        (
+            lambda: session.start_samba_profile(1),  # type: ignore[call-arg]  # the mistake
+            "session.start_samba_profile cannot be called so: too many positional arguments",
+            "it takes no arguments",
+        ),
+    ],
+)
+def test_positional_arguments_that_do_not_fit_are_refused(
+    mistake: Callable[[], object], words: str, remedy: str
+) -> None:
+    with pytest.raises(KeywordError) as caught:
+        mistake()
+    assert caught.value.what == f"AP04: {words}"
+    assert str(caught.value.where).startswith(f"{__file__}:")
+    assert str(caught.value.remedy).startswith(remedy)
+
+
+def test_a_type_error_of_the_function_itself_stays_one() -> None:
+    with pytest.raises(TypeError, match="can only concatenate str"):
+        function("word")  # type: ignore[arg-type]  # the mistake
 
 
 @pytest.mark.parametrize(
@@ -60,28 +106,16 @@ def test_the_calls_of_apps_are_checked(function: Callable[..., object], name: st
         (lambda: samba.randn(2, 3, batchdim=0), "samba.randn takes no batchdim", "did you mean batch_dim=?"),
         (lambda: samba.zeros(2, 3, nam="x"), "samba.zeros takes no nam", "did you mean name=?"),
         (lambda: samba.randint(9, (2,), dtyp=torch.int32), "samba.randint takes no dtyp", "did you mean dtype=?"),
-        (lambda: samba.zeros(2, steps=3), "samba.zeros takes no steps", "it takes name, batch_dim"),
-        (lambda: samba.eye(2, size=3), "samba.eye takes no size", "it takes name, batch_dim"),
         (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]  # the mistake
-        (lambda: samba.SambaTensor(PLAIN, rows=1), "samba.SambaTensor takes no rows", "it takes torch_tensor, shape,"),  # type: ignore[call-arg]  # the mistake
         (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]
-        (
-            lambda: samba.optim.SGD([PLAIN], learning_rate=1),
-            "samba.optim.SGD takes no learning_rate",
-            "it takes params, lr",
-        ),
         (lambda: samba.optim.AdamW([PLAIN], beta=1), "samba.optim.AdamW takes no beta", "did you mean betas=?"),
     ],
     ids=[
         "randn",
         "zeros",
         "randint",
-        "of-another-maker",
-        "eye",
         "SambaTensor",
-        "SambaTensor-far",
         "from_torch_tensor",
-        "SGD",
         "AdamW",
     ],
 )
@@ -91,21 +125,35 @@ def test_what_makes_tensors_and_optimizers_is_checked(mistake: Callable[[], obje
     assert remedy in str(caught.value.remedy)
 
 
+def test_far_keywords_of_what_makes_tensors_and_optimizers_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert torch.equal(samba.zeros(2, steps=3), torch.zeros(2))
+    assert samba.eye(2, layers=3).shape == (2, 2)
+    assert torch.equal(samba.SambaTensor(PLAIN, rows=1), PLAIN)  # type: ignore[call-arg]  # the mistake
+    assert samba.optim.SGD([PLAIN], lr=0.1, learning_rate=1).defaults["lr"] == 0.1
+    notices = capsys.readouterr().err.splitlines()[::2]
+    called = "samba.zeros(steps=…)", "samba.eye(layers=…)", "samba.SambaTensor(rows=…)", "samba.optim.SGD(learning_rate=…)"
+    assert [notice.removeprefix("notice: ").partition(" is taken")[0] for notice in notices] == [*called]
+
+
 @pytest.mark.parametrize("maker", [*functional._MAKERS, "randn", "randint"])
 def test_every_maker_takes_the_keywords_of_torch(maker: str) -> None:
     packet = getattr(torch.ops.aten, maker)
     named = {one.name for overload in packet.overloads() for one in getattr(packet, overload)._schema.arguments}
     of_torch = {"input" if name == "self" else name for name in named}
     of_torch -= {"input"} if maker == "normal" else {"out"} if "_like" in maker else set()  # Tensor's own, and none's
-    with pytest.raises(KeywordError) as caught:
-        getattr(samba, maker)(surely_unknown=1)
-    offered = set(str(caught.value.remedy).removeprefix("it takes ").split(", "))
-    assert offered - {"name", "batch_dim", "named_dims", "requires_grad", "shape"} == of_torch
+    beside = {"randn": ("size", "generator", "out"), "randint": ("low", "high", "size", "generator", "out")}
+    known = {*(functional._MAKERS.get(maker) or beside[maker]), *functional._OF_EVERY_MAKER}
+    assert known - {"requires_grad"} == of_torch - {"requires_grad"}
 
 
-@pytest.mark.parametrize("optimizer", [samba.optim.SGD, samba.optim.Adam, samba.optim.AdamW])
-def test_no_remedy_offers_what_a_pef_does_not_have(optimizer: Callable[..., samba.optim.SGD]) -> None:
-    for mistake in ("maximise", "amsgrd", "surely_unknown"):
+@pytest.mark.parametrize(
+    ("optimizer", "mistakes"),
+    [(samba.optim.SGD, ["maximise"]), (samba.optim.Adam, ["maximise", "amsgrd"]), (samba.optim.AdamW, ["amsgrd"])],
+)
+def test_no_remedy_offers_what_a_pef_does_not_have(
+    optimizer: Callable[..., samba.optim.SGD], mistakes: list[str]
+) -> None:
+    for mistake in mistakes:
         with pytest.raises(KeywordError) as caught:
             optimizer([PLAIN], **{mistake: True})
         assert not {"maximize=?", "amsgrad=?"}.intersection(str(caught.value.remedy).split())

@@ -50,7 +50,7 @@ def test_accumulation_is_not_looked_for_where_whole_steps_are_measured(
 
 def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
     model = _loaded(pef)
-    machine, _ = session._loaded(model)
+    machine = session._loaded(model).machine
     compared = []
     for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
         session.run([torch.zeros(2, 3)], hyperparam_dict=hyperparameters)
@@ -72,7 +72,7 @@ def test_weights_are_read_before_they_are_replaced_only_in_steps_that_are_looked
 
     monkeypatch.setattr(weights, "trained", trained)
     model = _loaded(pef)
-    _, checks = session._loaded(model)
+    checks = session._loaded(model).checks
     monkeypatch.setattr(checks, "_shared", True)
     monkeypatch.setattr(checks, "_step", step)
     session.to_device(model)

@@ -48,19 +48,20 @@ def test_a_batch_to_warm_up_with_is_not_looked_at(look: Callable[[dict[str, Tens
 def test_two_replicas_that_are_fed_alike_twice_are_found() -> None:
     noted = Alike()
     a, b, c = (("a",), ("b",), ("c",))
-    assert noted.note([a, a, b], 1, None) == (None, False)
-    assert noted.note([a, b, b], 2, None) == (None, False), "once these, once those: a chance"
-    finding, repeated = noted.note([c, a, a], 8, "app.py:1: run()")
+    assert noted.note([a, a, b], 1, None) is None
+    assert noted.note([a, b, b], 2, None) is None, "once these, once those: a chance"
+    finding = noted.note([c, a, a], 8, "app.py:1: run()")
     assert finding is not None
     assert finding.words == "DP04: replicas 1 and 2 are fed the same samples, again in step 8"
-    assert not repeated
+    assert finding.where == "app.py:1: run()"
 
 
-def test_a_batch_that_is_repeated_everywhere_is_known() -> None:
+def test_one_batch_that_every_replica_repeats_is_a_finding() -> None:
     noted = Alike()
-    assert noted.note([("a",), ("a",)], 1, None) == (None, False)
-    finding, repeated = noted.note([("a",), ("a",)], 2, None)
-    assert (finding is not None, repeated) == (True, True)
+    assert noted.note([("a",), ("a",)], 1, None) is None
+    finding = noted.note([("a",), ("a",)], 2, None)
+    assert finding is not None
+    assert finding.words == "DP04: replicas 0 and 1 are fed the same samples, again in step 2"
 
 
 def test_replicas_that_share_samples_are_found() -> None:

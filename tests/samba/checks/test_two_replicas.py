@@ -70,7 +70,7 @@ def compare(pef: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change]
     monkeypatch.setattr(watching, "_watching", watched)
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
     watched.samplers._last, watched.samplers._passes = Pass(sampler, OWN, "app.py:2: for batch in loader", 3), 1
-    checks = Checks(session._loaded(model)[0], communicator)
+    checks = Checks(session._loaded(model).machine, communicator)
 
     def comparing(step: int, other: Change) -> Telling:
         change.append(other)
@@ -194,9 +194,12 @@ def test_what_another_rank_alone_has_found_is_told_at_the_end(
         allocate_shared=private_window,
     )
     monkeypatch.setattr(watching, "_watching", watching.Watching(communicator))
+    assert capsys.readouterr().err == "notice: AP06: the app computes\n  try:   to_cpu\n"
     watching.finish()
+    told.summarize()
     assert capsys.readouterr().err == (
-        "notice: AP06: the app computes\n  try:   to_cpu\nnotice (rank 1): AP06: the app saves\n  try:   to_cpu\n"
+        "summary: 2 findings of the checks; sambasim app --check looks at each step\n"
+        "AP06: the app computes\n  try:   to_cpu\nAP06 (rank 1): the app saves\n  try:   to_cpu\n"
     )
 
 

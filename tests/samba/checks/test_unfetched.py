@@ -112,7 +112,7 @@ def _of_another_model(model: nn.Module) -> None:
 
 def _trained_on_the_host(model: nn.Module) -> None:
     session.run(BATCH)
-    optimizer = session._loaded()[0].optimizers[0]
+    optimizer = session._loaded().machine.optimizers[0]
     model(*BATCH).mean().backward()
     optimizer.step()
     model.state_dict()
@@ -172,7 +172,7 @@ def test_training_on_the_host_beside_a_frozen_part_is_no_finding(whole: Whole, t
 
 def test_weights_of_the_host_are_looked_at_once_a_step(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[bool] = []
-    _, checks = session._loaded(whole)
+    checks = session._loaded(whole).checks
 
     def host_is_as_exchanged() -> bool:
         looked.append(True)

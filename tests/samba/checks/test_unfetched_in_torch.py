@@ -159,8 +159,7 @@ def test_torch_transforms_a_model_that_the_device_is_ahead_of(
     assert torch.allclose(compute(whole), expected)
     session.run(BATCH)
     telling._found.clear()
-    _, checks = session._loaded(whole)
-    checks._unfetched._told.clear()
+    session._loaded(whole).checks._unfetched._told.clear()
     whole.eval()(X)
     assert len(telling.findings) == 1, "the model is watched as before"
 

@@ -118,7 +118,7 @@ def test_weights_that_the_device_has_or_that_the_host_trains_are_no_finding(
 
 
 def test_what_was_loaded_before_is_gone(app: App, app_pef: str) -> None:
-    before = weakref.ref(session._loaded()[0].replica)
+    before = weakref.ref(session._loaded().machine.replica)
     trace_graph(app.model, [torch.ones(2, 3)], app.optimizer, pef=app_pef)
     gc.collect()
     assert before() is None

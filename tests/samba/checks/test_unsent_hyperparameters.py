@@ -25,7 +25,7 @@ def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
 
 def test_a_hyperparameter_that_another_optimizer_lacks_is_no_difference(app: App) -> None:
     groups = [[0.1, None, *[None] * 6], [0.1, 0.9, *[None] * 6]]  # of AdamW and SGD, lr and momentum first
-    found = unsent.Unsent(session._loaded()[0])
+    found = unsent.Unsent(session._loaded().machine)
     found._compare_groups(groups, {"lr": 0.1, "momentum": 0.9})
     assert app.told == []
     found._compare_groups([groups[0], [0.2, *groups[1][1:]]], {"lr": 0.1})

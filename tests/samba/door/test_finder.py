@@ -1,14 +1,15 @@
 """What `sambaflow` is in a process with the door open, and the errors for what it is not."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import new_class
 from typing import Any
 
 import pytest
 
 from sambasim.samba.door import finder
 from sambasim.samba.door.absent import AbsentModuleError, AbsentNameError, what_there_is
-from sambasim.samba.door.table import MODULES, ROOT
+from sambasim.samba.door.table import ABSENT, MODULES, ROOT
 from tests.support.door import open_door
 
 
@@ -72,9 +73,28 @@ def test_a_name_that_is_absent_by_attribute() -> None:
     assert isinstance(caught.value, AbsentNameError)
     assert (caught.value.what, caught.value.remedy) == (
         "sambasim has no sambaflow.mac.metadata.convtilingmetadatum",
-        "sambaflow.mac.metadata.ConvTilingMetadata",
+        "sambaflow.mac.metadata.ConvTilingMetadata or sambaflow.mac.metadata.TilingMetadata",
     )
     assert not hasattr(metadata, "nothing")
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in ABSENT.items() for name in names])
+def test_a_name_that_is_known_and_absent_is_imported_and_refused_when_it_is_used(module: str, name: str) -> None:
+    found: Any = getattr(import_module(module), name)
+    uses: list[Callable[[], object]] = [
+        lambda: found(1, key=2), lambda: found.attribute, lambda: new_class("Sub", (found,)), lambda: found[0],
+        lambda: isinstance(1, found),
+    ]  # fmt: skip
+    for use in uses:
+        with pytest.raises(AbsentNameError, match=rf"^sambasim has no {module}\.{name}: ") as caught:
+            use()
+        assert caught.value.remedy
+        assert str(caught.value.where).startswith(f"{__file__}:")
+
+
+def test_a_name_that_is_absent_stands_in_annotations() -> None:
+    annotated = "from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass"
+    exec(annotated)
 
 
 def test_operators_are_near_too() -> None:
@@ -83,7 +103,9 @@ def test_operators_are_near_too() -> None:
 
 
 def test_where_nothing_is_near_what_there_is() -> None:
-    with pytest.raises(AbsentModuleError, match="what sambaflow has: __version__, logging, mac, samba, sambacoll"):
+    with pytest.raises(
+        AbsentModuleError, match="what sambaflow has: __version__, is_demo, logging, mac, samba, sambacoll"
+    ):
         import_module("sambaflow.xyz")
     many = [f"name{index}" for index in range(14)]
     assert what_there_is("sambaflow.a", "xyz", many, many).endswith("name7, and 2 more")

@@ -7,12 +7,17 @@ import pytest
 
 from sambasim import __version__
 from sambasim.samba.door import outside
-from sambasim.samba.door.outside.mac.metadata import ConvTilingMetadata
+from sambasim.samba.door.outside.mac.metadata import ConvTilingMetadata, TilingMetadata
 from sambasim.samba.door.outside.sambacollections import OrderedSet
 
 
 def test_version() -> None:
     assert outside.__version__ == f"1.19.0+sambasim.{__version__}"
+
+
+def test_it_is_no_demonstration() -> None:
+    assert not outside.is_demo
+    assert not outside.is_demo()
 
 
 def test_a_set_in_order() -> None:
@@ -32,6 +37,8 @@ def test_a_set_in_order() -> None:
 def test_metadata_is_kept() -> None:
     record = ConvTilingMetadata(original_size=(3, 512, 512))
     assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
+    tiling = TilingMetadata(original_size=(3, 512, 512), num_tiles=4)
+    assert (TilingMetadata.key, tiling.num_tiles) == ("tiling", 4)
 
 
 @pytest.mark.parametrize(("env", "rank"), [({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])

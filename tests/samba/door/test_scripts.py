@@ -1,5 +1,6 @@
 """Scripts by each way in: what they see, and how they end."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.app import DOOR
-from sambasim.cli.env import env_command, shell_lines
+from sambasim.cli.env import STAND_INS, env_command, shell_lines
 from tests.samba.door.conftest import Run
+from tests.support.mpi import run_job
 
 ENDS = """
 import sys
@@ -52,7 +54,7 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
         (
             "absent", 2, "",
             "error[absent]: sambasim has no sambaflow.nothing\n  where: {script}:17\n"
-            "  try:   what sambaflow has: __version__, logging, mac, samba, sambacollections\n",
+            "  try:   what sambaflow has: __version__, is_demo, logging, mac, samba, sambacollections\n",
         ),
         ("optional", 0, "goes on\n", ""),
         ("exit", 5, "", ""),
@@ -153,14 +155,60 @@ def test_a_folder_of_data_of_that_name_is_no_sambaflow(run: Run, tmp_path: Path)
     assert ("+sambasim." in result.stdout, result.stderr) == (True, "")
 
 
+RANKS_OF_A_JOB = """
+import sys
+import torch.distributed as dist
+from sambaflow.samba.utils.argparser import parse_app_args
+parse_app_args(sys.argv[1:])
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "srun --mpi=pmi2 python",  # as many as sbatch says
+        "srun -N 1 -n 2 --mpi=pmi2 --nodelist sn30-h1 --cpus-per-task=4 python",
+        "mpirun -np 2 -hosts localhost python",
+    ],
+)
+def test_a_batch_script_starts_its_ranks_where_there_is_no_slurm(tmp_path: Path, launch: str) -> None:
+    if shutil.which("sbatch"):
+        pytest.skip("this machine has Slurm")
+    (tmp_path / "app.py").write_text(RANKS_OF_A_JOB)
+    job = (
+        f"#!/bin/bash\n#SBATCH --gres=rdu:1\nset -e\nsnfadm -l inventory\n{launch} app.py $1 --pef x --data-parallel\n"
+    )
+    (tmp_path / "job.sh").write_text(job)
+    batch = "sbatch --nodes 1 --tasks-per-node 2 --output=log.%j job.sh run"
+    result = run_job(["sh", "-c", f'eval "$(sambasim env)" && {batch}'], cwd=tmp_path).check()
+    assert result.stderr == (
+        "notice: there is no Slurm: sbatch runs /bin/bash job.sh run and waits for its end; ignored: --gres\n"
+    )
+    (log,) = tmp_path.glob("log.*")
+    lines = log.read_text().splitlines()
+    assert {"rank 0 of 2", "rank 1 of 2"} <= set(lines)
+    told = [line for line in lines if line.startswith("notice:")]
+    assert told[0] == "notice: there is no RDU and no snfadm: `sambasim devices` shows the simulated ones"
+    assert len(told) == (1 if launch.startswith("mpirun") else 2), lines
+
+
+def test_an_installed_srun_is_found_first(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\necho the real one\n")
+    (tmp_path / "srun").chmod(0o755)
+    result = run_job(["sh", "-c", f'PATH="$PATH:{tmp_path}"; eval "$(sambasim env)" && srun -n 2 true']).check()
+    assert (result.stdout, result.stderr) == ("the real one\n", "")
+
+
 def test_lines_for_a_shell(tmp_path: Path) -> None:
     for name in ("python", "mpirun"):
         (tmp_path / name).touch(mode=0o755)
-    found = {"PATH": f"{tmp_path}:/usr/bin"}
-    assert list(shell_lines(found, tmp_path)) == [f"export PYTHONPATH={DOOR}"]
+    found = {"PATH": f"{tmp_path}:/usr/bin:{STAND_INS}"}
+    lines = [f"export PATH={tmp_path}:/usr/bin:{STAND_INS}", f"export PYTHONPATH={DOOR}"]
+    assert list(shell_lines(found, tmp_path)) == lines
     other = {"PATH": "/usr/bin", "PYTHONPATH": f"/my folder:{DOOR}"}
     assert list(shell_lines(other, tmp_path)) == [
-        f"export PATH={tmp_path}:/usr/bin",
+        f"export PATH={tmp_path}:/usr/bin:{STAND_INS}",
         f"export PYTHONPATH='{DOOR}:/my folder'",
     ]
     assert CliRunner().invoke(env_command).stdout.endswith(f"export PYTHONPATH={DOOR}\n")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.samba import context
+from sambasim.samba import context, notices
+from sambasim.samba.schema.snconfig import SNConfig
 from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
 from sambasim.samba.utils.flags import FLAGS
 
@@ -152,7 +153,7 @@ def test_an_app_may_have_a_world_size_of_its_own() -> None:
         (["compil"], "'compil' is no command; they are compile, run, test,", "python app.py compile --help"),
         (["run"], "the following arguments are required: --pef/-p", "python app.py run --help"),
         (["compile", "--bach-size", "3"], "compile takes no --bach-size", "did you mean --batch-size?"),
-        (["compile", "--pef=x"], "compile takes no --pef: it is a flag of run, test,", "leave --pef out"),
+        (["run", *PEF, "--o0"], "run takes no --o0: it is a flag of compile", "leave --o0 out"),
         (["compile", "more"], "nothing takes the argument more", "python app.py compile --help"),
         (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
         (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
@@ -262,3 +263,81 @@ def test_a_config_holds_an_apps_own_values_and_checks_the_librarys() -> None:
         SambaConfig("compile", batch_size=0)
     with pytest.raises(OptionError, match="--inference is true or false, not 'yes'"):
         SambaConfig("compile", inference="yes")
+
+
+@pytest.mark.parametrize("program", ["/somewhere/app.py", "other.py"])
+def test_argv_may_begin_with_the_program(program: str) -> None:
+    assert parse_app_args([program, "compile", "-b", "3"]).batch_size == 3
+
+
+def test_argv_that_is_no_list_of_words_is_refused_with_the_line_of_the_app() -> None:
+    for wrong in (argparse.Namespace(batch_size=1), "compile -b 1"):
+        with pytest.raises(OptionError, match=f"argv of type {type(wrong).__name__}") as caught:
+            parse_app_args(argv=wrong)  # type: ignore[arg-type]  # the mistake
+        assert "parse_app_args(argv=wrong)" in (caught.value.where or "")
+        assert caught.value.remedy == "parse_app_args(argv=sys.argv[1:], …)"
+
+
+def test_a_value_may_follow_an_equals_sign() -> None:
+    arguments = parse_app_args(["compile", "-b=8", "-ws=2", "-mb=4", "--log-level=error", "-v"])
+    values = (arguments.batch_size, arguments.world_size, arguments.microbatch_size, arguments.verbose)
+    assert values == (8, 2, 4, True)
+    assert parse_app_args(["measure-performance", *PEF, "-n=7"]).num_iterations == 7
+
+
+def test_functions_of_apps_may_add_what_argparse_has() -> None:
+    def common(parser: argparse.ArgumentParser, default: int = 3) -> None:
+        parser.add_argument("-e", "--num-epochs", type=int, default=default)
+        parser.add_argument("--n", type=int)
+        parser.add_argument("--h", type=int)
+        parser.add_argument("-bs", type=int)
+        parser.add_argument("--widths", type=lambda text: [int(word) for word in text.split(",")])
+        one = parser.add_mutually_exclusive_group()
+        one.add_argument("--left", action="store_true")
+        one.add_argument("--right", action="store_true")
+        parser.add_argument("overrides", nargs="*")
+
+    def run(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("-e", "--num-epochs", type=int, default=5)
+
+    def parsed(*words: str) -> argparse.Namespace:
+        return parse_app_args(["run", *PEF, *words], common_parser_fn=common, run_parser_fn=run)
+
+    arguments = parsed("a.b=1", "--h", "4", "--n=2", "-bs", "9", "--widths", "1,2", "--right", "c=d")
+    assert (arguments.h, arguments.n, arguments.bs, arguments.widths, arguments.num_epochs) == (4, 2, 9, [1, 2], 5)
+    assert (arguments.left, arguments.right, arguments.overrides) == (False, True, ["a.b=1", "c=d"])
+    assert parsed("-e", "7").num_epochs == 7
+    assert parsed().overrides == []
+    with pytest.raises(OptionError, match="not allowed with argument --left"):
+        parsed("--left", "--right")
+
+
+def test_rounding_at_random_without_bf16_has_no_effect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_SAID", set())
+    typed = ["compile", "--enable-stochastic-rounding"]
+    assert parse_app_args([*typed, "--dtype", "bf16"]).enable_stoc_rounding is True
+    assert capsys.readouterr().err == ""
+    assert parse_app_args(typed).enable_stoc_rounding is False
+    assert "notice: --enable-stoc-rounding is taken, and without effect here: " in capsys.readouterr().err
+    assert parse_app_args([*typed, "--dtype=bf16", "--inference"]).enable_stoc_rounding is False
+
+
+def test_the_name_of_a_pef_is_taken_without_its_suffix() -> None:
+    assert parse_app_args(["compile", "--pef-name", "net.pef"]).pef_name == "net"
+
+
+def test_compile_takes_the_name_of_pef(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_app_args(["compile", "--pef", "out/net/net.pef"]).pef_name == "net"
+    assert capsys.readouterr().err == "notice: --pef is for the other commands; compile writes the PEF net\n"
+    assert parse_app_args(["compile", "-p", "net", "--pef-name", "other"]).pef_name == "other"
+
+
+def test_a_config_is_made_from_what_was_parsed() -> None:
+    arguments = parse_app_args(["compile", "-b", "8"])
+    config = SambaConfig(arguments, SNConfig)
+    assert config.get_all_params() == vars(config) == vars(arguments)
+    assert SambaConfig(arguments, SNConfig(batch_size=1, hidden=4), epochs=2).get_all_params() == {
+        **vars(arguments), "hidden": 4, "epochs": 2,
+    }  # fmt: skip

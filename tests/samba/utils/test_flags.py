@@ -24,23 +24,24 @@ KNOWN: tuple[tuple[str, tuple[str, ...], object], ...] = (
     ("--ws", ("compile", "measure-performance"), 1),
     ("--data-parallel-mode", ALL, "normal"),
     ("--reduce-on-rdu", NOT_COMPILE, False),
-    ("-p", NOT_COMPILE, None),
-    ("--pef", NOT_COMPILE, None),
+    ("-p", ALL, None),
+    ("--pef", ALL, None),
     ("--mapping", ALL, "section"),
-    ("--num-spatial-batches", COMPILE, 1),
-    ("--n-chips", COMPILE, 1),
+    ("--num-spatial-batches", ALL, 1),
+    ("--n-chips", ALL, 1),
     ("--num-tiles", COMPILE, -1),
     ("--o0", COMPILE, False),
     ("--o1", COMPILE, False),
     ("--o3", COMPILE, False),
-    ("--tensor-parallel", COMPILE, "none"),
-    ("--optim-level", COMPILE, None),
-    ("--compiler-configs-file", COMPILE, None),
-    ("--mac-human-decision", COMPILE, None),
-    ("--resources-scaling-factors", COMPILE, None),
+    ("--tensor-parallel", ALL, "none"),
+    ("--optim-level", ALL, None),
+    ("--compiler-configs-file", ALL, None),
+    ("--mac-human-decision", ALL, None),
+    ("--resources-scaling-factors", ALL, None),
     ("--enable-stoc-rounding", COMPILE, False),
     ("--arch", COMPILE, "sn30"),
-    ("--num-iterations", MEASURE, 100),
+    ("--num-iterations", NOT_COMPILE, 100),
+    ("-n", NOT_COMPILE, 100),
     ("--min-duration", MEASURE, 0.0),
     ("--run-graph-only", MEASURE, False),
     ("--json", MEASURE, None),
@@ -54,7 +55,25 @@ KNOWN: tuple[tuple[str, tuple[str, ...], object], ...] = (
     ("--visualize", ALL, False),
     ("--enable-profiler", ALL, False),
     ("--dtype", ALL, None),
+    ("--gradient-groups", COMPILE, "section"),
     ("--threads", NOT_COMPILE, None),
+    ("-mb", ALL, None),
+    ("-v", ALL, False),
+    ("--mac-v1", ALL, False),
+    ("--mac-v2", ALL, False),
+    ("--weight-sharing", ALL, False),
+    ("--enable-conv-tiling", ALL, False),
+    ("--enable-tiling", ALL, False),
+    ("--enable-stochastic-rounding", COMPILE, False),
+    ("--disable-retry-lower-visible-resources", ALL, False),
+    ("--io-memory-location", ALL, None),
+    ("--resource-report-path", ALL, None),
+    ("--verbose-report", ALL, False),
+    ("--use-sambaloader", ALL, False),
+    ("--acc-report-json", NOT_COMPILE, None),
+    ("--min-throughput", NOT_COMPILE, 0.0),
+    ("--json-counters", MEASURE, None),
+    ("--num-sections", MEASURE, None),
 )
 
 
@@ -91,7 +110,13 @@ def test_no_two_flags_share_a_name_or_a_destination() -> None:
 
 def test_a_default_is_one_of_the_choices() -> None:
     with_choices = [flag for flag in FLAGS if flag.choices]
-    assert {flag.destination for flag in with_choices} == {"mapping", "dtype", "arch", "tensor_parallel"}
+    assert {flag.destination for flag in with_choices} == {
+        "mapping",
+        "dtype",
+        "arch",
+        "gradient_groups",
+        "tensor_parallel",
+    }
     assert all(flag.default in (None, *(flag.choices or ())) for flag in with_choices)
 
 

@@ -1,5 +1,8 @@
 """The metadata of a PEF: made from a command line, and read back from the file."""
 
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ from sambasim import __version__
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import CompileOptions
-from sambasim.samba.utils.argparser import SambaConfig
+from sambasim.samba import context
+from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
 from sambasim.samba.utils.pef_utils import get_pef_info, get_pefmeta, get_pefmeta_dict
 
 
@@ -47,11 +51,11 @@ def test_metadata_is_read_back(pef: Path) -> None:
     assert "(linear): Linear(in_features=4, out_features=3, bias=True)" in metadata["model"]
 
 
-def test_information_is_plain_data(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_information_is_plain_data(pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     information = get_pef_info(str(pef))
     assert (information["name"], information["batch_size"], information["training"]) == ("net", 2, False)
-    monkeypatch.chdir(pef.parents[2])
-    pef.parents[1].rename("out")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pef.parents[1], "out")
     assert get_pef_info("net")["digest"] == information["digest"]
 
 
@@ -62,3 +66,30 @@ def test_a_pef_that_is_not_there_or_damaged_is_told(tmp_path: Path) -> None:
     damaged.write_bytes(b"no zip")
     with pytest.raises(PefError):
         get_pefmeta_dict(damaged)
+
+
+def test_metadata_of_a_dictionary_is_that_of_its_arguments() -> None:
+    model = Net()
+    metadata = get_pefmeta_dict({"batch_size": 2, "hidden": None}, model)
+    assert metadata == get_pefmeta(Namespace(batch_size=2, hidden=None), model)
+    assert (metadata["batch_size"], metadata["hidden"], metadata["model_repr"]) == ("2", "None", repr(model))
+    with pytest.raises(OptionError, match="given arguments and no model"):
+        get_pefmeta_dict({"batch_size": 2})
+
+
+def test_the_batch_size_is_that_of_the_pef_unless_something_else_is_said(
+    pef: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+
+    def size(*words: str, add: Callable[[ArgumentParser], object] | None = None) -> object:
+        return parse_app_args(list(words), common_parser_fn=add).batch_size
+
+    for command in ("run", "test", "measure-performance"):
+        assert size(command, "--pef", str(pef)) == 2
+    assert size("run", "--pef", str(pef), "-b", "1") == 1
+    assert size("run", "--pef", str(pef), "-b4") == 4
+    assert size("run", "--pef", str(pef), add=lambda parser: parser.set_defaults(batch_size=8)) == 8
+    assert size("run", "--pef", str(pef), add=lambda parser: parser.add_argument("-b", "--batch-size", default=1)) == 1
+    assert size("run", "--pef", str(pef.parent)) == 1
+    assert size("compile", "--pef", str(pef)) == 1

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from sambasim.errors import ModelError, UserError
-from sambasim.samba import context, utils
+from sambasim.errors import ModelError, OptionError, UserError
+from sambasim.samba import context, notices, utils
+from sambasim.samba.utils.seeds import seed_from_environment
 
 
 def drawn() -> tuple[float, float, float]:
@@ -23,6 +24,34 @@ def test_a_seed_sets_every_generator() -> None:
     utils.set_seed(256)
     assert drawn() == first
     assert all(before != after for before, after in zip(first, again, strict=True))
+
+
+def test_the_environment_may_have_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils.set_seed(256)
+    expected = drawn()
+    monkeypatch.setenv("SAMBA_SEED", "256")
+    seed_from_environment()
+    assert drawn() == expected
+    monkeypatch.setenv("SAMBA_SEED", "")
+    seed_from_environment()
+    assert drawn() != expected
+    for wrong in ("-1", "many"):
+        monkeypatch.setenv("SAMBA_SEED", wrong)
+        with pytest.raises(OptionError, match=f"SAMBA_SEED is '{wrong}'") as caught:
+            seed_from_environment()
+        assert "export SAMBA_SEED=256" in (caught.value.remedy or "")
+
+
+def test_what_the_vendors_machine_does_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_SAID", set())
+    for _ in range(2):
+        utils.fix_rdu_affinity()
+        utils.create_mac_resource_report(object(), path="report")
+    told = capsys.readouterr().err
+    assert told.count("utils.fix_rdu_affinity is taken") == told.count("create_mac_resource_report is taken") == 1
+    assert "where: " in told
 
 
 def test_a_negative_seed_is_refused() -> None:

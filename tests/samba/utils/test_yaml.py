@@ -1,5 +1,6 @@
 """The command line from a YAML file."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from sambasim.errors import OptionError
 from sambasim.samba import context
-from sambasim.samba.utils.argparser import SambaConfig, parse_yaml_to_args
+from sambasim.samba.utils.argparser import SambaConfig, parse_app_args, parse_yaml_to_args
 
 SHARED = """\
 command: compile
@@ -86,3 +87,20 @@ def test_an_empty_file_names_no_command(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"none\.yaml cannot be read: No such file"):
         parse_yaml_to_args(tmp_path / "none.yaml", "compile")
+
+
+def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--lr", type=float, default=0.1)
+        parser.add_argument("--hidden", type=int, default=4)
+        parser.add_argument("-e", "--epochs", type=int, default=1)
+
+    typed = parse_app_args(["run", "--pef=a.pef", "-e2", "--hidden", "4"], common_parser_fn=add)
+    text = "batch-size: 32\nlr: 1e-3\nhidden: 64\nepochs: 9\npef: b.pef\nextra: 1\ninference: true\n"
+    config = parse_yaml_to_args(written(tmp_path, text), typed)
+    assert (config.command, config.pef, config.batch_size, config.inference) == ("run", "a.pef", 32, True)
+    assert (config.lr, config.hidden, config.epochs, config.extra) == (1e-3, 4, 2, 1)
+    assert set(vars(config)) == {*vars(typed), "extra"}
+    assert context.current().arguments is config
+    with pytest.raises(OptionError, match="'many' is not a whole number"):
+        parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)

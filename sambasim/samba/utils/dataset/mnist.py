@@ -1,15 +1,25 @@
-"""The transform for images like those of MNIST: one channel, written dark on light."""
+"""MNIST, and images like it, which have one channel: the transform, and loaders of batches."""
 
+import gzip
+import math
+from argparse import Namespace
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
+from sambasim.samba.checks.place import app_line
 
-__all__ = ["dataset_transform"]
+__all__ = ["dataset_transform", "prepare_dataloader"]
+
+_FOLDERS = ("data_dir", "data_folder", "data_path")
+"""Arguments of apps that name the folder of the data."""
 
 _MEAN, _DEVIATION = 0.1307, 0.3081
 """Of MNIST's training images, with pixels in 0..1."""
@@ -17,17 +27,17 @@ _MEAN, _DEVIATION = 0.1307, 0.3081
 _LARGEST_PIXEL = 255
 
 
-def dataset_transform(args: Mapping[str, object]) -> Callable[[Any], Tensor]:
+def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
     """What makes of an image a tensor: in 0..1 if its pixels are bytes, then with MNIST's mean and deviation taken out.
 
-    args: `vars(args)` of the app; with `num_features` in it the result is flat, `[num_features]`, else `[1, height,
-        width]`
+    args: the arguments of the app, or `vars(args)`; with `num_features` in it the result is flat, `[num_features]`,
+        else `[1, height, width]`
 
     The image is one of Pillow, an array or a tensor: `[height, width]`, or arrays with the channel last, as Pillow has
     it, and tensors with the channel first, as torch has it. The transform raises DataError for another number of
     channels than one, and where the pixels are not `num_features`.
     """
-    features = args.get("num_features")
+    features = _named(args).get("num_features")
 
     def transform(image: Any) -> Tensor:
         pixels = _pixels(image)
@@ -42,6 +52,78 @@ def dataset_transform(args: Mapping[str, object]) -> Callable[[Any], Tensor]:
         return normalised.flatten()
 
     return transform
+
+
+def prepare_dataloader(
+    params: Namespace | Mapping[str, object],
+    train_dataset: Dataset[Any] | None = None,
+    test_dataset: Dataset[Any] | None = None,
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Loaders of the training and the test data, in whole batches of `batch_size`; the training data is shuffled.
+
+    params: the arguments of the app, or `vars(args)`
+    train_dataset, test_dataset: without them, MNIST is read from the folder `data_dir`, `data_folder` or `data_path` of
+        `params`, or from MNIST/raw in it: the four idx files, plain or .gz. Nothing is downloaded. Images are as
+        `dataset_transform` makes them, float32; labels int64.
+
+    With --data-parallel each replica has its share of the training data.
+    Raises DataError if the files are not there, or are not MNIST's.
+    """
+    given = _named(params)
+    batch_size = int(str(given.get("batch_size", 1)))
+    if train_dataset is None or test_dataset is None:
+        folder = next((given[name] for name in _FOLDERS if given.get(name)), None)
+        if folder is None:
+            raise DataError(
+                f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}",
+                where=app_line(),
+                remedy="prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir",
+            )
+        train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
+        test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
+    sampler: DistributedSampler[Any] | None = (
+        DistributedSampler(train_dataset, drop_last=True) if dist.is_initialized() else None
+    )
+    train = DataLoader(train_dataset, batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)
+    return train, DataLoader(test_dataset, batch_size, drop_last=True)
+
+
+def _named(args: Namespace | Mapping[str, object]) -> Mapping[str, object]:
+    return vars(args) if isinstance(args, Namespace) else args
+
+
+def _read_mnist(folder: Path, part: str, args: Mapping[str, object]) -> TensorDataset:
+    images = _read_idx(folder, f"{part}-images-idx3-ubyte", axes=3)
+    labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", axes=1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{folder} has {len(images)} images and {len(labels)} labels of {part}",
+            remedy="copy the files of MNIST again",
+        )
+    transform = dataset_transform(args)
+    return TensorDataset(torch.stack([transform(image) for image in images]), labels.long())
+
+
+def _read_idx(folder: Path, name: str, axes: int) -> Tensor:
+    """The unsigned bytes of an idx file, which begins with 0, 0, the type 8, the number of axes, and their lengths in 4
+    bytes each, high byte first. Source: http://yann.lecun.com/exdb/mnist."""
+    places = [place / f"{name}{end}" for place in (folder, folder / "MNIST" / "raw") for end in ("", ".gz")]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise DataError(
+            f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them",
+            where=app_line(),
+            remedy="copy the four files of MNIST there; sambasim downloads nothing",
+        )
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}", remedy="copy the file of MNIST again") from error
+    begin = 4 + 4 * axes
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, begin, 4)]
+    if content[:4] != bytes([0, 0, 8, axes]) or len(content) != begin + math.prod(shape):
+        raise DataError(f"{path} is no idx file of MNIST", remedy="copy the file of MNIST again")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=begin).reshape(shape).copy())
 
 
 def _pixels(image: Any) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["ConvTilingMetadata"]
+__all__ = ["ConvTilingMetadata", "TilingMetadata"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +21,17 @@ class ConvTilingMetadata:
     key: ClassVar[str] = "conv_tiling"
 
     original_size: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TilingMetadata:
+    """That a model is cut into tiles.
+
+    original_size: the shape of the image before it is cut, without the batch dimension
+    num_tiles: how many tiles, or None where the compiler decides
+    """
+
+    key: ClassVar[str] = "tiling"
+
+    original_size: Sequence[int]
+    num_tiles: int | Sequence[int] | None = None

@@ -1,0 +1,237 @@
+"""Apps written as strangers write them, by the public call shapes: each compiles, trains and is measured as it is.
+
+A row of STAND_INS is one app. By default it is compiled, run on one replica, and on two by either sync; the other
+commands and four replicas are part of `make test-whole`.
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.mpi import ROOT, Result, mpirun, run_job
+from tests.support.whole import whole
+
+SCRIPTS = ROOT / "tests" / "apps" / "standins"
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """SCRIPTS/`script`.py, and how it is called.
+
+    told: a regular expression that one line of what `run` prints must match
+    flags: of every command
+    first: what follows the command `run` itself
+    train: further flags of `run`
+    saves: files that `run` writes
+    shards: whether the replicas train on different samples, so that weights depend on their number
+    notice: a regular expression that the stderr of two replicas must match
+    data_parallel, on_rdu: how the app spells the flags; compile gets `-ws 2` with the first
+    names_pef: False where the app gives `--pef-name` itself, which is then `name`
+    """
+
+    name: str
+    told: str
+    script: str = ""
+    flags: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    shards: bool = False
+    notice: str = ""
+    data_parallel: str = "--data-parallel"
+    on_rdu: str = "--reduce-on-rdu"
+    names_pef: bool = True
+
+
+LOSS = r"[Ll]oss:? \d+\.\d{4}"
+SAME_SAMPLES = r"DP04: .*same samples"
+_BUILT = {
+    "script": "lstm_series",
+    "told": r"epoch 2 loss \d\.\d{4} val \d\.\d{4}",
+    "data_parallel": "--dp",
+    "on_rdu": "--on-rdu",
+    "names_pef": False,
+}
+
+STAND_INS = (
+    StandIn("ffn", r"Test Accuracy: \d+\.\d\d Loss: ", flags=("-b", "16"), notice=SAME_SAMPLES),
+    StandIn("ffn_unsynced", r"rank 0 Epoch \[1/1\], Loss: ", flags=("-b", "16"), notice=r"DP01: \d replicas"),
+    StandIn(
+        "lenet",
+        r"Epoch 2 train loss .* acc ",
+        train=("--checkpoint-dir", "checkpoints", "--acc-report-json", "accuracy.json"),
+        saves=("checkpoints/8.pt", "checkpoints/16.pt", "accuracy.json"),
+        notice=SAME_SAMPLES,
+    ),
+    StandIn(
+        "logreg",
+        r"Test Accuracy: \d+\.\d\d",
+        flags=("-b", "32"),
+        train=("--acc-report-json", "accuracy.json"),
+        saves=("accuracy.json",),
+        notice="DP04: ",
+    ),
+    StandIn("cnn_peaks", r"host error of the saved model \d\.\d{3}", saves=("peaks_out/mdl.pth",), shards=True),
+    StandIn("series_lstm", flags=("--net", "lstm"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
+    StandIn("series_cnn", flags=("--net", "cnn"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
+    StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
+    StandIn("unet", rf"Epoch \[1/1\], Step \[8\], {LOSS}", notice=r"DP01: \d replicas"),
+    StandIn(
+        "unet_host",
+        rf"Epoch \[1/1\], Step \[8\], {LOSS}",
+        script="unet",
+        flags=("--loss-on-host",),
+        notice=SAME_SAMPLES,
+    ),
+    StandIn("gpt", rf"step 8 {LOSS}", flags=("-b", "4"), train=("--save", "gpt.pt"), saves=("gpt.pt",), shards=True),
+    StandIn("bert", rf"step 6 {LOSS}", flags=("-b", "4"), train=("--output_dir", "hf"), saves=("hf/config.json",)),
+    StandIn("llm_dp", rf"step 6: {LOSS}", flags=("-b", "2"), first=("training.steps=6",), shards=True),
+    StandIn("old_names", rf"Epoch: 1 {LOSS}", notice=SAME_SAMPLES),
+    StandIn("resnet_split", rf"epoch 2 {LOSS} lr 0\.0000", flags=("-b", "8"), shards=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """A stand-in that was compiled in a folder of its own."""
+
+    stand_in: StandIn
+    folder: Path
+
+    def call(self, command: str, *flags: str, np: int = 1) -> Result:
+        """One command of it, on `np` replicas. Fails the test unless it exits with 0 and without a traceback."""
+        of = self.stand_in
+        launcher = [mpirun(), "-np", str(np)] if np > 1 else []
+        words = [command, *(of.first if command == "run" else ()), *of.flags, *flags]
+        script = str(SCRIPTS / f"{of.script or of.name}.py")
+        result = run_job(
+            [*launcher, sys.executable, "-m", "sambasim", script, *words], timeout=TIMEOUT_S, cwd=self.folder
+        )
+        assert "Traceback" not in result.stderr, result.stderr
+        return result.check()
+
+    def compile(self) -> Result:
+        named = ("-ws", "2", "--pef-name", self.stand_in.name) if self.stand_in.names_pef else ()
+        return self.call("compile", self.stand_in.data_parallel, *named)
+
+    def with_pef(self, command: str, *flags: str, np: int = 1) -> Result:
+        name = self.stand_in.name
+        return self.call(command, "--pef", f"out/{name}/{name}.pef", *flags, np=np)
+
+    def run(self, *flags: str, np: int = 1) -> Result:
+        return self.with_pef("run", *self.stand_in.train, *flags, np=np)
+
+    def by_either_sync(self, np: int) -> tuple[Result, Result]:
+        """Trained on `np` replicas: with sync through the host, and on the device."""
+        flag = self.stand_in.data_parallel
+        return self.run(flag, np=np), self.run(flag, self.stand_in.on_rdu, np=np)
+
+
+@pytest.fixture(scope="module", params=STAND_INS, ids=lambda of: of.name)
+def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> App:
+    """Each stand-in, compiled for two replicas and more."""
+    app = App(request.param, tmp_path_factory.mktemp(request.param.name))
+    assert "Compilation succeeded" in app.compile().stdout
+    return app
+
+
+@pytest.fixture(scope="module")
+def alone(app: App) -> Result:
+    """What a `run` on one replica printed."""
+    given = (app.stand_in.data_parallel,) if app.stand_in.name == "logreg" else ()  # its sampler asks for a rank
+    return app.run(*given)
+
+
+def test_one_replica_trains_and_saves(app: App, alone: Result) -> None:
+    assert re.search(app.stand_in.told, alone.stdout, re.MULTILINE), alone.stdout
+    assert [name for name in app.stand_in.saves if not (app.folder / name).stat().st_size] == []
+
+
+def test_two_replicas_train_equally_by_either_sync(app: App, alone: Result) -> None:
+    """Replicas that are fed the same samples end where one replica does: the mean of equal gradients is exact."""
+    host, device = app.by_either_sync(2)
+    assert re.search(app.stand_in.notice, host.stderr), host.stderr
+    assert weights(host) == weights(device)
+    assert (weights(host) != weights(alone)) == app.stand_in.shards
+
+
+@whole
+def test_four_replicas_train_equally_by_either_sync(app: App, alone: Result) -> None:
+    host, device = app.by_either_sync(4)
+    assert weights(host) == weights(device)
+    assert (weights(host) != weights(alone)) == app.stand_in.shards
+
+
+@whole
+def test_device_and_host_agree(app: App) -> None:
+    assert app.with_pef("test").stdout.endswith("test passed\n")
+
+
+@whole
+def test_steps_and_sections_are_measured(app: App) -> None:
+    assert "samples/s" in app.with_pef("measure-performance").stdout
+    assert " BCKWD " in app.with_pef("measure-sections").stdout
+
+
+def compiled(name: str, folder: Path) -> App:
+    """The stand-in of this name, compiled in `folder`."""
+    app = App(next(of for of in STAND_INS if of.name == name), folder)
+    app.compile()
+    return app
+
+
+@whole
+def test_lenet_goes_on_from_a_checkpoint_as_if_it_had_not_ended(tmp_path: Path) -> None:
+    app = compiled("lenet", tmp_path)
+    straight = app.run()
+    resumed = app.with_pef("run", "--resume", "checkpoints/8.pt")
+    assert weights(resumed) == weights(straight)
+    assert "Epoch 1 " not in resumed.stdout
+    assert torch.load(tmp_path / "checkpoints" / "16.pt")["completed_epochs"] == 2
+    assert "acc" in json.dumps(json.loads((tmp_path / "accuracy.json").read_text()))
+
+
+@whole
+def test_series_infers_with_the_pef_of_training(tmp_path: Path) -> None:
+    app = compiled("series_lstm", tmp_path)
+    assert app.with_pef("inference").stdout.endswith("predictions (64, 1)\n")
+
+
+@whole
+def test_vit_evaluates_with_an_inference_pef(tmp_path: Path) -> None:
+    app = App(next(of for of in STAND_INS if of.name == "vit"), tmp_path)
+    app.call("compile", "--inference", "--pef-name", "vit")
+    assert re.search(r"evaluation: loss \d\.\d{4}", app.with_pef("run", "--inference").stdout)
+
+
+@whole
+def test_logreg_agrees_with_weight_norm(tmp_path: Path) -> None:
+    app = App(next(of for of in STAND_INS if of.name == "logreg"), tmp_path)
+    app.call("compile", "--weight-norm", "--pef-name", "logreg")
+    assert "magnitude (" in app.with_pef("test", "--weight-norm").stdout
+
+
+@whole
+def test_logreg_writes_and_meets_its_gold_file(tmp_path: Path) -> None:
+    app = compiled("logreg", tmp_path)
+    app.with_pef("test", "--gold-file-path", "gold.pt")
+    app.with_pef("test", "--gold-file-path", "gold.pt")
+
+
+@whole
+def test_split_learning_leaves_frozen_layers_as_they_were(tmp_path: Path) -> None:
+    app = App(next(of for of in STAND_INS if of.name == "resnet_split"), tmp_path)
+    app.call("compile", "--freeze", "--pef-name", "resnet_split")
+    assert re.search(r"epoch 2 loss", app.with_pef("run", "--freeze").stdout)
+
+
+def weights(result: Result) -> str:
+    """The digest of the weights that rank 0 printed."""
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("weights "))
+    return line

@@ -1,0 +1,112 @@
+"""Stand-ins for srun and sbatch: what they start, as the lines of public launch scripts are typed."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli import stand_in
+from sambasim.cli.main import sambasim
+from sambasim.errors import LaunchError, OptionError
+
+MPIRUN = "/mpi/bin/mpirun"
+
+
+class Started(Exception):
+    """A program would have taken the place of this process."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        super().__init__(argv)
+        self.argv, self.environ = argv, environ
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(file: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        raise Started(argv, environ)
+
+    monkeypatch.setattr(os, "execvpe", start)
+    monkeypatch.setattr(stand_in, "_mpirun", lambda: MPIRUN)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+
+
+def _started(*words: str) -> tuple[Started, str]:
+    """What is started, and the notice."""
+    result = CliRunner().invoke(sambasim, ["stand-in", *words])
+    assert isinstance(result.exception, Started), result.exception
+    return result.exception, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "argv"),
+    [
+        ("srun --mpi=pmi2 python app.py run --pef x", "python app.py run --pef x"),
+        ("srun -N 1 -n 2 --mpi=pmi2 python -u app.py -n 3", f"{MPIRUN} -np 2 python -u app.py -n 3"),
+        ("srun -n2 -l -c 8 python app.py", f"{MPIRUN} -np 2 python app.py"),
+        ("srun --nodelist NAME python app.py", "python app.py"),
+        ("srun --cpus-per-task=16 --gres=rdu:1 --exclusive pyinstrument app.py", "pyinstrument app.py"),
+        ("srun --nodes=2 --ntasks-per-node=4 -- python app.py", f"{MPIRUN} -np 8 python app.py"),
+        ("srun -N 2-4 python app.py", f"{MPIRUN} -np 2 python app.py"),
+    ],
+)
+def test_srun_starts_as_many_ranks_as_slurm_would(line: str, argv: str) -> None:
+    started, _ = _started(*line.split())
+    assert " ".join(started.argv) == argv
+
+
+def test_one_notice_says_what_runs_and_what_is_ignored() -> None:
+    _, notice = _started("srun", "-n", "2", "--mpi=pmi2", "--gres=rdu:1", "python", "app.py")
+    assert notice == f"notice: there is no Slurm: srun runs {MPIRUN} -np 2 python app.py; ignored: --mpi --gres\n"
+
+
+def test_sbatch_runs_the_script_with_its_arguments_and_variables(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash -l\n#SBATCH --ntasks 8  # ranks\n#SBATCH -J name\necho\n#SBATCH --ntasks 9\n")
+    started, notice = _started("sbatch", "--export=ALL,PEF=x.pef", str(script), "--epochs", "2")
+    assert started.argv == ["/bin/bash", "-l", str(script), "--epochs", "2"]
+    assert (started.environ["SLURM_NTASKS"], started.environ["PEF"]) == ("8", "x.pef")
+    assert notice.endswith("and waits for its end; ignored: --job-name\n")
+    overruled, _ = _started("sbatch", "-n", "4", str(script))
+    assert overruled.environ["SLURM_NTASKS"] == "4"
+
+
+def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    started, _ = _started("srun", "python", "app.py")
+    assert list(started.argv) == [MPIRUN, "-np", "3", "python", "app.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("srun -n 2", "srun was given no command"),
+        ("srun -n", "srun was given -n without a value"),
+        ("srun -n many python", "the number of tasks or nodes is 'many'"),
+        ("sbatch nowhere.sh", "sbatch cannot read the script nowhere.sh: No such file"),
+    ],
+)
+def test_a_wrong_line_is_told(line: str, message: str) -> None:
+    result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
+    assert isinstance(result.exception, OptionError)
+    assert message in str(result.exception)
+
+
+def test_several_tasks_need_an_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "-n", "2", "true"])
+    assert isinstance(result.exception, LaunchError)
+
+
+def test_tools_of_the_device_name_the_command_that_shows_it() -> None:
+    for name, command in (("snfadm", "sambasim devices"), ("sntilestat", "sambasim tilestat PEF")):
+        result = CliRunner().invoke(sambasim, ["stand-in", name, "-l", "inventory"])
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert command in result.stderr
+
+
+def test_it_is_no_command_that_help_lists() -> None:
+    assert "stand-in" not in CliRunner().invoke(sambasim, ["--help"]).stdout
