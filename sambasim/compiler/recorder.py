@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import sambasim
 from sambasim.compiler.step import is_library_file
 from sambasim.pef.weights import bytes_of
 
@@ -34,6 +35,10 @@ _RUNNING = ("running_mean", "running_var")
 _INSTALLED = ("site-packages", "dist-packages")
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+_SAMBA = f"{Path(sambasim.__file__).parent / 'samba'}/"
+"""The first call of `samba.cat` runs other code than later ones; its operators tell what is computed."""
 
 
 class Untold(Exception):
@@ -115,6 +120,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> object:
         kwargs = kwargs or {}
+        if func.namespace == "profiler":  # of nn.DataParallel: it only names what is timed
+            return func(*args, **kwargs)
         if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
             raise Untold("values decide what is done")
         told = f"{func} {self._told(args)} {self._told(dict(kwargs))}"
@@ -194,7 +201,9 @@ def written(
 @functools.cache
 def _is_users(file: str) -> bool:
     """Whether `file` is neither of Python, torch and sambasim, nor of a package that was installed."""
-    return not is_library_file(file) and not any(folder in Path(file).parts for folder in _INSTALLED)
+    if is_library_file(file) or file.startswith(_SAMBA):
+        return False
+    return not any(folder in Path(file).parts for folder in _INSTALLED)
 
 
 def _told_code(code: CodeType) -> str:

@@ -80,9 +80,18 @@ class TrainingStep(_Step):
 def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: int | None) -> tuple[int, ...]:
     """The outputs of a model from which the backward starts: those at `given`; else the first if it is one number; else
     the one that the return statement calls a loss, at `named`; else the only one with one number, or with one axis. If
-    none of these is there, the loss is computed outside of the model, from any output that has a gradient."""
+    none of these is there, the loss is computed outside of the model, from any output that has a gradient.
+
+    Raises ModelError for an index in `given` beyond the outputs.
+    """
     if given:
-        return given
+        count = len(outputs)
+        if not all(-count <= index < count for index in given):
+            raise ModelError(
+                f"loss_indices is {list(given)}, and the model returns {count} output{'' if count == 1 else 's'}",
+                remedy=f"give indices from 0 to {count - 1}",
+            )
+        return tuple(index % count for index in given)
     able = tuple(index for index, one in enumerate(outputs) if one.requires_grad and one.is_floating_point())
     if 0 in able and outputs[0].numel() == 1:
         return (0,)

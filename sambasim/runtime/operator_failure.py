@@ -1,5 +1,6 @@
 """What to say when an operator fails in the middle of a step: shapes are settled by then, so it is values or memory."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from sambasim.errors import DataError, InternalError, MachineError, SambasimErro
 from sambasim.ir.graph import Node
 from sambasim.ir.types import Symbol
 
+_REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -19,7 +21,8 @@ def operator_error(
     A DataError if an input holds whole numbers that are negative, or larger than when the PEF was compiled: class
     indices and tokens that the model has no room for. A MachineError if memory ran out.
     """
-    text = f"{type(raised).__name__}: {str(raised).strip().partition(chr(10))[0]}"
+    said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
+    text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
     if isinstance(raised, MemoryError) or any(mark in text for mark in _OUT_OF_MEMORY):
         return MachineError(

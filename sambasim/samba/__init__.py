@@ -18,7 +18,7 @@ from sambasim.samba import directives, env, nn, optim, plain_tensors, schema, te
 from sambasim.samba.env import is_internal, patched_torch
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
 from sambasim.samba.lazy_param import lazy_param
-from sambasim.samba.loader import SambaLoader
+from sambasim.samba.loader import SambaLoader, install_sampler_of_one_replica
 from sambasim.samba.materialize import materialize
 from sambasim.samba.modules import from_torch_model_
 from sambasim.samba.session import session
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 plain_tensors.install()
+install_sampler_of_one_replica()
 seed_from_environment()
 
 

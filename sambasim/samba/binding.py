@@ -96,8 +96,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
             remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
         )
     if tensor.numel() == symbol.type.numel and [n for n in shape if n != 1] == [n for n in given if n != 1]:
-        return tensor.reshape(shape)
-    if shape != given:
+        tensor = tensor.reshape(shape)
+    elif shape != given:
         raise DataError(
             f"{name} has the shape {given}, and the PEF was compiled for {shape}",
             where=app_line(),

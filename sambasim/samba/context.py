@@ -82,12 +82,13 @@ def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     return [interpreter, *rest]
 
 
-def enter(arguments: Namespace, *, connected: bool) -> None:
+def enter(arguments: Namespace, *, connected: bool, replicated: bool) -> None:
     """Make `arguments` those of this process; collective if `connected` is true.
 
-    arguments: with a `command`, and with a `world_size` where `connected` is true: the least number of replicas that
+    arguments: with a `command`, and with a `world_size` where `replicated` is true: the least number of replicas that
         was asked for on the way in, the number that mpirun started on the way out
     connected: whether the ranks of the job must find each other, and `torch.distributed` be up, before this returns
+    replicated: whether they are to be replicas of one model
 
     Raises LaunchError if fewer ranks were started than were asked for, or if the app has started `torch.distributed`
     itself with another number of ranks than the job has; and what `communicator` raises.
@@ -97,12 +98,14 @@ def enter(arguments: Namespace, *, connected: bool) -> None:
     if not connected:
         return
     world = communicator()
-    _check_replicas(world.world_size, arguments.world_size)
+    if replicated:
+        _check_replicas(world.world_size, arguments.world_size)
     if not dist.is_initialized():
         bring_up(world)
         atexit.register(take_down)
     _check_process_group(world)
-    arguments.world_size = world.world_size
+    if replicated:
+        arguments.world_size = world.world_size
 
 
 def _check_replicas(started: int, wanted: int) -> None:

@@ -1,9 +1,11 @@
-"""SambaLoader: the batches of a torch DataLoader as named SambaTensors."""
+"""SambaLoader: the batches of a torch DataLoader as named SambaTensors. And DistributedSampler in one process."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.errors import DataError
 from sambasim.samba.checks.keywords import checks_keywords_beside
@@ -85,3 +87,22 @@ class SambaLoader:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def install_sampler_of_one_replica() -> None:
+    """From now on `DistributedSampler(dataset, num_replicas=1)` has rank 0, whether or not `torch.distributed` is up:
+    apps write it so, and torch would ask the process group for a rank."""
+    make = DistributedSampler.__init__
+
+    @wraps(make)
+    def made(
+        sampler: "DistributedSampler[Any]",
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        *arguments: Any,
+        **keywords: Any,
+    ) -> None:
+        make(sampler, dataset, num_replicas, 0 if num_replicas == 1 else rank, *arguments, **keywords)
+
+    DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose

@@ -23,7 +23,7 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument
 from sambasim.runtime.section_clock import SectionClock
 from sambasim.samba import context
-from sambasim.samba.absent import no_such_name
+from sambasim.samba.absent import AbsentNameError, no_such_name
 from sambasim.samba.binding import bind, inputs_of
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords
@@ -54,7 +54,9 @@ _PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
 class _Loaded:
     """One PEF that is loaded, and what the session keeps of its runs."""
 
-    def __init__(self, machine: Machine, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
+    def __init__(
+        self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool
+    ) -> None:
         program = machine.program
         self.machine = machine
         self.traced = tuple(traced)
@@ -63,11 +65,14 @@ class _Loaded:
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, loss_is_chosen=loss_is_chosen)
         self.differs_in_evaluation = _trains_otherwise(program)
-        self.input_gradients = {gradient_name(name): name for name in self.wanted}
+        names = {gradient_name(name): name for name in self.wanted}
+        self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
         self.aliases = _output_aliases(program)
         self.accepted: object = None
-        self.inputs: Mapping[str, Tensor] = {}
+        self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
+        self.traced_inputs = _samba_tensors(self.inputs, inputs)
         self.given: Mapping[str, SambaTensor] = {}
+        self.gradients: dict[str, Tensor] = {}  # of inputs
         self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
 
@@ -147,16 +152,19 @@ class Session:
         print_compiled(compiled)
         return str(compiled.path.absolute())
 
-    def load(self, machine: Machine, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False) -> None:
-        """`machine` is run from now on; `traced` are its outputs, which stand for those of every run: an `sn_grad` that
-        is set on one of them holds for all. For `utils.trace_graph`.
+    def load(
+        self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False
+    ) -> None:
+        """`machine` is run from now on. For `utils.trace_graph`.
 
+        inputs: the batch that it was traced with
+        traced: its outputs, which stand for those of every run: an `sn_grad` that is set on one of them holds for all
         loss_is_chosen: whether the app said which output is the loss
         """
         if self._now is not None and self._now.machine.model is not machine.model:
             for tensor in self._now.traced:
                 self._of_other_models[tensor] = True
-        self._now = _Loaded(machine, traced, loss_is_chosen=loss_is_chosen)
+        self._now = _Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
 
     @checks_keywords
     def run(
@@ -190,9 +198,8 @@ class Session:
         if input_tensors is not None:
             input_tensors = _kept(input_tensors)
             batch = bind(now.wanted, machine.program.batch_size, machine.model, input_tensors)
-            now.given = dict(
-                zip(batch, (one for one in flat(input_tensors) if isinstance(one, SambaTensor)), strict=False)
-            )
+            if now.input_gradients:
+                now.given = _samba_tensors(batch, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", where=app_line(), remedy="session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
@@ -394,7 +401,9 @@ class Session:
         return dict(zip((one.name for one in machine.program.optimizers), owners, strict=True))
 
     def __getattr__(self, name: str) -> object:
-        raise no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
+        told = no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
+        remedy = "leave it out; where it is for several graphs, compile a PEF for each: a PEF holds one graph here"
+        raise AbsentNameError(str(told), where=app_line(), remedy=remedy)
 
     def _loaded(self, model: nn.Module | None = None) -> _Loaded:
         if self._now is None:
@@ -428,8 +437,11 @@ class Session:
         for name, value in found.items():
             if name in outputs:
                 outputs[name] = outputs[name].with_data(value, name)
-            elif now.input_gradients[name] in now.given:
-                now.given[now.input_gradients[name]].sn_grad = value
+            else:
+                now.gradients[name] = value
+                for inputs in (now.traced_inputs, now.given):
+                    if now.input_gradients[name] in inputs:
+                        inputs[now.input_gradients[name]].sn_grad = value
         if wanted is None:
             return tuple(outputs.values())
         tensors = flat(wanted)
@@ -449,7 +461,8 @@ class Session:
         of an output, `<output>__grad`, is what the next backward starts from."""
         now = self._loaded()
         named = {**{name: name for name in now.outputs}, **now.aliases}
-        of_outputs = {gradient_name(name): now.outputs[output] for name, output in named.items()}
+        # The gradient of an input is an output of the graph, and none of the model.
+        of_outputs = {gradient_name(name): now.outputs[one] for name, one in named.items() if one in now.outputs}
         for name, value in tensors.items():
             plain = to_torch(torch.as_tensor(value))
             if name in of_outputs:
@@ -469,12 +482,18 @@ def _kept(inputs: Inputs) -> Inputs:
     return inputs if isinstance(inputs, Tensor | list | tuple | Mapping) else list(inputs)
 
 
+def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
+    """The SambaTensors of `inputs`, by the names that they are `bound` to."""
+    return {name: one for name, one in zip(bound, flat(inputs), strict=True) if isinstance(one, SambaTensor)}
+
+
 def _named_tensor(now: _Loaded, name: str) -> SambaTensor:
     name = now.aliases.get(name, name)
     if name in now.outputs:
         return now.outputs[name]
-    if name in now.inputs:
-        return SambaTensor(now.inputs[name], name=name)
+    for tensors in (now.inputs, now.gradients):
+        if name in tensors:
+            return SambaTensor(tensors[name], name=name)
     symbol = now.machine.program.symbols.get(name)
     if symbol is None or symbol.offset is None:
         raise OptionError(

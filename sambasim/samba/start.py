@@ -15,6 +15,7 @@ from sambasim.errors import DataError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.runtime.executor import Tangent
+from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
@@ -46,7 +47,7 @@ class Start:
         for output in outputs:
             if output.sn_grad is not None and output.sn_name not in given:
                 given[str(output.sn_name)] = self._shaped(str(output.sn_name), output.sn_grad)
-        if not given and not self._is_loss:
+        if not given and not self._is_loss and context.current().trains:
             self._tell_of_no_loss()
         rest = (lambda mean: mean) if self._is_loss or not given else torch.zeros_like
         tangents = {name: given[name] if name in given else rest(mean) for name, mean in self._means.items()}

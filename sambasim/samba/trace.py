@@ -122,7 +122,7 @@ def _trace_graph(
         replica.change(index, update.hyperparameters)
     machine = Machine(document, model, optimizers, replica)
     outputs = tuple(outputs_of(document.program))
-    session.load(machine, outputs, loss_is_chosen=bool(asked.loss_indices))
+    session.load(machine, inputs, outputs, loss_is_chosen=bool(asked.loss_indices))
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import DataError, OptionError
+from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -56,7 +56,7 @@ def test_batches_along_another_axis_are_refused(tmp_path: Path) -> None:
 
 def test_an_output_that_is_not_there_cannot_be_the_loss(pef: str) -> None:
     model, optimizer = _model()
-    with pytest.raises(OptionError, match=r"loss_indices is \[1\], and the model has 1 output"):
+    with pytest.raises(ModelError):
         trace_graph(model, _inputs(), optimizer, loss_indices=[1], pef=pef)
 
 

@@ -1,29 +1,58 @@
-"""The rows of the fidelity page against the code that they are about."""
+"""The tables of the README of `sambasim.samba` against the code that they are about."""
 
-import ast
 import inspect
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from sambasim import samba
+from sambasim.samba.checks.findings import FINDINGS
 from sambasim.samba.door.absent import AbsentNameError
 from sambasim.samba.door.finder import exported_names
-from sambasim.samba.door.table import MODULES, ROOT, children
-from sambasim.samba.fidelity.api import API
-from sambasim.samba.fidelity.behaviours import BEHAVIOURS
-from sambasim.samba.fidelity.flags import FLAG_ROWS
-from sambasim.samba.fidelity.page import flag_of, updated
-from sambasim.samba.fidelity.row import Row, Status
+from sambasim.samba.door.table import ABSENT, MODULES, ROOT, children
+from sambasim.samba.modules import add_old_methods
+from sambasim.samba.session import Session
+from sambasim.samba.trace import _trace_graph
 from sambasim.samba.utils.flags import FLAGS
 from tests.support.door import open_door
 
-ROOT_FOLDER = Path(__file__).parents[2]
-NAMES = {f"{ROOT}.{row.name}" for row in API}
-WHOLE = {"sambaflow.samba.nn", "sambaflow.logging.samba_logger"}
-"""Modules that one row is about: their names are torch's, and those of Python's logging."""
+PAGE = Path(samba.__file__).with_name("README.md")
+TEXT = PAGE.read_text(encoding="utf-8")
+TESTS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the code spans of its first cell, and the cells behind it."""
+
+    names: tuple[str, ...]
+    cells: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.names[0]
+
+
+def rows(section: str) -> list[Row]:
+    """The lines of the tables below the heading `## section`, without their headings."""
+    lines = TEXT.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+    lines = [line for line in lines if line.startswith("|")]
+    heads = {index + offset for index, line in enumerate(lines) if line.startswith("|---") for offset in (-1, 0)}
+    found = []
+    for line in (line for index, line in enumerate(lines) if index not in heads):
+        first, *rest = (cell.strip() for cell in re.split(r"\s\|(?=\s|$)", line[1:-1]))
+        found.append(Row(tuple(re.findall(r"`([^`]+)`", first)) or (first,), tuple(rest)))
+    return found
+
+
+NAMES, FLAG_ROWS, BEHAVIOURS, FOUND = map(rows, ("Names", "Flags", "Behaviours", "Findings"))
+HERE = [name for row in NAMES for name in row.names if row.cells[0] != "absent"]
+GONE = [name for row in NAMES for name in row.names if row.cells[0] == "absent"]
 
 
 @pytest.fixture(autouse=True)
@@ -32,97 +61,116 @@ def door() -> Iterator[None]:
         yield
 
 
-def resolved(path: str) -> object:
-    """What an app has under this path: the deepest module, then attributes, which are not computed."""
-    words = path.split(".")
-    modules = [".".join(words[:count]) for count in range(1, len(words) + 1)]
-    module = [name for name in modules if name in MODULES][-1]
-    value: object = import_module(module)
-    rest = words[module.count(".") + 1 :]
-    for index, word in enumerate(rest):
-        last = index == len(rest) - 1
-        value = inspect.getattr_static(value, word) if last and index else getattr(value, word)
-    return value
+def resolved(name: str) -> Any:
+    """What an app has under this name: the deepest module, then attributes. The last is not computed."""
+    if name.startswith(("model.", "parameter.")):
+        model = samba.from_torch_model_(nn.Linear(1, 1))
+        add_old_methods(model)
+        owner, attribute = name.split(".")
+        return getattr(model if owner == "model" else model.weight, attribute)
+    path = [ROOT, *name.split(".")]
+    depth = max(count for count in range(1, len(path) + 1) if ".".join(path[:count]) in MODULES)
+    value: Any = import_module(".".join(path[:depth]))
+    *words, last = path[depth:] or [""]
+    for word in words:
+        value = getattr(value, word)
+    if not last:
+        return value
+    return inspect.getattr_static(value, last) if words else getattr(value, last)
 
 
-def parameters(value: object) -> set[str]:
-    """The names of what can be given to it."""
-    if value is samba.SambaTensor:
-        value = samba.SambaTensor.__new__
-    return set(inspect.signature(value).parameters)  # type: ignore[arg-type]  # rows with keywords are callable
+@pytest.mark.parametrize("row", [row for row in NAMES if row.cells[0] != "absent"], ids=str)
+def test_names_are_there_and_take_the_keywords_of_their_row(row: Row) -> None:
+    keywords = {word for shape in re.findall(r"`(\([^`]*)`", row.cells[-1]) for word in re.findall(r"(\w+)=", shape)}
+    for name in row.names:
+        value = resolved(name)
+        if keywords:
+            with_signature = {samba.SambaTensor: samba.SambaTensor.__new__, samba.utils.trace_graph: _trace_graph}
+            parameters = inspect.signature(with_signature.get(value, value)).parameters
+            takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+            assert takes_any or keywords <= parameters.keys()
 
 
-@pytest.mark.parametrize("row", API, ids=lambda row: row.name)
-def test_a_row_resolves_and_takes_its_keywords(row: Row) -> None:
-    assert row.status is not Status.ABSENT, "what is absent has no path to resolve"
-    value = resolved(f"{ROOT}.{row.name}")
-    if row.takes:
-        assert set(row.takes) - parameters(value) == set()
+@pytest.mark.parametrize("name", GONE)
+def test_the_use_of_an_absent_name_raises(name: str) -> None:
+    owner, _, last = name.rpartition(".")
+    value = samba.SambaTensor(shape=(1,)) if owner == "samba.SambaTensor" else resolved(owner)
+    with pytest.raises(AbsentNameError, match=last):
+        getattr(value, last)()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - WHOLE))
-def test_every_name_of_a_module_has_a_row(module: str) -> None:
-    if module.startswith("sambaflow.samba.nn"):
-        return  # torch's, beside the one row
-    # What a module is named after has the module's row: `samba.lazy_param.lazy_param`.
-    own = f"{module}.{module.rpartition('.')[2]}"
-    names = {f"{module}.{name}" for name in exported_names(module)} - MODULES.keys() - {own}
-    if module == "sambaflow.samba":
-        names |= {f"{module}.{name}" for name in samba.__all__}
-    elsewhere = {name for name in names if any(row.startswith(f"{name}.") for row in NAMES)}
-    # A class may be exported by several modules: one row about it is enough.
-    known = {id(resolved(name)) for name in NAMES}
-    assert {name for name in names - NAMES - elsewhere if id(resolved(name)) not in known} == set()
+def test_absent_names_of_modules_are_those_of_the_import_shim() -> None:
+    known = {f"{module}.{name}" for module, names in ABSENT.items() for name in names}
+    of_classes = {name for name in GONE if name.startswith(("samba.session.", "samba.SambaTensor."))}
+    assert {f"{ROOT}.{name}" for name in {*GONE} - of_classes} == known
 
 
-def test_what_is_known_by_its_name_alone_is_not_called_the_same() -> None:
-    assert [row.name for row in API if row.name_alone and row.status is Status.SAME] == []
+def test_every_name_of_a_module_has_a_row() -> None:
+    whole = {"sambaflow.logging.samba_logger", "sambaflow.samba.nn", "sambaflow.samba.nn.parameter"}  # one row for each
+    listed = {f"{ROOT}.{name}" for row in NAMES for name in row.names}
+    listed |= {name.rpartition(".")[0] for name in listed}
+    values = {id(resolved(name)) for name in HERE}  # what several modules export has one row
+    for module in MODULES.keys() - whole:
+        # A thing that its module is named after has the module's row.
+        names = {f"{module}.{name}" for name in {*exported_names(module)} - {module.rpartition(".")[2]}}
+        missing = names - MODULES.keys() - listed
+        assert [name for name in missing if id(resolved(name.removeprefix(f"{ROOT}."))) not in values] == []
+
+
+def test_every_name_of_the_session_has_a_row() -> None:
+    public = {name for name in {*dir(Session), *vars(samba.session)} if not name.startswith("_")} - {"ctx", "profiler"}
+    assert public - {name.removeprefix("samba.session.") for name in HERE} == set()
 
 
 def test_no_row_is_there_twice() -> None:
-    for rows in (API, FLAG_ROWS, BEHAVIOURS):
-        assert len({row.name for row in rows}) == len(rows)
+    for table in (NAMES, FLAG_ROWS, FOUND):
+        names = [name for row in table for name in row.names]
+        assert sorted({*names}) == sorted(names)
 
 
-def test_every_flag_has_its_row_and_every_row_its_flag() -> None:
-    assert [row.name for row in FLAG_ROWS] == [flag.names[0] for flag in FLAGS]
+@pytest.mark.parametrize("table", [NAMES, FLAG_ROWS, BEHAVIOURS])
+def test_a_status_is_one_of_four_and_what_differs_has_a_note(table: list[Row]) -> None:
+    for row in table:
+        assert row.cells[0] in ("same", "simplified", "no effect", "absent"), row
+        assert row.cells[-1] or row.cells[0] == "same", row
 
 
-@pytest.mark.parametrize("row", FLAG_ROWS, ids=lambda row: row.name)
-def test_a_flag_without_effect_says_so_in_both_places(row: Row) -> None:
-    assert (row.status is Status.NO_EFFECT) == (flag_of(row).inert is not None)
-    assert not (row.note and row.status is Status.NO_EFFECT), "its reason is the flag's own"
+def test_it_is_said_where_a_name_was_seen() -> None:
+    assert [row for row in NAMES if not re.fullmatch(r"1 app|[0-9]+ apps|apps|imported|docs|own", row.cells[1])] == []
+    assert [row for row in FLAG_ROWS if not re.fullmatch(r"[0-9]+|prose|args|docs|own", row.cells[1])] == []
 
 
-def test_what_is_simplified_absent_or_without_effect_says_why() -> None:
-    silent = [row.name for row in (*API, *BEHAVIOURS) if row.status is not Status.SAME and not row.note]
-    silent += [row.name for row in FLAG_ROWS if row.status is Status.SIMPLIFIED and not row.note]
-    assert silent == []
+def test_every_flag_has_its_row_and_says_whether_it_has_an_effect() -> None:
+    assert [(row.names, row.cells[0] == "no effect") for row in FLAG_ROWS] == [
+        (flag.names, flag.inert is not None) for flag in FLAGS
+    ]
 
 
-@pytest.mark.parametrize("row", [row for row in BEHAVIOURS if row.test is not None], ids=lambda row: row.name)
-def test_the_test_that_holds_a_behaviour_is_there(row: Row) -> None:
-    file, _, name = str(row.test).partition("::")
-    tests = ast.parse((ROOT_FOLDER / file).read_text(encoding="utf-8")).body
-    assert name in [test.name for test in tests if isinstance(test, ast.FunctionDef)]
-    assert name.startswith("test_")
+def test_findings_are_those_that_are_looked_for() -> None:
+    assert {str(row): row.cells for row in FOUND} == {code: (one.sentence, one.told) for code, one in FINDINGS.items()}
 
 
-def test_only_what_cannot_be_run_is_held_by_no_test() -> None:
-    assert [row.name for row in BEHAVIOURS if row.test is None and row.status in (Status.SAME, Status.SIMPLIFIED)] == []
+def test_the_tests_of_behaviours_are_there() -> None:
+    links = [link for row in BEHAVIOURS for link in re.findall(r"\[test\]\(([^)]+)\)", row.cells[1])]
+    assert len(links) > 30
+    for link in links:
+        file, _, name = link.partition("#")
+        assert f"\ndef {name}(" in (PAGE.parent / file).read_text(encoding="utf-8"), link
+
+
+def test_some_test_of_the_api_uses_each_name_that_is_here() -> None:
+    folders = "samba/api/test_*.py", "samba/census/*.py", "samba/test_real_calls.py"
+    files = [file for folder in folders for file in TESTS.glob(folder)]
+    used = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in files)))
+    own = {name for row in NAMES if row.cells[1] == "own" for name in row.names}
+    assert [name for name in HERE if name not in own and name.rpartition(".")[2] not in used] == []
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_name_that_is_absent_raises_and_tells_what_is_near(module: str) -> None:
+def test_a_misspelt_name_raises_an_error_with_the_nearest(module: str) -> None:
     facade = import_module(module)
-    known = [*exported_names(module), *children(module)]
-    near = next((name for name in known if len(name) > 5), None)
+    near = next((name for name in [*exported_names(module), *children(module)] if len(name) > 5), None)
     with pytest.raises(AbsentNameError) as caught:
         getattr(facade, f"{near}x" if near else "absent_name")
     assert caught.value.what.startswith(f"sambasim has no {module}.")
     assert near is None or f"{module}.{near}" in str(caught.value.remedy)
-
-
-def test_a_page_without_a_mark_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has no <!-- api: written by make golden -->"):
-        updated("# A page\n")

@@ -37,7 +37,7 @@ def loaded(tmp_path: Path) -> nn.Module:
 @pytest.mark.usefixtures("loaded")
 def test_what_is_no_number_is_refused_with_its_line(value: object, words: str, remedy: str) -> None:
     with pytest.raises(OptionError) as caught:
-        session.run(BATCH, hyperparam_dict={"lr": value})  # type: ignore[dict-item]  # the mistake
+        session.run(BATCH, hyperparam_dict={"lr": value})
     assert caught.value.what == words
     assert caught.value.remedy == remedy
     assert "session.run(BATCH, hyperparam_dict=" in str(caught.value.where)
@@ -48,5 +48,5 @@ def test_a_tensor_of_one_number_is_one() -> None:
     rate, machine = torch.tensor(0.25), session._loaded().machine
     for number in (0.25, 0.5):  # a scheduler changes it in place
         rate.fill_(number)
-        session.run(BATCH, hyperparam_dict={"lr": rate})  # type: ignore[dict-item]  # as torch takes it
+        session.run(BATCH, hyperparam_dict={"lr": rate})
         assert machine.replica.hyperparameters[0]["lr"] == number

@@ -48,8 +48,8 @@ def test_the_sections_are_one_of_each_kind_and_a_gather(program: Program) -> Non
     named = [(section.kind.value, section.name) for section in program.training.sections]
     assert [kind for kind, _ in named] == ["FWD", "BCKWD", "REDUCE", "OPT", "GATHER"]
     forward, backward, *_ = (name for _, name in named)
-    assert forward == "logreg__lin_layer__addmm"
-    assert backward == "logreg__criterion__nll_loss_backward"
+    assert forward == "logreg__lin_layer__linear"
+    assert backward == "logreg__criterion__crossentropyloss_bwd"
 
 
 def test_the_names_of_parameters_gradients_and_momentum_are_those_of_the_reference(program: Program) -> None:

@@ -88,7 +88,7 @@ def _then_and_now(name: str, before: str, now: str) -> str:
 
 
 def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """What to type, or to leave out, so that the library's arguments make the graph of the compile; None if they do, or
+    """What to type so that the library's arguments make the graph of the compile; None if they do, or
     if the PEF does not say what can be typed."""
     of_graph = [(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
     told = [_typed(name, before) for name, before in of_graph if _IS_TYPED.fullmatch(before)]
@@ -96,8 +96,6 @@ def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | N
 
 
 def _typed(name: str, value: str) -> str:
-    if value == "False":
-        return f"leave out {_flag(name)}"
     return _flag(name) if value == "True" else f"{_flag(name)} {value}"
 
 

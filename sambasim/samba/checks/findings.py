@@ -1,4 +1,4 @@
-"""The table of findings, which the README's page is made from, and what one of them is."""
+"""The table of findings, which the README repeats, and what one of them is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

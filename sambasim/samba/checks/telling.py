@@ -23,6 +23,7 @@ class Telling:
     on_demand: bool = False
     ends: bool = False
     _found: dict[tuple[str, str], tuple[Finding, str]] = field(default_factory=dict)
+    _noticed: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -53,20 +54,29 @@ class Telling:
         """All findings once more, on rank 0."""
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
             count = "1 finding" if len(self._found) == 1 else f"{len(self._found)} findings"
-            blocks = (_block(f"{one.code}{whose}", one) for one, whose in self._found.values())
-            told = "\n".join((f"summary: {count} of the checks; sambasim app --check looks at each step", *blocks))
+            lines = [f"summary: {count}; sambasim app --check looks at every step"]
+            for key, (finding, whose) in self._found.items():
+                told = _short if key in self._noticed else _block
+                lines.append(told(f"  {finding.code}{whose}", finding))
             sys.stdout.flush()
-            print(told, file=sys.stderr, flush=True)
+            print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _notice(self, finding: Finding, behind: str = "") -> None:
         is_new = (finding.code, finding.what) not in self._found
         self._found[finding.code, finding.what] = finding, behind
         if is_new and not (self.on_demand or self.ends) and launched_rank(os.environ) == 0:
+            self._noticed.add((finding.code, finding.what))
             print(_block(f"notice{behind}: {finding.code}", finding), file=sys.stderr, flush=True)
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""
         return any(found == code for found, _ in self._found)
+
+
+def _short(begin: str, finding: Finding) -> str:
+    """For what a notice has told in full."""
+    place = f" ({one_line(finding.where.partition(': ')[0])})" if finding.where else ""
+    return f"{begin}: {one_line(finding.what)}{place}"
 
 
 def _block(begin: str, finding: Finding) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from sambasim.errors import OptionError
-from sambasim.runtime.launcher import launched_rank
+from sambasim.runtime.launcher import find_launcher, launched_rank
 from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
@@ -68,7 +68,8 @@ def parse_app_args(
     have the same flag, the app's counts.
 
     With --data-parallel, on every command but compile, it is collective: when it returns, this process has found the
-    other ranks, `torch.distributed` is up, and `world_size` is the number of ranks that mpirun started.
+    other ranks, `torch.distributed` is up, and `world_size` is the number of ranks that mpirun started. A process that
+    is alone has `torch.distributed` too.
 
     Raises OptionError for what is typed wrong; LaunchError and MachineError if the ranks cannot find each other.
     """
@@ -205,7 +206,10 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     if "enable_stoc_rounding" in destinations and arguments.enable_stoc_rounding and not rounds:
         arguments.enable_stoc_rounding = False
         say_once("--enable-stoc-rounding", "only optimizer steps of --dtype bf16 round at random")
-    context.enter(arguments, connected=arguments.command in WITH_PEF and bool(arguments.data_parallel))
+    launcher = find_launcher(os.environ)
+    alone = launcher is None or launcher.world_size == 1  # such apps, too, ask torch.distributed for their rank
+    runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
+    context.enter(arguments, connected=runs and (alone or replicated), replicated=runs and replicated)
 
 
 def _tell_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:

@@ -211,7 +211,7 @@ _COMPILE = (
         EVERYWHERE,
         "The vendor's report of resources.",
         placeholder="FILE",
-        inert="sambasim inspect shows the units of each section",
+        inert="sambasim report --tables shows the units of each section",
     ),
     switch(("--verbose-report",), EVERYWHERE, "A longer report of resources.", "sambasim inspect shows all there is"),
 )

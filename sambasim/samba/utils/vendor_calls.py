@@ -11,4 +11,4 @@ def fix_rdu_affinity(*arguments: object, **options: object) -> None:
 
 def create_mac_resource_report(*arguments: object, **options: object) -> None:
     """No effect."""
-    say_once("utils.create_mac_resource_report", "sambasim inspect shows the units of each section", app_line())
+    say_once("utils.create_mac_resource_report", "sambasim report --tables shows the units of each section", app_line())

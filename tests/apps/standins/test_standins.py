@@ -90,7 +90,14 @@ STAND_INS = (
         notice=SAME_SAMPLES,
     ),
     StandIn("gpt", rf"step 8 {LOSS}", flags=("-b", "4"), train=("--save", "gpt.pt"), saves=("gpt.pt",), shards=True),
-    StandIn("bert", rf"step 6 {LOSS}", flags=("-b", "4"), train=("--output_dir", "hf"), saves=("hf/config.json",)),
+    StandIn(
+        "bert",
+        rf"step 6 {LOSS}",
+        flags=("-b", "4"),
+        train=("--output_dir", "hf"),
+        saves=("hf/config.json",),
+        notice=SAME_SAMPLES,
+    ),
     StandIn("llm_dp", rf"step 6: {LOSS}", flags=("-b", "2"), first=("training.steps=6",), shards=True),
     StandIn("old_names", rf"Epoch: 1 {LOSS}", notice=SAME_SAMPLES),
     StandIn("resnet_split", rf"epoch 2 {LOSS} lr 0\.0000", flags=("-b", "8"), shards=True),
@@ -144,8 +151,7 @@ def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def alone(app: App) -> Result:
     """What a `run` on one replica printed."""
-    given = (app.stand_in.data_parallel,) if app.stand_in.name == "logreg" else ()  # its sampler asks for a rank
-    return app.run(*given)
+    return app.run()
 
 
 def test_one_replica_trains_and_saves(app: App, alone: Result) -> None:
@@ -177,6 +183,14 @@ def test_device_and_host_agree(app: App) -> None:
 def test_steps_and_sections_are_measured(app: App) -> None:
     assert "samples/s" in app.with_pef("measure-performance").stdout
     assert " BCKWD " in app.with_pef("measure-sections").stdout
+
+
+@whole
+def test_unet_trains_equally_with_its_loss_on_the_host(tmp_path: Path) -> None:
+    folders = tmp_path / "device", tmp_path / "host"
+    for folder in folders:
+        folder.mkdir()
+    assert weights(compiled("unet", folders[0]).run()) == weights(compiled("unet_host", folders[1]).run())
 
 
 def compiled(name: str, folder: Path) -> App:
@@ -221,7 +235,9 @@ def test_logreg_agrees_with_weight_norm(tmp_path: Path) -> None:
 def test_logreg_writes_and_meets_its_gold_file(tmp_path: Path) -> None:
     app = compiled("logreg", tmp_path)
     app.with_pef("test", "--gold-file-path", "gold.pt")
+    written = (tmp_path / "gold.pt").stat().st_mtime_ns
     app.with_pef("test", "--gold-file-path", "gold.pt")
+    assert (tmp_path / "gold.pt").stat().st_mtime_ns == written
 
 
 @whole

@@ -1,9 +1,9 @@
-"""Every test here goes in through `sambaflow`, as an app does, and says which rows of the API table it exercises."""
+"""Every test here imports `sambaflow`, as an app does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +13,6 @@ from sambasim.samba import context
 from tests.support.door import open_door
 
 BATCH = 4
-Test = TypeVar("Test", bound=Callable[..., object])
-
-
-def exercises(*names: str) -> Callable[[Test], Test]:
-    """Marks a test with the rows that it exercises, as the page names them."""
-
-    def mark(test: Test) -> Test:
-        vars(test)["exercises"] = names
-        return test
-
-    return mark
 
 
 def imported(module: str) -> Any:

@@ -14,7 +14,7 @@ from sambasim.hardware.spec import load_device
 from sambasim.samba.utils.measuring import median_and_slow, spread
 from sambasim.simulation.backing import backing_of
 from sambasim.units import format_seconds
-from tests.samba.api.conftest import BATCH, Net, exercises, imported
+from tests.samba.api.conftest import BATCH, Net, imported
 from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
@@ -37,7 +37,6 @@ common_app_driver(args, model, inputs, optimizer, name="net", app_dir=utils.get_
 SHORT = {"n_iterations": 4, "min_duration": 0.0}
 
 
-@exercises("samba.utils.measure_performance")
 def test_a_step_is_measured(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +84,6 @@ def test_less_than_the_throughput_that_was_asked_for_fails(
         samba.utils.measure_performance(traced[0], inputs, BATCH, **SHORT)
 
 
-@exercises("samba.utils.measure_sections")
 def test_every_section_is_measured(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +149,6 @@ def _measured(folder: Path, command: str, *flags: str, np: int = 1, pef: str = "
     return figures
 
 
-@exercises("samba.utils.common.common_app_driver")
 def test_the_driver_compiles_and_measures(folder: Path) -> None:
     files = ["--bench-report-json", "bench.json", "--compiled-stats-json", "stats.json", "--run-graph-only"]
     figures = _measured(folder, "measure-performance", *files)
@@ -162,7 +159,6 @@ def test_the_driver_compiles_and_measures(folder: Path) -> None:
     assert [row["kind"] for row in rows if row["predicted_s"] is None] == ["REDUCE", "GATHER"], "one replica"
 
 
-@exercises("samba.utils.compile")
 def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -> None:
     driver = imported("samba.utils.common").common_app_driver
     for command in ("run", "test"):

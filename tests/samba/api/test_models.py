@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from sambasim.errors import ModelError, OptionError
 from sambasim.samba import notices
-from tests.samba.api.conftest import BATCH, Net, exercises, imported, seeded_net
+from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
 
 
-@exercises("samba.from_torch_model_", "samba.from_torch_model", "samba.from_torch_")
 def test_a_model_is_named_in_place(samba: Any) -> None:
     for name_it in (samba.from_torch_model_, samba.from_torch_model, samba.from_torch_):
         linear = nn.Linear(3, 2)
@@ -44,7 +43,6 @@ def test_a_model_keeps_a_run_of_its_own(samba: Any) -> None:
     assert samba.from_torch_model_(Runner(2, 2)).run() == "own"
 
 
-@exercises("samba.lazy_param", "samba.materialize")
 def test_a_lazy_model_gets_its_parameters_when_it_is_materialized(samba: Any) -> None:
     before = torch.random.get_rng_state()
     with samba.lazy_param():
@@ -149,7 +147,6 @@ def test_what_a_reset_leaves_unset_is_refused(samba: Any, dtype: torch.dtype) ->
     assert torch.equal(samba.materialize(complete).mask, torch.ones(3, dtype=dtype))
 
 
-@exercises("samba.directives.op_fusion")
 def test_a_fusion_directive_changes_nothing_and_says_so(
     samba: Any, inputs: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -180,12 +177,6 @@ def test_a_fusion_directive_changes_nothing_and_says_so(
     assert capsys.readouterr().err.count("notice: op_fusion is taken, and without effect here: ") == 1
 
 
-@exercises(
-    "samba.directives.sdpa_directives",
-    "samba.env.disable_sgd_stoc",
-    "samba.env.enable_addbias_grad_accum_stoc",
-    "samba.env.enable_conv_grad_accum_stoc",
-)
 def test_switches_of_the_rdu_change_nothing_and_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(notices, "_SAID", set())
     env, directives = imported("samba.env"), imported("samba.directives")
@@ -216,7 +207,6 @@ def test_gradients_and_weights_of_the_device_are_read_from_the_parameters(
     assert torch.equal(model.first.weight.sn_data, model.first.weight)
 
 
-@exercises("samba.is_internal", "samba.patched_torch")
 def test_a_forward_of_the_host_within_patched_torch(samba: Any, inputs: tuple[Any, Any]) -> None:
     assert not samba.is_internal()
     with samba.patched_torch():
@@ -258,7 +248,6 @@ def test_a_model_is_converted_after_its_optimizer_and_twice(
     assert not torch.equal(model.second.bias, before)
 
 
-@exercises("samba.optim.SGD", "samba.optim.Adam", "samba.optim.AdamW")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -5,10 +5,9 @@ import logging
 import pytest
 
 from sambasim import __version__
-from tests.samba.api.conftest import exercises, imported
+from tests.samba.api.conftest import imported
 
 
-@exercises("__version__")
 def test_the_version_is_printed_and_compared() -> None:
     import importlib
 
@@ -17,7 +16,6 @@ def test_the_version_is_printed_and_compared() -> None:
     assert version.endswith(__version__)
 
 
-@exercises("logging.samba_logger")
 def test_the_logger_is_used_as_a_module_and_as_a_logger(caplog: pytest.LogCaptureFixture) -> None:
     module = imported("logging").samba_logger
     logging.getLogger("sambaflow").addHandler(caplog.handler)
@@ -28,7 +26,6 @@ def test_the_logger_is_used_as_a_module_and_as_a_logger(caplog: pytest.LogCaptur
     assert caplog.messages == ["epoch 1", "slow"]
 
 
-@exercises("sambacollections.OrderedSet")
 def test_an_ordered_set() -> None:
     names = imported("sambacollections").OrderedSet(["b", "a"])
     names.add("b")
@@ -36,20 +33,17 @@ def test_an_ordered_set() -> None:
     assert list(names) == ["b", "a", "c"]
 
 
-@exercises("mac.metadata.ConvTilingMetadata")
 def test_metadata_of_the_compiler_is_collected_by_its_key() -> None:
     record = imported("mac.metadata").ConvTilingMetadata(original_size=(3, 64, 64))
     assert {record.key: record}["conv_tiling"].original_size == (3, 64, 64)
 
 
-@exercises("mac.metadata.TilingMetadata")
 def test_metadata_of_tiles_has_a_key_of_its_own() -> None:
     kind = imported("mac.metadata").TilingMetadata
     record = kind(original_size=(3, 64, 64), num_tiles=4)
     assert {kind.key: record}["tiling"].num_tiles == 4
 
 
-@exercises("is_demo")
 def test_it_is_no_demonstration() -> None:
     import importlib
 

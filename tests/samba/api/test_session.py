@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.errors import OptionError, PefError
-from tests.samba.api.conftest import BATCH, Net, exercises, imported, seeded_net
+from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
 
 
-@exercises("samba.session.compile", "samba.utils.pef_utils.get_pefmeta", "samba.utils.pef_utils.get_pefmeta_dict")
 def test_compile_as_apps_do(
     samba: Any, inputs: tuple[Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,7 +30,6 @@ def test_compile_as_apps_do(
     assert (kept["world_size"], kept["conv_tiling"], kept["model_repr"]) == ("2", "none", repr(model))
 
 
-@exercises("samba.utils.pef_utils.get_pef_info")
 def test_what_is_in_a_pef(pef: str) -> None:
     information = imported("samba.utils.pef_utils").get_pef_info(pef)
     kinds = {section["kind"] for graph in information["graphs"] for section in graph["sections"]}
@@ -39,7 +37,6 @@ def test_what_is_in_a_pef(pef: str) -> None:
     assert information["batch_size"] == BATCH
 
 
-@exercises("samba.session.setup", "samba.schema.snconfig.SNConfig")
 def test_a_session_that_was_set_up_compiles_as_it_says(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
     config = imported("samba.schema.snconfig").SNConfig(pef_name="first", output_folder=str(tmp_path))
     config.pef_name = "second"
@@ -52,7 +49,6 @@ def test_a_session_that_was_set_up_compiles_as_it_says(samba: Any, inputs: tuple
         samba.session.setup("net")
 
 
-@exercises("samba.session.tracing")
 def test_a_model_knows_when_it_is_traced(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
     class Asks(Net):
         def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +65,6 @@ def test_a_model_knows_when_it_is_traced(samba: Any, inputs: tuple[Any, Any], tm
     assert torch.equal(losses.torch(), model(*inputs)[0].torch() * 2)
 
 
-@exercises("samba.utils.trace_graph")
 def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any], pef: str) -> None:
     model = samba.from_torch_model_(seeded_net())
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -92,7 +87,6 @@ def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any]
         samba.utils.trace_graph(other, inputs, optimizer, pef=pef)
 
 
-@exercises("samba.session.run")
 def test_a_step_by_every_keyword(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
     model, _ = traced
     first = samba.session.run(
@@ -108,7 +102,6 @@ def test_a_step_by_every_keyword(samba: Any, inputs: tuple[Any, Any], traced: tu
     assert not gradient.any(), "the backward starts from sn_grad"
 
 
-@exercises("samba.session.to_cpu", "samba.session.to_device", "samba.session.to_rdu")
 def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
     model, optimizer = traced
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -127,7 +120,6 @@ def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any
         assert torch.equal(bias.torch(), model.first.bias)
 
 
-@exercises("samba.session.get_tensors_by_name", "samba.session.tensor_dict", "samba.session.optim_dict")
 def test_tensors_are_found_by_name(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
     model, optimizer = traced
     samba.session.run(inputs)
@@ -143,7 +135,6 @@ def test_tensors_are_found_by_name(samba: Any, inputs: tuple[Any, Any], traced: 
     assert samba.session.optim_dict == {"sgd0": optimizer}
 
 
-@exercises("samba.session.buffer_dict")
 def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
     model = samba.from_torch_model_(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
@@ -157,15 +148,6 @@ def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
     assert not model[1].running_mean.any(), "the host has not been told"
 
 
-@exercises(
-    "samba.session.profiler.start_event",
-    "samba.session.profiler.end_event",
-    "samba.session.profiler.event",
-    "samba.session.start_samba_profile",
-    "samba.session.end_samba_profile",
-    "samba.profiler.Profiler",
-    "samba.profiler.Event",
-)
 def test_what_an_app_brackets_is_timed(samba: Any) -> None:
     profiling = imported("samba.profiler")
     profiler = samba.session.profiler

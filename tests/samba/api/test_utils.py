@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from sambasim.errors import DataError, OptionError, WeightsError
-from tests.samba.api.conftest import BATCH, Net, exercises, imported, seeded_net
+from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
 
 
-@exercises("samba.utils.assert_close")
 def test_assert_close(samba: Any) -> None:
     samba.utils.assert_close(samba.randn(2) * 0, torch.full((2,), 2e-3), "logits", threshold=3e-3)
     samba.utils.assert_close(torch.tensor(101.0), torch.tensor(100.0), "loss", threshold=0, rtol=0.01)
@@ -23,7 +22,6 @@ def test_assert_close(samba: Any) -> None:
         samba.utils.assert_close(torch.tensor([0.0, 1.0]), torch.zeros(2), "logits")
 
 
-@exercises("samba.utils.set_seed", "samba.utils.get_file_dir")
 def test_seed_and_folder(samba: Any) -> None:
     samba.utils.set_seed(7)
     first = torch.rand(3), np.random.rand()
@@ -33,13 +31,11 @@ def test_seed_and_folder(samba: Any) -> None:
     assert samba.utils.get_file_dir(__file__) == str(Path(__file__).parent)
 
 
-@exercises("samba.utils.get_rank", "samba.utils.get_world_size", "samba.utils.is_main_process")
 def test_ranks_of_a_process_alone(samba: Any) -> None:
     utils = samba.utils
     assert (utils.get_rank(), utils.get_world_size(), utils.is_main_process()) == (0, 1, True)
 
 
-@exercises("samba.utils.weight_norm_")
 def test_weight_norm(samba: Any) -> None:
     linear = nn.Linear(3, 2)
     before = linear(torch.ones(1, 3))
@@ -48,7 +44,6 @@ def test_weight_norm(samba: Any) -> None:
     assert len(list(linear.parameters())) == 3
 
 
-@exercises("samba.utils.argparser.parse_app_args")
 def test_the_command_line_of_an_app() -> None:
     def common(parser: ArgumentParser) -> None:
         parser.add_argument("--lr", type=float, default=0.1)
@@ -69,7 +64,6 @@ def test_the_command_line_of_an_app() -> None:
         parse(argv=["run", "--pef", "x", "-ws", "2"])
 
 
-@exercises("samba.utils.argparser.SambaConfig", "samba.utils.argparser.parse_yaml_to_args")
 def test_the_same_from_keywords_and_from_a_file(tmp_path: Path) -> None:
     argparser = imported("samba.utils.argparser")
     config = argparser.SambaConfig("compile", batch_size=8, hidden=64)
@@ -79,7 +73,6 @@ def test_the_same_from_keywords_and_from_a_file(tmp_path: Path) -> None:
     assert read.pef_name == "net"
 
 
-@exercises("samba.utils.dataset.mnist.dataset_transform")
 def test_images_become_normalised_features() -> None:
     transform_for = imported("samba.utils.dataset.mnist").dataset_transform
     image = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
@@ -108,7 +101,6 @@ def write_mnist(folder: Path, part: str, count: int, *, packed: bool = False) ->
     return images, labels
 
 
-@exercises("samba.utils.dataset.mnist.prepare_dataloader")
 def test_loaders_of_mnist(tmp_path: Path) -> None:
     prepare = imported("samba.utils.dataset.mnist").prepare_dataloader
     raw = tmp_path / "MNIST" / "raw"
@@ -159,7 +151,6 @@ def test_mnist_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
         prepare({"data_folder": tmp_path})
 
 
-@exercises("samba.utils.numeric.MAX_BF16_TRUNCATE_NORMAL_REL")
 def test_a_bound_on_bf16_is_met_and_reached() -> None:
     bound = imported("samba.utils.numeric").MAX_BF16_TRUNCATE_NORMAL_REL
     numbers = torch.linspace(1, 2, 9999)[:-1]
@@ -167,13 +158,11 @@ def test_a_bound_on_bf16_is_met_and_reached() -> None:
     assert 0.99 * bound < float(((numbers - cut) / numbers).max()) < bound
 
 
-@exercises("samba.utils.fix_rdu_affinity", "samba.utils.create_mac_resource_report")
 def test_what_acts_on_the_vendors_machine_has_no_effect(samba: Any) -> None:
     assert samba.utils.fix_rdu_affinity() is None
     assert samba.utils.create_mac_resource_report("report") is None
 
 
-@exercises("samba.utils.benchmark_acc.AccuracyReport")
 def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     report_of = imported("samba.utils.benchmark_acc").AccuracyReport
     report = report_of(val_accuracy=torch.tensor(97.5), batch_size=32, num_iterations=1000)
@@ -196,7 +185,6 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
         report.save(tmp_path / "no" / "report.json")
 
 
-@exercises("samba.utils.checkpoint.save_checkpoint", "samba.utils.checkpoint.load_checkpoint")
 def test_training_goes_on_from_a_checkpoint(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str, tmp_path: Path
 ) -> None:
@@ -238,7 +226,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", model, optimizer)
 
 
-@exercises("samba.utils.checkpoint.save_tensors")
 def test_tensors_are_saved_with_the_values_of_the_device(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
 ) -> None:
@@ -255,7 +242,6 @@ def test_tensors_are_saved_with_the_values_of_the_device(
         samba.utils.checkpoint.save_tensors([torch.ones(2)])
 
 
-@exercises("samba.utils.checkpoint.load_sharded_checkpoint")
 def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -294,7 +280,6 @@ def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None
         loaded(tmp_path / "absent")
 
 
-@exercises("samba.utils.tensorboard_debug.dump_accuracy_debug_info")
 def test_figures_of_every_tensor_are_dumped(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
 ) -> None:
@@ -319,12 +304,10 @@ def test_figures_of_every_tensor_are_dumped(
     assert dump(args, model, inputs, model.output_tensors).parent == tmp_path / "vendor" / "accuracy_debug"
 
 
-@exercises("samba.env.use_mock_samba_runtime")
 def test_numbers_are_computed_and_not_mocked() -> None:
     assert imported("samba.env").use_mock_samba_runtime() is False
 
 
-@exercises("samba.test.TestWithGold")
 def test_the_device_is_held_to_a_gold_file(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], tmp_path: Path
 ) -> None:
@@ -382,7 +365,6 @@ def test_a_gold_file_of_something_else_is_refused(
         test()
 
 
-@exercises("samba.test.consistency_test")
 @pytest.mark.parametrize("called", [True, False])
 def test_two_runs_from_the_same_state_are_compared(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], called: bool

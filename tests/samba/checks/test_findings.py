@@ -54,23 +54,21 @@ def test_all_findings_are_told_together_at_the_end(
     telling.tell(Finding("DP03", "other weights", "app.py:3: run()", "set_seed"))
     telling.summarize()
     assert capsys.readouterr().err.splitlines()[3:] == [
-        "summary: 1 finding of the checks; sambasim app --check looks at each step",
-        "DP03: other weights",
-        "  where: app.py:3: run()",
-        "  try:   set_seed",
+        "summary: 1 finding; sambasim app --check looks at every step",
+        "  DP03: other weights (app.py:3)",
     ]
     telling.ends = True
-    late = Finding("DP07", "weights differ", None, "to_device")
+    late = Finding("DP07", "weights differ", "app.py:4: to_cpu()", "to_device")
     telling.tell(late)
     telling.tell_of(1, [late, Finding("AP06", "saved", None, "to_cpu")])
     assert capsys.readouterr().err == "", "what the end finds is in the summary alone"
     telling.summarize()
     assert capsys.readouterr().err == (
-        "summary: 3 findings of the checks; sambasim app --check looks at each step\n"
-        "DP03: other weights\n  where: app.py:3: run()\n  try:   set_seed\n"
-        "DP07: weights differ\n  try:   to_device\n"
-        "AP06 (rank 1): saved\n  try:   to_cpu\n"
-    )
+        "summary: 3 findings; sambasim app --check looks at every step\n"
+        "  DP03: other weights (app.py:3)\n"
+        "  DP07: weights differ\n  where: app.py:4: to_cpu()\n  try:   to_device\n"
+        "  AP06 (rank 1): saved\n  try:   to_cpu\n"
+    ), "what a notice has told is in short, and what none has, in full"
     telling.on_demand = True
     telling.summarize()
     telling.on_demand = False

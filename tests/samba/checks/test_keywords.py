@@ -131,7 +131,12 @@ def test_far_keywords_of_what_makes_tensors_and_optimizers_are_left_out(capsys: 
     assert torch.equal(samba.SambaTensor(PLAIN, rows=1), PLAIN)  # type: ignore[call-arg]  # the mistake
     assert samba.optim.SGD([PLAIN], lr=0.1, learning_rate=1).defaults["lr"] == 0.1
     notices = capsys.readouterr().err.splitlines()[::2]
-    called = "samba.zeros(steps=…)", "samba.eye(layers=…)", "samba.SambaTensor(rows=…)", "samba.optim.SGD(learning_rate=…)"
+    called = (
+        "samba.zeros(steps=…)",
+        "samba.eye(layers=…)",
+        "samba.SambaTensor(rows=…)",
+        "samba.optim.SGD(learning_rate=…)",
+    )
     assert [notice.removeprefix("notice: ").partition(" is taken")[0] for notice in notices] == [*called]
 
 

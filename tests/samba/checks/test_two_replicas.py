@@ -198,8 +198,8 @@ def test_what_another_rank_alone_has_found_is_told_at_the_end(
     watching.finish()
     told.summarize()
     assert capsys.readouterr().err == (
-        "summary: 2 findings of the checks; sambasim app --check looks at each step\n"
-        "AP06: the app computes\n  try:   to_cpu\nAP06 (rank 1): the app saves\n  try:   to_cpu\n"
+        "summary: 2 findings; sambasim app --check looks at every step\n"
+        "  AP06: the app computes\n  AP06 (rank 1): the app saves\n  try:   to_cpu\n"
     )
 
 

@@ -1,0 +1,313 @@
+"""The data-parallel rows of the census, as one app: each row trains a model of its own on two replicas.
+
+Its weights are those of plain PyTorch with the mean of the gradients of both replicas, bit for bit; a line for each row
+and rank tells their digest. Called by test_replicas.py, with each sync.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sambaflow import samba  # type: ignore[import-not-found]  # the import finder has it
+from sambaflow.samba.utils import get_rank, get_world_size, is_main_process  # type: ignore[import-not-found]
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.samba.census.support import (
+    BATCH,
+    CLASSES,
+    FEATURES,
+    LogReg,
+    OnlyOut,
+    Plainly,
+    batch_of,
+    equal,
+    plain,
+    same_weights,
+    seeded,
+)
+
+REPLICAS = 2
+Start = Callable[[int], Tensor]
+
+
+class Row:
+    """A model that is traced, its reference, and how the row's run is told."""
+
+    def __init__(self, args: argparse.Namespace, pef: str, model: type[Any] = LogReg, *settings: Any) -> None:
+        self.args, self.parallel = args, {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
+        self.model = samba.from_torch_model_(seeded(model, *settings))
+        self.plainly = Plainly(self.model)
+        self.optimizers = samba.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.pef = f"{args.pefs}/{pef}/{pef}.pef"
+        self.takes = 1 if model is OnlyOut else 2
+
+    def trace(self, inputs: Any = None, **options: Any) -> "Row":
+        self.outputs = samba.utils.trace_graph(
+            self.model, self.batch(0) if inputs is None else inputs, self.optimizers, pef=self.pef, **options
+        )
+        return self
+
+    def batch(self, step: int, rank: int | None = None) -> list[Any]:
+        """The batch of a replica."""
+        return list(batch_of(samba, REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes])
+
+    def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float | None = None) -> None:
+        """The step of the reference: `batches` are those of the replicas, and `start` is the gradient of each."""
+        if lr is not None:
+            self.plainly.optimizer.param_groups[0]["lr"] = lr
+        self.plainly.optimizer.zero_grad()
+        for rank, one in enumerate(batches):
+            outputs = self.plainly.model(*map(plain, one))
+            first = outputs[0] if isinstance(outputs, tuple) else outputs
+            first.mean().backward() if start is None else first.backward(start(rank))
+        for parameter in self.plainly.model.parameters():
+            parameter.grad.div_(len(batches))
+        self.plainly.optimizer.step()
+
+    def expect_step(self, step: int, start: Start | None = None, lr: float | None = None) -> None:
+        self.expect([self.batch(step, rank) for rank in range(REPLICAS)], start, lr)
+
+
+def random(rank: int) -> Tensor:
+    return torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(rank))
+
+
+def whole_step(row: Row) -> None:
+    """(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, data_parallel=, reduce_on_rdu=)"""
+    row.trace()
+    for step in range(2):
+        loss, _ = samba.session.run(
+            input_tensors=row.batch(step),
+            output_tensors=row.model.output_tensors,
+            hyperparam_dict={"lr": 0.5},
+            data_parallel=row.args.data_parallel,
+            reduce_on_rdu=row.args.reduce_on_rdu,
+        )
+        assert equal(loss, row.plainly.model(*map(plain, row.batch(step)))[0])
+        row.expect_step(step, lr=0.5)
+
+
+def no_hyperparam_dict(row: Row) -> None:
+    """(input_tensors=(a, b), output_tensors=X, data_parallel=, reduce_on_rdu=)"""
+    row.trace(mapping=row.args.mapping)
+    for step in range(2):
+        samba.session.run(input_tensors=(*row.batch(step),), output_tensors=row.model.output_tensors, **row.parallel)
+        row.expect_step(step)
+
+
+def data_parallel_mode(row: Row) -> None:
+    """trace_graph(distlearn_config=, data_parallel_mode=), run(data_parallel_mode=), get_tensors(outputs)"""
+    row.trace(distlearn_config=row.args.distlearn_config, data_parallel_mode=row.args.data_parallel_mode)
+    mode = row.args.data_parallel_mode
+    samba.session.run(input_tensors=row.batch(0), output_tensors=row.outputs, data_parallel_mode=mode, **row.parallel)
+    loss, _ = samba.session.get_tensors(row.outputs)
+    assert equal(loss, row.plainly.model(*map(plain, row.batch(0)))[0])
+    row.expect_step(0)
+
+
+def _sections(row: Row, *kinds: list[str], **options: Any) -> None:
+    row.trace()
+    for step in range(2):
+        for kind in kinds:
+            samba.session.run(
+                input_tensors=row.batch(step), output_tensors=row.model.output_tensors, section_types=kind,
+                **options, **row.parallel,
+            )  # fmt: skip
+        row.expect_step(step, lr=options.get("hyperparam_dict", {}).get("lr"))
+
+
+def bckwd_opt(row: Row) -> None:
+    """section_types=['fwd'], then ['bckwd', 'opt'] + hyperparam_dict"""
+    _sections(row, ["fwd"], ["bckwd", "opt"], hyperparam_dict={"lr": 0.5})
+
+
+def bckwd_reduce(row: Row) -> None:
+    """section_types=['fwd'], ['bckwd', 'reduce'], ['opt']"""
+    _sections(row, ["fwd"], ["bckwd", "reduce"], ["opt"])
+
+
+def bckwd_alone(row: Row) -> None:
+    """section_types=['FWD'], ['bckwd'], ['opt']"""
+    _sections(row, ["FWD"], ["bckwd"], ["opt"])
+
+
+def grad_of_outputs(row: Row) -> None:
+    """grad_of_outputs=[t]"""
+    row.trace()
+    for step in range(2):
+        samba.session.run(row.batch(step), section_types=["fwd"])
+        samba.session.run(
+            input_tensors=row.batch(step), output_tensors=row.model.output_tensors, section_types=["bckwd", "opt"],
+            grad_of_outputs=[random(get_rank())], **row.parallel,
+        )  # fmt: skip
+        row.expect_step(step, random)
+
+
+def grad_of_outputs_none(row: Row) -> None:
+    """grad_of_outputs=[t, None]"""
+    row.trace()
+    samba.session.run(row.batch(0), row.outputs, grad_of_outputs=[torch.tensor(2.0 + get_rank()), None], **row.parallel)
+    row.expect_step(0, lambda rank: torch.tensor(2.0 + rank))
+
+
+def host_loss(row: Row) -> None:
+    """output.sn_grad = output.grad of a loss on the host"""
+    row.trace()
+    for step in range(2):
+
+        def start(rank: int, step: int = step) -> Tensor:
+            output = row.plainly.model(*map(plain, row.batch(step, rank))).detach().requires_grad_()
+            loss = torch.nn.functional.cross_entropy(output, plain(batch_of(samba, REPLICAS * step + rank)[1]))
+            gradient: Tensor = torch.autograd.grad(loss, output)[0]
+            return gradient
+
+        samba.session.run(row.batch(step), row.model.output_tensors, section_types=["fwd"], **row.parallel)
+        row.model.output_tensors[0].sn_grad = start(get_rank())
+        samba.session.run(row.batch(step), row.outputs, section_types=["bckwd", "opt"], **row.parallel)
+        row.expect_step(step, start)
+
+
+def model_run(row: Row) -> None:
+    """model.run([a, b], hyperparam_dict=h, data_parallel=, reduce_on_rdu=)"""
+    row.trace()
+    row.model.run(row.batch(0), hyperparam_dict={"lr": 0.5}, **row.parallel)
+    row.expect_step(0, lr=0.5)
+
+
+def optimizers(row: Row) -> None:
+    """a list of optimizers"""
+    row.optimizers = [samba.optim.SGD([part], lr=0.1, momentum=0.9) for part in row.model.parameters()]
+    row.trace()
+    for step in range(2):
+        samba.session.run(row.batch(step), row.outputs, **row.parallel)
+        row.expect_step(step)
+
+
+def llm(row: Row) -> None:
+    """per-rank slices of a global batch; sn_grad before run(inputs_dict, loss_tensor); all_reduce / world_size"""
+    generator = torch.Generator().manual_seed(9)
+    images = torch.randn(REPLICAS * BATCH, FEATURES, generator=generator)
+    labels = torch.randint(CLASSES, (REPLICAS * BATCH,), generator=generator)
+    scale = torch.rand(REPLICAS * BATCH, generator=generator)
+
+    def of(rank: int) -> slice:
+        return slice(rank * BATCH, (rank + 1) * BATCH)
+
+    own = of(get_rank())
+    inputs_dict = samba.from_named_dict({"inputs": images[own], "targets": labels[own]})
+    loss_tensor = row.trace(inputs_dict, loss_indices=[0], data_parallel_mode="normal").outputs[0]
+    loss_tensor.sn_grad = scale[own]
+    (losses,) = samba.session.run(inputs_dict, loss_tensor, **row.parallel)
+    step_loss = (samba.to_torch(losses.float()) * scale[own]).sum()
+    if dist.is_initialized():
+        dist.all_reduce(step_loss)
+    step_loss /= get_world_size()
+    gold = sum((row.plainly.model(images[of(r)], labels[of(r)])[0] * scale[of(r)]).sum() for r in range(REPLICAS))
+    assert equal(step_loss, gold / REPLICAS)
+    row.expect([[images[of(r)], labels[of(r)]] for r in range(REPLICAS)], lambda rank: scale[of(rank)])
+    if is_main_process():
+        (losses,) = samba.session.run(inputs_dict, loss_tensor, section_types=["fwd"])
+        assert equal(losses, row.plainly.model(images[own], labels[own])[0])
+    dist.barrier()
+
+
+def _dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(4 * BATCH, FEATURES, generator=generator)
+    return TensorDataset(images, torch.randint(CLASSES, (4 * BATCH,), generator=generator))
+
+
+def set_epoch(row: Row) -> None:
+    """DistributedSampler, set_epoch when torch.distributed is initialised; SambaLoader"""
+    row.trace()
+
+    def loader(rank: int | None, epoch: int) -> DataLoader[Any]:
+        sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), None if rank is None else REPLICAS, rank)
+        if dist.is_initialized():
+            sampler.set_epoch(epoch)
+        return DataLoader(_dataset(), BATCH, sampler=sampler, drop_last=True)
+
+    for epoch in range(2):
+        for image, label in samba.SambaLoader(loader(None, epoch), ["image", "label"]):
+            samba.session.run((image, label), row.outputs, **row.parallel)
+        for batches in zip(*(loader(rank, epoch) for rank in range(REPLICAS)), strict=True):
+            row.expect([list(one) for one in batches])
+
+
+def num_replicas_1(row: Row) -> None:
+    """DistributedSampler(dataset, num_replicas=1) with no rank: nothing is sharded"""
+    row.trace()
+    sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), num_replicas=1)
+    for images, labels in DataLoader(_dataset(), BATCH, sampler=sampler):
+        samba.session.run([images, labels], row.outputs, **row.parallel)
+        row.expect([[images, labels]])
+
+
+def measuring(row: Row) -> None:
+    """measure_performance and measure_sections(data_parallel=, reduce_on_rdu=)"""
+    row.trace()
+    utils, batch = samba.utils, row.batch(0)
+    throughput, latency = utils.measure_performance(row.model, batch, BATCH, 1, False, n_iterations=2, **row.parallel)
+    assert abs(throughput - REPLICAS * BATCH / latency) < 1e-6 * throughput
+    utils.measure_sections(row.model, batch, num_sections=5, n_iterations=2, batch_size=BATCH, **row.parallel)
+    for _ in range(2 * (3 + 2)):  # of which three warm up
+        row.expect_step(0)
+
+
+def ranks(row: Row) -> None:
+    """get_rank, get_world_size, is_main_process; args.local_rank, args.world_size; printing on one rank"""
+    args = row.args
+    args.local_rank = dist.get_rank() if dist.is_initialized() else -1
+    assert (get_rank(), get_world_size()) == (args.local_rank, REPLICAS) == (dist.get_rank(), args.world_size)
+    assert is_main_process() is (args.local_rank <= 0)
+    if args.local_rank <= 0:
+        print(f"world size {args.world_size}")
+    row.trace()
+
+
+ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
+    whole_step: ("logreg",),
+    no_hyperparam_dict: ("logreg",),
+    data_parallel_mode: ("logreg",),
+    bckwd_opt: ("logreg",),
+    bckwd_reduce: ("logreg",),
+    bckwd_alone: ("logreg",),
+    grad_of_outputs: ("onlyout", OnlyOut),
+    grad_of_outputs_none: ("logreg",),
+    host_loss: ("onlyout", OnlyOut),
+    model_run: ("logreg",),
+    optimizers: ("optimizers",),
+    llm: ("llm", LogReg, "none"),
+    set_epoch: ("logreg",),
+    num_replicas_1: ("logreg",),
+    measuring: ("logreg",),
+    ranks: ("logreg",),
+}
+"""By row: the name of its PEF, and its model, with what that is made with, if it is no LogReg."""
+
+
+def _add_args(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pefs")
+
+
+def main(argv: list[str]) -> None:
+    args = samba.utils.argparser.parse_app_args(argv=argv, common_parser_fn=_add_args, run_parser_fn=_add_args)
+    torch.set_num_threads(1)
+    for call, about in ROWS.items():
+        row = Row(args, *about)
+        call(row)
+        samba.session.to_cpu(row.model)
+        assert same_weights(row.model, row.plainly.model), call.__doc__
+        digest = hashlib.sha256(b"".join(plain(one).numpy().tobytes() for one in row.model.parameters())).hexdigest()
+        sys.stdout.write(f"row {call.__name__} {get_rank()} {digest}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,391 @@
+"""Calls of the session as public apps have them, in one process: losses at any place, gradients that the app sets,
+dropout rates, prediction with a training PEF, and the older names."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sambasim import samba
+from sambasim.errors import DataError, OptionError
+from sambasim.samba import context, notices, start
+from sambasim.samba.checks import replicas
+from sambasim.samba.checks.telling import Telling
+from sambasim.samba.session import session
+from sambasim.samba.utils import trace_graph
+
+BATCH = 4
+
+
+class Net(nn.Module):
+    """Features [batch, 6], classes [batch] and perhaps one factor for each sample to the outputs and the loss."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+    run: Callable[..., tuple[samba.SambaTensor, ...]]
+    write_host_params: Callable[[], None]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.drop = nn.Dropout(0.5)
+        self.planes = nn.Dropout2d(0.25)
+        self.second = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = self.drop(torch.relu(self.first(x)))
+        outputs = self.second(self.planes(h.view(-1, 2, 2, 2)).flatten(1))
+        if factor is not None:
+            outputs = outputs * factor
+        loss = nn.functional.cross_entropy(torch.autograd.Variable(outputs), target)
+        return outputs, loss
+
+
+def _made() -> tuple[Net, samba.optim.SGD]:
+    torch.manual_seed(0)
+    model = Net()
+    samba.from_torch_model_(model)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _inputs(number: int = 0) -> list[samba.SambaTensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = samba.from_torch_tensor(torch.randn(BATCH, 6, generator=generator), name="x", batch_dim=0)
+    x.requires_grad_()
+    return [x, samba.from_torch_tensor(torch.randint(3, (BATCH,), generator=generator), name="target", batch_dim=0)]
+
+
+def _eager(model: nn.Module, inputs: list[samba.SambaTensor]) -> Any:
+    """What PyTorch makes of plain tensors, in evaluation mode."""
+    mode = model.training
+    result = model.eval()(*(samba.to_torch(tensor) for tensor in inputs))
+    model.train(mode)
+    return result
+
+
+def _forward(inputs: Any) -> tuple[Tensor, ...]:
+    """The outputs without dropout, as plain tensors of their own."""
+    found = session.run(inputs, hyperparam_dict={"p": 0.0}, section_types=["FWD"])
+    return tuple(one.torch().clone() for one in found)
+
+
+def _on_device(name: str) -> Tensor:
+    return session.get_tensors_by_name([name])[0].torch()
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model, optimizer = _made()
+    return session.compile(
+        model, [*_inputs(), None], optimizer, "net", config_dict={"output_folder": str(tmp_path_factory.mktemp("out"))}
+    )
+
+
+@pytest.fixture(autouse=True)
+def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
+    """What the checks of this test tell; each test is a process that was told nothing yet."""
+    told = Telling()
+    monkeypatch.setattr(notices, "_SAID", set())
+    for module in (start, replicas):
+        monkeypatch.setattr(module, "telling", told)
+    yield told
+    session.reset()
+
+
+@pytest.fixture
+def net(pef: str, capsys: pytest.CaptureFixture[str]) -> Net:
+    """Loaded."""
+    model, optimizer = _made()
+    trace_graph(model, [*_inputs(), None], optimizer, pef=pef)
+    capsys.readouterr()
+    return model
+
+
+class Returning(nn.Module):
+    """One linear layer, and what `then` makes of its outputs."""
+
+    output_tensors: tuple[samba.SambaTensor, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+
+class LossSecond(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, y.square().mean()
+
+
+class LossByName(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        losses = y.square().mean(1)
+        return y.mean(1), losses
+
+
+class Unnamed(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y.mean(1), y.square().mean(1)
+
+
+class TwoOutputs(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, y.sigmoid()
+
+
+class OneOutput(Returning):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y
+
+
+def _traced(folder: Path, kind: type[Returning], loss_indices: list[int] | None = None) -> Returning:
+    torch.manual_seed(0)
+    model = kind()
+    samba.from_torch_model_(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    config = {"output_folder": str(folder)}
+    pef = session.compile(model, _inputs()[:1], optimizer, "net", config_dict=config, loss_indices=loss_indices)
+    trace_graph(model, _inputs()[:1], optimizer, pef=pef, loss_indices=loss_indices)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss_indices", "starts"),
+    [
+        (LossSecond, None, [1]),
+        (LossByName, None, [1]),
+        (Unnamed, None, [0]),
+        (Unnamed, [1], [1]),
+        (Unnamed, [0, 1], [0, 1]),
+    ],
+    ids=["second", "by-name", "first", "by-index", "both"],
+)
+def test_the_backward_starts_from_the_loss_wherever_it_is(
+    tmp_path: Path, telling: Telling, kind: type[Returning], loss_indices: list[int] | None, starts: list[int]
+) -> None:
+    model = _traced(tmp_path, kind, loss_indices)
+    found = session.run(_inputs()[:1], section_types=["FWD", "BCKWD"])
+    outputs = model(samba.to_torch(_inputs()[0]))
+    assert [one.shape for one in found] == [one.shape for one in outputs], "outputs keep their order"
+    losses = [outputs[index].mean() for index in starts]
+    (expected,) = torch.autograd.grad(losses, [model.linear.weight])
+    weight = session.device_gradient(model.linear.weight)
+    assert weight is not None
+    torch.testing.assert_close(weight, expected)
+    assert telling.findings == ()
+
+
+def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp_path: Path) -> None:
+    model, (x, _) = _traced(tmp_path, TwoOutputs), _inputs()
+    with pytest.raises(DataError) as caught:
+        session.run([x])
+    first, second = (one.sn_name for one in model.output_tensors)
+    assert caught.value.what == f"the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
+    assert "grad_of_outputs=[…]" in str(caught.value.remedy)
+    assert str(caught.value.where).endswith(": session.run([x])")
+    gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
+    for index in (0, 1):
+        given = [gradient if place == index else None for place in (0, 1)]
+        trace_graph(model, [x], samba.optim.SGD(model.parameters(), lr=0.1), pef=str(tmp_path / "net" / "net.pef"))
+        session.run([x], grad_of_outputs=given, section_types=["FWD", "BCKWD"])
+        (expected,) = torch.autograd.grad(model(samba.to_torch(x))[index], [model.linear.weight], gradient)
+        weight = session.device_gradient(model.linear.weight)
+        assert weight is not None
+        torch.testing.assert_close(weight, expected)
+    with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients, and there are 2 outputs"):
+        session.run([x], grad_of_outputs=[gradient, None, None])
+
+
+def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(
+    tmp_path: Path, telling: Telling, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, (x, _) = _traced(tmp_path, OneOutput), _inputs()
+    capsys.readouterr()
+    session.run([x], section_types=["FWD"])
+    model.output_tensors[0].sn_grad = torch.ones(BATCH, 3)
+    session.run([x])
+    model.output_tensors[0].sn_grad = None
+    assert telling.findings == ()
+    for _ in range(2):
+        session.run([x])
+    told = capsys.readouterr().err.splitlines()
+    assert (
+        told[0] == "notice: AP09: the backward starts from the mean of oneoutput__loss, of shape (4, 3): it is no loss"
+    )
+    assert told[1].endswith(": session.run([x])")
+    assert told[2:] == ["  try:   return a loss, or set output.sn_grad before the backward"]
+
+
+def test_a_loss_that_is_not_finite_is_told_once(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
+    session.run(_inputs())
+    assert capsys.readouterr().err == ""
+    x, target = _inputs()
+    for _ in range(2):
+        session.run([x / 0, target])
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "notice: AP08: net__loss is nan in forward 2"
+    assert told[1].endswith(": session.run([x / 0, target])")
+    assert told[2].startswith("  try:   a smaller learning rate, max_grad_norm= for the optimizer, or inputs")
+    assert len(told) == 3
+
+
+def test_dropout_rates_are_set_at_run_time(net: Net) -> None:
+    names = session.get_dropout_rate_argin_names()
+    assert names == ("net__drop__dropout_p", "net__planes__dropout2d_p")
+    inputs = _inputs()
+    outputs, loss = _eager(net, inputs)
+    (gradient,) = torch.autograd.grad(loss, [net.first.weight])
+
+    def runs_as_evaluated(**rates: float) -> bool:
+        found, _ = session.run(inputs, hyperparam_dict=rates, section_types=["FWD", "BCKWD"])
+        same = torch.equal(found, outputs)
+        if same:
+            on_device = session.device_gradient(net.first.weight)
+            assert on_device is not None
+            torch.testing.assert_close(on_device, gradient, msg="the backward has the rates of its forward")
+        session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
+        return same
+
+    assert runs_as_evaluated(p=0.0)
+    assert runs_as_evaluated(), "a rate holds until another is given"
+    assert not runs_as_evaluated(p=0.5)
+    assert not runs_as_evaluated(**dict.fromkeys(names[:1], 0.0)), "one name is one dropout"
+    assert runs_as_evaluated(**dict.fromkeys(names, 0.0))
+    with pytest.raises(OptionError, match="AP04: p in hyperparam_dict is 1, and a dropout rate is below 1"):
+        session.run(inputs, hyperparam_dict={"p": 1.0})
+
+
+def test_an_input_that_requires_a_gradient_has_the_bits_of_eager_pytorch(net: Net, pef: str) -> None:
+    inputs, traced = _inputs(1), _inputs()
+    trace_graph(net, traced, samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+    session.run(inputs, hyperparam_dict={"p": 0.0})
+    plain = samba.to_torch(inputs[0]).detach().requires_grad_()
+    _eager(net, [samba.SambaTensor(plain), inputs[1]])[1].backward()
+    assert plain.grad is not None
+    assert inputs[0].sn_grad is not None
+    assert torch.equal(inputs[0].sn_grad, plain.grad)
+    assert inputs[1].sn_grad is None
+    assert traced[0].sn_grad is not None, "apps read it on the tensor that they traced with, too"
+    assert torch.equal(traced[0].sn_grad, plain.grad)
+
+
+def test_a_training_pef_predicts_as_one_for_inference(pef: str, tmp_path: Path) -> None:
+    config = {"output_folder": str(tmp_path), "inference": True}
+    model, _ = _made()
+    predicting = session.compile(model.eval(), _inputs(), None, "forward", config_dict=config)
+    found = []
+    for path in (pef, predicting):
+        model, _ = _made()
+        trace_graph(model, _inputs(), None, pef=path)
+        found.append(session.run(_inputs(5)))
+        assert all(
+            torch.equal(one, expected) for one, expected in zip(found[-1], _eager(model, _inputs(5)), strict=True)
+        )
+        with pytest.raises(OptionError, match="has no BCKWD"):
+            session.run(_inputs(), section_types=["FWD", "BCKWD"])
+    assert [one.sn_name for one in found[0]] == [one.sn_name for one in found[1]]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
+    x, target = _inputs()
+    first, _ = _forward([x, target])
+    for given in ([x, target, None], {"x": x, "target": target, "factor": None}):
+        again, _ = _forward(given)
+        assert torch.equal(first, again)
+    with pytest.raises(DataError, match=r"the input target is None, and Net\.forward has no default for it") as caught:
+        trace_graph(net, [x, None], samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+    assert "write target=None in forward" in str(caught.value.remedy)
+
+
+def test_old_methods_of_a_model(net: Net) -> None:
+    inputs = _inputs()
+    first = net.run(*inputs, section_types=["FWD"], hyperparam_dict={"p": 0.0})
+    second = net.run(inputs, section_types=["FWD"])
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    for fetch in (net.cpu, net.write_host_params):
+        before = net.first.weight.detach().clone()
+        net.run(*inputs)
+        assert torch.equal(net.first.weight, before)
+        fetch()
+        assert not torch.equal(net.first.weight, before)
+        assert torch.equal(net.first.weight, _on_device("net__first__weight"))
+
+
+def test_tensors_are_set_and_read_by_name(net: Net) -> None:
+    bias = torch.tensor([1.0, 2.0, 3.0])
+    session.ctx.set_tensors({"net__second__bias": bias, "net__first__bias": torch.zeros(8).numpy()})
+    assert torch.equal(_on_device("net__second__bias"), bias)
+    assert not _on_device("net__first__bias").any()
+    inputs = _inputs()
+    outputs, loss = session.run(inputs, section_types=["FWD"], hyperparam_dict={"p": 0.0})
+    assert torch.equal(session.get_tensors(net.output_tensors[0])[0], outputs)
+    assert [one.sn_name for one in session.get_tensors(net.output_tensors)] == [outputs.sn_name, loss.sn_name]
+    session.ctx.set_tensors({f"{loss.sn_name}__grad": torch.tensor(0.0)})
+    session.run(section_types=["BCKWD"])
+    found: Any = session.tensor_dict
+    assert set(found) == {"inputs", "grads", "x", "target", outputs.sn_name, loss.sn_name}
+    assert torch.equal(found["inputs"]["x"], inputs[0])
+    assert set(found["grads"]) == {
+        f"net__{layer}__{kind}__grad" for layer in ("first", "second") for kind in ("weight", "bias")
+    }
+    assert not any(gradient.any() for gradient in found["grads"].values()), "the backward started from 0"
+    with pytest.raises(OptionError, match="the PEF has no tensor net__third"):
+        session.ctx.set_tensors({"net__third": bias})
+
+
+def test_after_a_reset_nothing_is_loaded_and_nothing_set_up(net: Net, tmp_path: Path) -> None:
+    session.setup({"output_folder": str(tmp_path), "pef_name": "other"})
+    session.reset()
+    assert session.machine is None
+    with pytest.raises(OptionError, match="no PEF is loaded"):
+        session.run(_inputs())
+    assert session._config is None
+    assert _eager(net, _inputs())[0].shape == (BATCH, 3), "the model computes on the host as before"
+
+
+def test_a_compile_without_config_dict_takes_what_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    typed = Namespace(command="compile", pef_name="typed", output_folder=str(tmp_path), inference=True)
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context(arguments=typed))
+    assert session.compile(_made()[0], _inputs()) == str(tmp_path / "typed" / "typed.pef")
+
+
+def test_what_changes_nothing_is_taken_with_one_notice(net: Net, pef: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, _ = _forward(_inputs())
+    wrapped = nn.DataParallel(net)
+    trace_graph(wrapped, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+    assert vars(wrapped)["output_tensors"] is net.output_tensors
+    for _ in range(2):
+        (found, _) = session.run(_inputs(), hyperparam_dict={"p": 0.0}, num_copies=2, section_types=["FWD", "GATHER"])  # type: ignore[call-arg]
+        assert torch.equal(found, expected)
+    session.to_cpu(wrapped)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == (
+        "notice: nn.DataParallel is taken, and without effect here: the model inside of it is used; --data-parallel "
+        "makes replicas"
+    )
+    assert told[2] == (
+        "notice: session.run(num_copies=…) is taken, and without effect here: sambasim does not know this keyword"
+    )
+    assert [line.startswith(f"  where: {__file__}:") for line in told] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_inputs_have_the_type_of_the_parameters(net: Net, pef: str, dtype: torch.dtype) -> None:
+    x, target = _inputs()
+    rounded = samba.from_torch_tensor(samba.to_torch(x).detach().to(torch.bfloat16).float(), name="x")
+    expected, _ = _forward([rounded, target])
+    given = samba.from_torch_tensor(samba.to_torch(rounded).to(dtype), name="x")
+    if dtype is torch.bfloat16:  # as the batch of a compile, too
+        given.requires_grad_()
+        trace_graph(net, [given, target], samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+    found, _ = _forward([given, target])
+    assert found.dtype is torch.float32
+    assert torch.equal(found, expected)
