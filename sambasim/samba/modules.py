@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
+from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
@@ -57,9 +58,12 @@ def add_old_methods(model: nn.Module) -> None:
 
 
 def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
-    """`session.run`, with the inputs as one sequence or one by one. Raises OptionError where `model` is not what the
-    session has loaded."""
+    """`session.run`, with the inputs as one sequence or one by one. It has no keyword for sync, so the command line
+    says whether and how gradients are synced. Raises OptionError where `model` is not what the session has loaded."""
     session.program(model)
+    typed = context.current().arguments
+    for flag in ("data_parallel", "reduce_on_rdu"):
+        options.setdefault(flag, bool(getattr(typed, flag, False)))
     if len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs):
         return session.run(inputs, **options)
     return session.run(*inputs, **options)

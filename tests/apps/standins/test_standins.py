@@ -81,7 +81,7 @@ STAND_INS = (
     StandIn("series_lstm", flags=("--net", "lstm"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
     StandIn("series_cnn", flags=("--net", "cnn"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
     StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
-    StandIn("unet", rf"Epoch \[1/1\], Step \[8\], {LOSS}", notice=r"DP01: \d replicas"),
+    StandIn("unet", rf"Epoch \[1/1\], Step \[8\], {LOSS}", notice=SAME_SAMPLES),
     StandIn(
         "unet_host",
         rf"Epoch \[1/1\], Step \[8\], {LOSS}",
