@@ -4,13 +4,16 @@
 Slurm that is installed is found first. One notice on stderr says what is run instead.
 
     srun ARGS COMMAND       mpirun -np TASKS COMMAND, on this machine; COMMAND itself for one task
-    sbatch ARGS SCRIPT      SCRIPT, in the foreground; with --output, what it prints goes to that file
+    sbatch ARGS SCRIPT      SCRIPT, in the foreground; also a script from stdin, and --wrap COMMAND
     snfadm, sntilestat      nothing: the notice names the command of sambasim that shows the simulated devices
 
-Options: the manual pages of srun and sbatch. Those that place tasks on nodes, cores and devices are ignored.
+With --output and --error, what is printed goes to these files. Options that place tasks on nodes, cores and devices
+are ignored. Source of the options: the manual pages of srun and sbatch, Slurm 23.11.
 """
 
+import getpass
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -22,23 +25,32 @@ from pathlib import Path
 
 import click
 
+from sambasim import __version__
 from sambasim.errors import LaunchError, OptionError
 
 _SHORT = {
-    "A": "account", "c": "cpus-per-task", "C": "constraint", "d": "dependency", "D": "chdir", "e": "error",
-    "G": "gpus", "i": "input", "J": "job-name", "M": "clusters", "m": "distribution", "n": "ntasks", "N": "nodes",
-    "o": "output", "p": "partition", "q": "qos", "t": "time", "T": "threads", "w": "nodelist", "x": "exclude",
+    "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
+    "d": "dependency", "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "h": "help",
+    "H": "hold", "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit",
+    "l": "label", "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks", "N": "nodes", "o": "output",
+    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
+    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
+    "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
-"""Options of one letter that take a value; other letters are switches."""
+"""Long names of the options of one letter."""
 
-_SWITCHES = {
-    "contiguous", "disable-status", "exclusive", "hold", "kill-on-bad-exit", "label", "no-kill", "no-requeue",
-    "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env", "pty", "quiet", "requeue", "unbuffered",
-    "verbose",
+_SWITCHES_OF_BOTH = {
+    "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
+    "ignore-pbs", "immediate", "kill-on-bad-exit", "label", "multi-prog", "nice", "no-allocate", "no-kill",
+    "no-requeue", "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet",
+    "quit-on-interrupt", "reboot", "requeue", "resv-ports", "send-libs", "spread-job", "stepmgr", "test-only",
+    "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
 }  # fmt: skip
-"""Long options without a value, or with one only behind `=`."""
+_SWITCHES = {"srun": _SWITCHES_OF_BOTH, "sbatch": _SWITCHES_OF_BOTH | {"wait"}}
+"""Long options without a value, or with one only behind `=`. All others take a value, as `--wait` of srun does."""
 
-_USED = {"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "output", "chdir", "export"}
+_TASK_COUNTS = {"ntasks", "nodes", "ntasks-per-node", "tasks-per-node"}
+_USED = {*_TASK_COUNTS, "output", "error", "chdir", "export", "job-name", "wrap"}
 _TASKS = "SLURM_NTASKS"
 
 
@@ -60,9 +72,9 @@ class _Call:
             return _number(nodes or "1") * _number(per_node or "1")
         return _number(given)
 
-    def ignored(self) -> str:
-        """A part of a notice."""
-        names = [f"--{name}" for name in self.options if name not in _USED]
+    def ignored(self, used: frozenset[str] = frozenset()) -> str:
+        """A part of a notice. used: options that have an effect for this command alone"""
+        names = [f"--{name}" for name in self.options if name not in _USED | used]
         return f"; ignored: {' '.join(names)}" if names else ""
 
 
@@ -71,41 +83,78 @@ class _Call:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
     """Do what a command of a machine with the hardware does, as far as it can be done here."""
-    if name == "srun":
-        _srun(words)
-    elif name == "sbatch":
-        _sbatch(words)
-    elif name == "snfadm":
+    if name == "snfadm":
         _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
-    else:
+        return
+    if name == "sntilestat":
         _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
+        return
+    call = _Call(*_options(name, words))
+    if call.options.keys() & {"version", "help", "usage"}:
+        click.echo(f"{name} of sambasim {__version__}: there is no Slurm, and {name} runs on this machine")
+    elif "test-only" in call.options:
+        _notice(f"there is no Slurm: {name} --test-only runs nothing")
+    elif name == "srun":
+        _srun(call)
+    else:
+        _sbatch(call)
 
 
-def _srun(words: Sequence[str]) -> None:
-    call = _parsed("srun", words)
+def _srun(call: _Call) -> None:
+    if "multi-prog" in call.options:
+        raise OptionError(
+            "srun --multi-prog is not available: each task would run another program",
+            remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND",
+        )
+    if not call.command:
+        raise OptionError("srun was given no command", remedy="give a command after the options of srun")
     tasks = call.tasks(os.environ)
     argv = [*call.command] if tasks == 1 else [_mpirun(), "-np", str(tasks), *call.command]
     _notice(f"there is no Slurm: srun runs {shlex.join(argv)}{call.ignored()}")
-    _become(argv, call, dict(os.environ))
+    job_name = call.options.get("job-name", os.environ.get("SLURM_JOB_NAME", Path(call.command[0]).name))
+    _become(argv, call, {**os.environ, "SLURM_JOB_NAME": job_name})
 
 
-def _sbatch(words: Sequence[str]) -> None:
-    call = _parsed("sbatch", words)
-    script = Path(call.command[0])
+def _sbatch(call: _Call) -> None:
+    wrapped = call.options.get("wrap")
+    if wrapped is not None:
+        if call.command:
+            raise OptionError("sbatch was given both a script and --wrap", remedy="leave out one of them")
+        job_name, argv = "wrap", ["/bin/sh", "-c", wrapped]
+    else:
+        text, shown = _script(call.command)
+        lines = text.splitlines()
+        interpreter = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
+        job_name, argv = Path(shown).name, [*interpreter, *(call.command or ["-c", text])]
+        call = _Call({**_options("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
+    told = shlex.join(argv) if call.command or wrapped else "the script from stdin"
+    _notice(f"there is no Slurm: sbatch runs {told} and waits for its end{call.ignored(frozenset({'wait'}))}")
+    environ = {
+        **os.environ,
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NAME": call.options.get("job-name", job_name),
+    }
+    if call.options.keys() & _TASK_COUNTS:
+        environ[_TASKS] = str(call.tasks(os.environ))
+    if call.command and "chdir" in call.options:  # the path of the script starts where sbatch does
+        argv[-len(call.command)] = os.path.abspath(call.command[0])
+    _become(argv, call, environ)
+
+
+def _script(command: Sequence[str]) -> tuple[str, str]:
+    """The text of the script, and its file name; without a command, of the script on stdin."""
+    if not command:
+        text = "" if sys.stdin.isatty() else sys.stdin.read()
+        if not text.strip():
+            raise OptionError("sbatch was given no script", remedy="give a script after the options of sbatch")
+        return text, "sbatch"
+    script = Path(command[0])
     try:
-        lines = script.read_text(errors="replace").splitlines()
+        return script.read_text(errors="replace"), script.name
     except OSError as error:
         raise OptionError(
             f"sbatch cannot read the script {script}: {error.strerror}", remedy="give it the path of a script"
         ) from error
-    call = _Call({**_options("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
-    interpreter = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
-    argv = [*interpreter, *call.command]
-    _notice(f"there is no Slurm: sbatch runs {shlex.join(argv)} and waits for its end{call.ignored()}")
-    environ = {**os.environ, "SLURM_JOB_ID": str(os.getpid())}
-    if call.options.keys() & {"ntasks", "nodes", "ntasks-per-node", "tasks-per-node"}:
-        environ[_TASKS] = str(call.tasks(os.environ))
-    _become(argv, call, environ)
 
 
 def _directives(lines: Sequence[str]) -> Iterator[str]:
@@ -117,39 +166,28 @@ def _directives(lines: Sequence[str]) -> Iterator[str]:
             return
 
 
-def _parsed(name: str, words: Sequence[str]) -> _Call:
-    options, command = _options(name, words)
-    if not command:
-        what = "a command" if name == "srun" else "a script"
-        raise OptionError(f"{name} was given no {what.split()[1]}", remedy=f"give {what} after the options of {name}")
-    return _Call(options, command)
-
-
 def _options(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """The options by long name, and the words behind them."""
     options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
         if word == "--":
             break
-        option, has_value, value = _split(word)
-        if not has_value and option not in _SWITCHES:
+        if word.startswith("--"):
+            option, has_value, value = word[2:].partition("=")
+        else:
+            option, value = _SHORT.get(word[1], word[1]), word[2:]
+            has_value = value
+            if option in _SWITCHES[name] and value[:1] in _SHORT:  # -lu is -l -u
+                rest.insert(0, f"-{value}")
+            value = value.removeprefix("=")
+        if not has_value and option not in _SWITCHES[name]:
             if not rest:
                 raise OptionError(f"{name} was given {word} without a value", remedy=f"{word} VALUE")
             value = rest.pop(0)
         options[option] = value
     return options, rest
-
-
-def _split(word: str) -> tuple[str, bool, str]:
-    """The long name of an option, whether a value is part of the word, and the value."""
-    if word.startswith("--"):
-        option, has_value, value = word[2:].partition("=")
-        return option, bool(has_value), value
-    long = _SHORT.get(word[1])
-    if long is None:
-        return word[1:], True, ""
-    return long, len(word) > 2, word[2:].removeprefix("=")
 
 
 def _number(text: str) -> int:
@@ -180,17 +218,34 @@ def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> 
     try:
         if "chdir" in call.options:
             os.chdir(call.options["chdir"])
-        if "output" in call.options:
-            file = call.options["output"].replace("%j", environ.get("SLURM_JOB_ID", str(os.getpid())))
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
+        for option, streams in (("output", (1, 2)), ("error", (2,))):
+            if option in call.options:
+                file = _file_name(call.options[option], environ)
+                descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                for stream in streams:
+                    os.dup2(descriptor, stream)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is started would inherit that
         os.execvpe(argv[0], argv, environ)
     except OSError as error:
         raise OptionError(
             f"{shlex.join(argv)} cannot be started: {error}", remedy="correct the command, or the options before it"
         ) from error
+
+
+def _file_name(pattern: str, environ: Mapping[str, str]) -> str:
+    """`%x_%4j.out` with the name and the number of the job: `job_0042.out`. All tasks write to one file, that of task
+    and node 0."""
+    job = environ.get("SLURM_JOB_ID", str(os.getpid()))
+
+    def replaced(match: re.Match[str]) -> str:
+        width, letter = match.groups()
+        if letter in "AjJ":
+            return job.zfill(int(width or 0))
+        if letter in "anst":
+            return "0".zfill(int(width or 0))
+        return {"x": environ["SLURM_JOB_NAME"], "u": getpass.getuser(), "N": platform.node(), "%": "%"}[letter]
+
+    return re.sub(r"%(\d?)([%AaJjNnstux])", replaced, pattern)
 
 
 def _notice(text: str) -> None:

@@ -8,9 +8,10 @@ output but the loss is detached: the backward starts from the loss alone.
 import ast
 import inspect
 import os
+import re
 import sysconfig
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class TrainingStep(_Step):
         if self.any_loss:
             tensors = _call(self.model, self.names, inputs, self.by_keyword)
             losses = losses_among(tensors, self.loss_indices, self.named_loss)
+            if len(losses) > 1:  # one may be a view of another, and a backward starts from tensors of their own
+                tensors = tuple(one.clone() for one in tensors)
             return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
             loss, *outputs = _call(self.model, self.names, inputs, self.by_keyword)
@@ -77,15 +80,18 @@ class TrainingStep(_Step):
         return (loss, *(output.detach() for output in outputs))
 
 
-def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: int | None) -> tuple[int, ...]:
-    """The outputs of a model from which the backward starts: those at `given`; else the first if it is one number; else
-    the one that the return statement calls a loss, at `named`; else the only one with one number, or with one axis. If
-    none of these is there, the loss is computed outside of the model, from any output that has a gradient.
+def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:
+    """The outputs of a model from which the backward starts.
 
-    Raises ModelError for an index in `given` beyond the outputs.
+    given: their indices, which count if there are any
+    named: of `named_loss`; it counts if the model returns as many tensors as its return statement has elements
+
+    Otherwise the first of those with no axis; else the first of those with one axis, which are losses of samples; else
+    the only one with a single element. If there is none, the loss is computed outside of the model, and may start from
+    every output that has a gradient. Raises ModelError for an index in `given` beyond the outputs.
     """
+    count = len(outputs)
     if given:
-        count = len(outputs)
         if not all(-count <= index < count for index in given):
             raise ModelError(
                 f"loss_indices is {list(given)}, and the model returns {count} output{'' if count == 1 else 's'}",
@@ -93,31 +99,48 @@ def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: int |
             )
         return tuple(index % count for index in given)
     able = tuple(index for index, one in enumerate(outputs) if one.requires_grad and one.is_floating_point())
-    if 0 in able and outputs[0].numel() == 1:
-        return (0,)
-    if named in able:
-        return (named,)
-    for candidates in ([i for i in able if outputs[i].numel() == 1], [i for i in able if outputs[i].ndim <= 1]):
-        if len(candidates) == 1 or 0 in candidates[:1]:
-            return (candidates[0],)
-    return able or (0,)
+    if named is not None and named[1] == count and named[0] in able:
+        return (named[0],)
+    for axes in (0, 1):
+        first = [index for index in able if outputs[index].ndim == axes][:1]
+        if first:
+            return (first[0],)
+    single = [index for index in able if outputs[index].numel() == 1]
+    return (single[0],) if len(single) == 1 else able or (0,)
 
 
-def named_loss(model: nn.Module) -> int | None:
-    """The place in `return a, b` of `model.forward` whose name has "loss" in it; None if there is no such place, or if
-    return statements disagree."""
+def named_loss(model: nn.Module) -> tuple[int, int] | None:
+    """Which element of `return a, b` in `model.forward` has a name like `loss`, and how many elements there are. None
+    if no return statement has exactly one such element, or if they disagree."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(model.forward)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward))))
     except (OSError, TypeError, SyntaxError):
         return None
-    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    places = {
-        tuple(index for index, one in enumerate(value.elts) if "loss" in ast.unparse(one).lower())
-        for value in returned
-        if isinstance(value, ast.Tuple)
-    }
-    found = next(iter(places), ())
-    return found[0] if len(places) == 1 and len(found) == 1 else None
+    places = set()
+    for value in _returned(tree.body[0]):
+        if isinstance(value, ast.Tuple):
+            losses = [index for index, one in enumerate(value.elts) if _is_called_loss(one)]
+            starred = any(isinstance(one, ast.Starred) for one in value.elts)
+            places.add((losses[0], len(value.elts)) if len(losses) == 1 and not starred else None)
+    return places.pop() if len(places) == 1 else None
+
+
+def _returned(function: ast.AST) -> Iterator[ast.expr]:
+    """What the return statements of a function give, without those of functions inside of it."""
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(node)
+
+
+_LOSS = re.compile(r"(^|_)loss(es)?($|_)", re.IGNORECASE)
+
+
+def _is_called_loss(expression: ast.expr) -> bool:
+    names = [one.id for one in ast.walk(expression) if isinstance(one, ast.Name)]
+    attributes = [one.attr for one in ast.walk(expression) if isinstance(one, ast.Attribute)]
+    return any(map(_LOSS.search, (*names, *attributes)))
 
 
 def loss_in(outputs: Sequence[Tensor]) -> Tensor:

@@ -55,24 +55,30 @@ def as_written() -> Iterator[None]:
 def variables_are_tensors() -> Iterator[None]:
     """While this is active, `torch.autograd.Variable`, under whatever name a module of the app has it, returns the
     tensor that it is given: since torch 0.4 a tensor is one itself, and the tracer cannot follow the class."""
-
-    def variable(data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:
-        return data
-
     places = [
         (module, name)
         for module in list(sys.modules.values())
         for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is Variable and not module.__name__.startswith("torch.")
+        if value is Variable and not getattr(module, "__name__", "torch.").startswith("torch.")
     ]
     places.append((torch.autograd, "Variable"))
-    for module, name in places:
-        setattr(module, name, variable)
     try:
+        for module, name in places:
+            setattr(module, name, _TensorItself)
         yield
     finally:
         for module, name in places:
             setattr(module, name, Variable)
+
+
+class _EveryTensor(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class _TensorItself(metaclass=_EveryTensor):
+    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # on purpose
+        return data
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ class PefHeader:
     """The few facts that decide whether a job can start at all.
 
     `batch_size` is that of one replica, `world_size` the smallest number of replicas that may run it, `training`
-    whether it holds a training step. `writer` is the sambasim that wrote it. `compile_options` as in a document.
+    whether it holds a training step. `writer` is the sambasim that wrote it. `compile_options` and `metadata` as in a
+    document; their values are not checked.
     """
 
     name: str
@@ -43,3 +44,4 @@ class PefHeader:
     version: str
     writer: str
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)

@@ -70,6 +70,7 @@ def peek(path: Path) -> PefHeader:
             version=_field(fields, "version", str),
             writer=_field(fields, "writer", str),
             compile_options=_field(fields, "compile_options", dict),
+            metadata=_field(fields, "metadata", dict),
         )
     except ValueError as error:
         raise refusal(path, SCHEMA, str(error)) from error

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
 
 
-Tangent: TypeAlias = Tensor | Mapping[str, Tensor] | None
+Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """What a backward starts from: the gradient of the loss, or, by symbol, those of several outputs."""
 
 
@@ -78,7 +78,7 @@ class Executable:
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
         self._handed_out = [o for o in outputs if wanted in (None, o.symbol)]
         backward = (graph.section_nodes(one) for one in graph.sections if one.kind is SectionKind.BCKWD)
-        late = {result for nodes in backward for node in nodes for result in node.results}
+        late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
         self._of_forward = [o for o in self._handed_out if o.value not in late]
         self._of_backward = [o for o in self._handed_out if o.value in late]  # gradients of inputs
         # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
@@ -152,7 +152,7 @@ class Executable:
 
     def _begin_from(self, tangent: Tangent) -> None:
         for name, register in self._tangents.items():
-            self._live[register] = tangent[name] if isinstance(tangent, Mapping) else tangent
+            self._live[register] = tangent[name] if type(tangent) is dict else tangent
 
     def _run_parts(self, parts: Sequence[StraightLine], section_done: Callable[[int], None]) -> None:
         for part in parts:

@@ -4,12 +4,15 @@ No environment and no fixed port is needed: rank 0 lets the system choose a free
 Gradients travel this way with `--host-sync gloo` alone.
 """
 
+import atexit
 import os
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from sambasim.errors import MachineError
 from sambasim.runtime.ranks import Communicator
@@ -51,6 +54,23 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
             where=f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}",
             remedy=f"name the network interface that connects the hosts: {_INTERFACE_KEY}=eth0 mpirun …",
         ) from error
+
+
+def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
+    """From now on the first call of `torch.distributed` that needs the default process group brings it up, if `connect`
+    gives a communicator. Until then `is_initialized` is False, and the app may make a group itself."""
+    ask = distributed_c10d._get_default_group
+
+    def asked() -> dist.ProcessGroup:
+        world = None if dist.is_initialized() else connect()
+        if world is not None:
+            bring_up(world)
+            atexit.register(take_down)
+        return ask()
+
+    if not hasattr(ask, "asks_sambasim"):
+        vars(asked)["asks_sambasim"] = True
+        distributed_c10d._get_default_group = asked
 
 
 def take_down() -> None:

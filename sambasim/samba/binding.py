@@ -95,8 +95,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
             where=app_line(),
             remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
         )
-    if tensor.numel() == symbol.type.numel and [n for n in shape if n != 1] == [n for n in given if n != 1]:
-        tensor = tensor.reshape(shape)
+    if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
+        tensor = tensor.reshape(shape)  # a label of [batch, 1], say, for one of [batch]
     elif shape != given:
         raise DataError(
             f"{name} has the shape {given}, and the PEF was compiled for {shape}",

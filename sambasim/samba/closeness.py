@@ -9,6 +9,7 @@ from torch import Tensor
 from sambasim.errors import DataError
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.dropout import rate_names
 from sambasim.samba.tensor import to_torch
 
 _ROUNDING = 2.0**-8
@@ -41,12 +42,22 @@ def assert_close(
     distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
     worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
     hint = "; in bf16: were both given the same inputs, as of samba.randn(…).bfloat16().float()?" if rounded else ""
+    if _draws():
+        hint += '; the model has dropout, for which host and device draw other numbers: hyperparam_dict={"p": 0.0}'
     place = f" at {[int(index) for index in worst]}" if worst else ""
     raise AssertionError(
         f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "
         f"{threshold:g}{f' + {rtol:g} of the expected value' if rtol else ''}; the worst{place} is "
         f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected{hint}"
     )
+
+
+def _draws() -> bool:
+    """Whether the PEF that is loaded trains with dropout."""
+    from sambasim.samba.session import session  # which imports this package
+
+    training = None if session.machine is None else session.machine.program.training
+    return training is not None and bool(rate_names(training))
 
 
 def _float64(value: Any, label: str) -> Tensor:

@@ -12,8 +12,10 @@ from sambasim.samba import context
 
 
 def tell_phase(phase: str) -> None:
-    """A line on stderr."""
-    print(f"{phase} …", file=sys.stderr, flush=True)
+    """A line on stderr, unless --log-level asks for less than that."""
+    level = str(getattr(context.current().arguments, "log_level", None)).lower()
+    if level not in ("warning", "warn", "error", "critical", "fatal"):
+        print(f"{phase} …", file=sys.stderr, flush=True)
 
 
 def print_compiled(compiled: Compiled) -> None:
@@ -39,7 +41,8 @@ def _of_the_loss(program: Program) -> Iterator[str]:
     loss = program.symbols[program.loss].type
     outputs = [one.symbol for one in program.training.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
     if len(loss.shape) > 1:
-        yield f"the model returns no loss: the backward starts from the sn_grad that is set on {program.loss}, {loss}"
+        what = "the model returns no loss: set sn_grad on the output that a backward starts from"
+        yield f"{what}; without it, it is output {outputs.index(program.loss) + 1}, {loss}"
     elif outputs.index(program.loss) > 0:
         yield f"the loss is output {outputs.index(program.loss) + 1} of the model"
 

@@ -19,7 +19,7 @@ from sambasim.errors import LaunchError
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.output import print_whole_lines
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.torch_process_group import bring_up, take_down
+from sambasim.runtime.torch_process_group import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.checks import watching
 from sambasim.samba.door import ending
 
@@ -33,12 +33,13 @@ STARTED_IN = os.getcwd()
 @dataclass(slots=True)
 class Context:
     """`command` is compile, run, …; `arguments` the whole of what `parse_app_args` returned. Both are None before it
-    was called, and `communicator` is None until somebody needed one. `next_run` is there where a shell's command line
-    compiles."""
+    was called; `alone` says that the command runs in one process. `communicator` is None until somebody needed one.
+    `next_run` is there where a shell's command line compiles."""
 
     command: str | None = None
     arguments: Namespace | None = None
     communicator: Communicator | None = None
+    alone: bool = False
     next_run: "NextRun | None" = None
 
     @property
@@ -82,30 +83,31 @@ def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     return [interpreter, *rest]
 
 
-def enter(arguments: Namespace, *, connected: bool, replicated: bool) -> None:
+def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None:
     """Make `arguments` those of this process; collective if `connected` is true.
 
-    arguments: with a `command`, and with a `world_size` where `replicated` is true: the least number of replicas that
+    arguments: with a `command`, and with a `world_size` where `connected` is true: the least number of replicas that
         was asked for on the way in, the number that mpirun started on the way out
     connected: whether the ranks of the job must find each other, and `torch.distributed` be up, before this returns
-    replicated: whether they are to be replicas of one model
+    alone: whether `torch.distributed` is to come up, for this process alone, when the app first needs it
 
     Raises LaunchError if fewer ranks were started than were asked for, or if the app has started `torch.distributed`
     itself with another number of ranks than the job has; and what `communicator` raises.
     """
     context = current()
     context.command, context.arguments = arguments.command, arguments
+    context.alone = alone
+    if alone:
+        bring_up_on_demand(lambda: communicator() if current().alone else None)
     if not connected:
         return
     world = communicator()
-    if replicated:
-        _check_replicas(world.world_size, arguments.world_size)
+    _check_replicas(world.world_size, arguments.world_size)
     if not dist.is_initialized():
         bring_up(world)
         atexit.register(take_down)
     _check_process_group(world)
-    if replicated:
-        arguments.world_size = world.world_size
+    arguments.world_size = world.world_size
 
 
 def _check_replicas(started: int, wanted: int) -> None:

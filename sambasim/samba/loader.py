@@ -1,4 +1,4 @@
-"""SambaLoader: the batches of a torch DataLoader as named SambaTensors. And DistributedSampler in one process."""
+"""SambaLoader: the batches of a torch DataLoader as named SambaTensors; and DistributedSampler with one replica."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import wraps
@@ -16,9 +16,9 @@ from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 class SambaLoader:
     """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
 
-    A batch that is a mapping is read by the names, any other in order; dimension 0 of a tensor is its batch dimension.
-    `torch_loader` is the loader that it was made from: a DataLoader, or anything to iterate over. `len()` is that
-    loader's, in batches.
+    The tensors of a batch are named in order; from a mapping they are taken by name. Dimension 0 of a tensor is its
+    batch dimension. `torch_loader` is the given loader: a DataLoader, or anything that can be iterated over. `len()`
+    is its number of batches.
     """
 
     @checks_keywords_beside("samba.SambaLoader", ())
@@ -29,15 +29,21 @@ class SambaLoader:
         function_hook: Callable[[Any], Any] | None = None,
         return_original_batch: bool = False,
     ) -> None:
-        """function_hook: what makes of each batch the one whose tensors are named, such as `lambda batch: batch[0]`
-        return_original_batch: whether an item is a pair, of the SambaTensors and the batch as it was before the hook
+        """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
+        return_original_batch: an item is then a pair: the list of SambaTensors, and the batch before the hook
 
-        Raises DataError if `names` is one text, which would name a tensor by each of its letters.
+        Raises DataError if the loader cannot be iterated over, or if `names` is not a list of names.
         """
-        if isinstance(names, str):
+        # Python also iterates over objects that have __getitem__ alone.
+        if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
             raise DataError(
-                f"the names must be a list, and they are {names!r}", where=app_line(), remedy=f"[{names!r}]"
+                f"SambaLoader was given an object of type {type(torch_loader).__name__}, which has no batches",
+                where=app_line(),
+                remedy=f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})",
             )
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
+            raise DataError(f"the names must be a list, and they are {names!r}", where=app_line(), remedy=remedy)
         self.torch_loader = torch_loader
         self.names = tuple(names)
         self.function_hook = function_hook
@@ -90,8 +96,9 @@ def _count(number: int, word: str) -> str:
 
 
 def install_sampler_of_one_replica() -> None:
-    """From now on `DistributedSampler(dataset, num_replicas=1)` has rank 0, whether or not `torch.distributed` is up:
-    apps write it so, and torch would ask the process group for a rank."""
+    """From now on `DistributedSampler(dataset, num_replicas=1)` has rank 0.
+
+    Apps leave out the rank; torch would then ask the process group for it, which may be absent or larger."""
     make = DistributedSampler.__init__
 
     @wraps(make)
@@ -103,6 +110,8 @@ def install_sampler_of_one_replica() -> None:
         *arguments: Any,
         **keywords: Any,
     ) -> None:
-        make(sampler, dataset, num_replicas, 0 if num_replicas == 1 else rank, *arguments, **keywords)
+        if rank is None and num_replicas == 1:
+            rank = 0
+        make(sampler, dataset, num_replicas, rank, *arguments, **keywords)
 
     DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose

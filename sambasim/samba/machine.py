@@ -58,9 +58,9 @@ class Machine:
         self.replica.meet()
 
     def follow_first(self, communicator: Communicator) -> None:
-        """Collective. Every replica takes over the parameters and the optimizer state of replica 0."""
+        """Collective. Every replica takes over the parameters, buffers and optimizer state of replica 0."""
         for symbol in self.program.symbols.values():
-            if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE):
+            if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE):
                 own = self.replica.read(symbol.name) if communicator.rank == 0 else None
                 self.replica.write(symbol.name, communicator.broadcast_object(own))
         self.replica.steps = communicator.broadcast_object(self.replica.steps)
@@ -78,8 +78,15 @@ class Machine:
         return None if symbol is None else self.replica.read(symbol.name)
 
     def _symbol_of(self, tensor: Tensor) -> Symbol | None:
+        named = self.program.symbols.get(str(tensor.__dict__.get("sn_name")))  # what from_torch_model_ gives it
+        if named is not None and named.torch_names and self._host_tensor(named.torch_names[0]) is tensor:
+            return named
         tensors = self._host_tensors()
         return next((symbol for symbol, path in self._kept() if tensors[path] is tensor), None)
+
+    def _host_tensor(self, path: str) -> object:
+        owner, _, name = path.rpartition(".")
+        return getattr(self.model.get_submodule(owner), name, None)
 
     def note_step(self) -> None:
         """The device has taken an optimizer step: the app's schedulers may go on."""

@@ -30,7 +30,7 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
             f"this must be an nn.Module, and it is of type {type(model).__name__}",
             remedy="samba.from_torch_tensor(tensor, name=…) for a tensor",
         )
-    own = type(model).__name__.lower()
+    own = type(unwrapped(model)).__name__.lower()
     prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
     try:
         model.name = prefix  # type: ignore[assignment]  # torch says that attributes are tensors and modules
@@ -41,7 +41,7 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
         ) from error
     names = UniqueNames()
     names.take(loss_name(prefix), GRADIENT_SUFFIX)  # no parameter gets the name of the loss
-    for path, parameter in model.named_parameters():
+    for path, parameter in unwrapped(model).named_parameters():
         symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
         parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's name, which torch does not know
     if parent_module_prefix is None:
@@ -53,7 +53,8 @@ def add_old_methods(model: nn.Module) -> None:
     """What old apps call on a model: `run`, which is `session.run`; `cpu` and `write_host_params`, which also bring the
     weights from the device. A method that the model's own class has stays as it is."""
     for name, method in (("run", _run), ("cpu", _cpu), ("write_host_params", _write_host_params)):
-        if getattr(type(model), name, None) in (None, getattr(nn.Module, name, None)):
+        is_free = not hasattr(model, name) or getattr(type(model), name, None) is getattr(nn.Module, name, method)
+        if is_free and name not in {**vars(model), **model._modules, **model._parameters, **model._buffers}:
             vars(model)[name] = partial(method, model)
 
 
@@ -61,6 +62,8 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     """`session.run`, with the inputs as one sequence or one by one. It has no keyword for sync, so the command line
     says whether and how gradients are synced. Raises OptionError where `model` is not what the session has loaded."""
     session.program(model)
+    if "inputs" in options:
+        inputs = (options.pop("inputs"),)
     typed = context.current().arguments
     for flag in ("data_parallel", "reduce_on_rdu"):
         options.setdefault(flag, bool(getattr(typed, flag, False)))

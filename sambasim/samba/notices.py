@@ -15,4 +15,4 @@ def say_once(name: str, why: str, where: str | None = None) -> None:
         _SAID.add(name)
         if launched_rank(os.environ) == 0:
             place = f"  where: {where}\n" if where else ""
-            sys.stderr.write(f"notice: {name} is taken, and without effect here: {why}\n{place}")
+            sys.stderr.write(f"notice: {name} has no effect: {why}\n{place}")

@@ -1,10 +1,11 @@
 """What an app asks the compiler for, in the compiler's words: inputs by name, optimizers, options."""
 
 import inspect
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,11 @@ from sambasim.samba.tensor import SambaTensor, to_torch
 Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | None]
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
-FINGERPRINT = "step_sha256"
-"""Under this word the metadata of a PEF has the fingerprint of what it was compiled from."""
+FINGERPRINT, FINGERPRINT_OF_FORWARD = "step_sha256", "forward_sha256"
+"""Under these words the metadata of a PEF has fingerprints of what it was compiled from."""
+
+LOSS_INDICES = "loss_indices"
+"""Under this word it has the outputs that the app called losses."""
 
 _ALL_TILES = -1
 """What --num-tiles is unless it is typed."""
@@ -53,7 +57,7 @@ def request(
     given: Mapping[str, object],
     *,
     inference: bool,
-    loss_indices: Sequence[int] | None = None,
+    loss_indices: Sequence[int] | int | None = None,
 ) -> Request:
     """What `model` and the rest come to. `given` are fields of BuildOptions, None where they are not given.
 
@@ -62,6 +66,12 @@ def request(
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
     ModelError for a trained parameter that no optimizer has.
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"the model is of type {type(model).__name__}, and must be an nn.Module",
+            where=app_line(),
+            remedy="give the model, and then its inputs",
+        )
     named, by_keyword = name_inputs(model, inputs)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
@@ -73,11 +83,12 @@ def request(
         "optimizer": first,
         "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
     }
-    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), tuple(loss_indices or ()))
+    return Request(model, named, by_keyword, updates, build(CompileOptions, parts), _indices(loss_indices))
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
-    """What `asked` compiles to, in 64 letters under `FINGERPRINT`; nothing for a step that cannot be told so."""
+    """What `asked` compiles to, in 64 letters, under `FINGERPRINT`, or without updates under `FINGERPRINT_OF_FORWARD`;
+    nothing for a step that cannot be told so."""
     told = fingerprint(
         asked.model,
         asked.inputs,
@@ -86,7 +97,7 @@ def fingerprint_of(asked: Request) -> dict[str, str]:
         dtype=asked.options.dtype,
         loss_indices=asked.loss_indices,
     )
-    return {} if told is None else {FINGERPRINT: told}
+    return {} if told is None else {FINGERPRINT if asked.updates else FINGERPRINT_OF_FORWARD: told}
 
 
 def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
@@ -183,6 +194,37 @@ def flat(inputs: Inputs) -> list[Tensor]:
     return [one for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) if one is not None]
 
 
+def repeatable(inputs: Inputs) -> Inputs:
+    """`inputs` as something that can be gone over more than once: apps also give `dict.values()`, and generators."""
+    if isinstance(inputs, list | tuple | Tensor | Mapping):
+        return inputs
+    if not isinstance(inputs, Iterable):
+        raise DataError(
+            f"inputs are of type {type(inputs).__name__}, and must be tensors",
+            where=app_line(),
+            remedy="give a list or tuple of tensors, or a dictionary of tensors by name",
+        )
+    return list(inputs)
+
+
+def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
+    """Names with values, which apps give as a dictionary, or as what `parse_app_args` returned; none for None.
+
+    Raises OptionError, which calls it `name`, for anything else.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, Namespace):
+        return vars(value)
+    if not isinstance(value, Mapping):
+        raise OptionError(
+            f"{name} is of type {type(value).__name__}, and must be names with values",
+            where=app_line(),
+            remedy=f"{name}=vars(args), with what parse_app_args returned",
+        )
+    return value
+
+
 def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
     """One optimizer, several or none, as a list. Raises OptionError for one that is not of `samba.optim`."""
     if optimizers is None:
@@ -223,13 +265,25 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in compile_options.items() if name in names}
 
 
+def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
+    listed = () if given is None else (given,) if isinstance(given, int) else tuple(given)
+    if not all(isinstance(one, int) for one in listed):
+        raise OptionError(
+            f"loss_indices is {given!r}, and must be whole numbers", where=app_line(), remedy="loss_indices=[0]"
+        )
+    return listed
+
+
 def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
     """An input in the type in which PyTorch computes with it. The device takes labels in int16, where PyTorch wants
     class indices in int64; and inputs in bfloat16 or float32, where PyTorch wants the type of all `parameters`."""
     if tensor.dtype is torch.int16:
         return tensor.long()
     if tensor.dtype in (torch.bfloat16, torch.float32) and len(parameters) == 1:
-        return tensor.to(next(iter(parameters)))
+        wanted = next(iter(parameters))
+        if tensor.dtype is torch.float32 and wanted is torch.bfloat16:
+            say_once("the type of float32 inputs", "they are rounded to bfloat16, as the parameters are", app_line())
+        return tensor.to(wanted)
     return tensor
 
 
@@ -268,7 +322,9 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
     if not optimizers:
         raise OptionError(
             "training needs an optimizer, and none is given",
-            remedy="pass samba.optim.SGD(model.parameters(), …) as the third argument, or compile with --inference",
+            where=app_line(),
+            remedy="pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
+            "and inference=True in config_dict",
         )
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     updated: set[str] = set()

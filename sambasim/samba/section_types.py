@@ -40,7 +40,8 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
             ) from error
     if graph is None and kinds != {SectionKind.FWD}:
         raise OptionError(
-            f"this PEF was compiled with --inference, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
-            remedy="run section FWD, or compile without --inference",
+            f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
+            where=app_line(),
+            remedy="run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers",
         )
     return frozenset(kinds - _WITH_OPTIMIZER)

@@ -6,7 +6,9 @@ model's, and change only by `to_cpu`; those of the device change by `run`, and b
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sambasim.compiler.names import gradient_name
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -34,18 +36,21 @@ from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import (
+    LOSS_INDICES,
     Inputs,
     Optimizer,
+    as_mapping,
     as_sequence,
     build_fields,
     fingerprint_of,
     flat,
     name_of,
+    repeatable,
     request,
     unwrapped,
 )
 from sambasim.samba.section_types import kinds_of
-from sambasim.samba.start import Start, set_gradients
+from sambasim.samba.start import Start, as_gradient
 from sambasim.samba.tensor import SambaTensor, to_torch
 
 _PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
@@ -63,7 +68,8 @@ class _Loaded:
         self.checks = Checks(machine, context.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, loss_is_chosen=loss_is_chosen)
+        self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
+        self.output_gradients: dict[str, Tensor] = {}
         self.differs_in_evaluation = _trains_otherwise(program)
         names = {gradient_name(name): name for name in self.wanted}
         self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
@@ -73,6 +79,8 @@ class _Loaded:
         self.traced_inputs = _samba_tensors(self.inputs, inputs)
         self.given: Mapping[str, SambaTensor] = {}
         self.gradients: dict[str, Tensor] = {}  # of inputs
+        for output in traced:
+            output.keep_gradients_in(self.output_gradients)
         self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
 
@@ -103,7 +111,7 @@ class Session:
         metadata: Mapping[str, object] | None = None,
         is_split_batch: bool | None = None,
         graph_transform_hook: Callable[..., object] | None = None,
-        loss_indices: Sequence[int] | None = None,
+        loss_indices: Sequence[int] | int | None = None,
     ) -> str:
         """Compile `model` for the batch `inputs`, and write the PEF. Returns its absolute path.
 
@@ -124,7 +132,7 @@ class Session:
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
         typed = context.current().arguments
-        config = config_dict if config_dict is not None else self._config
+        config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
         if config is None:
             config = {} if typed is None else vars(typed)
         forward_only = bool(config.get("inference")) if inference is None else inference
@@ -132,7 +140,12 @@ class Session:
         model = unwrapped(model)
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(
-            model, _kept(inputs), as_sequence(optimizers), fields, inference=forward_only, loss_indices=loss_indices
+            model,
+            repeatable(inputs),
+            as_sequence(optimizers),
+            fields,
+            inference=forward_only,
+            loss_indices=loss_indices,
         )
         metadata = {**(pef_metadata or {}), **(metadata or {})}
         kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
@@ -147,7 +160,9 @@ class Session:
             watch=watch,
         )
         # A capture must not meet what a call has left behind, in a cache, say; so the fingerprint is taken after it.
-        kept |= fingerprint_of(asked)
+        kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
+        if asked.loss_indices:
+            kept[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         compiled = assemble(built, model, asked.options, watch, asked.updates or None, kept)
         print_compiled(compiled)
         return str(compiled.path.absolute())
@@ -161,9 +176,12 @@ class Session:
         traced: its outputs, which stand for those of every run: an `sn_grad` that is set on one of them holds for all
         loss_is_chosen: whether the app said which output is the loss
         """
-        if self._now is not None and self._now.machine.model is not machine.model:
-            for tensor in self._now.traced:
-                self._of_other_models[tensor] = True
+        if self._now is not None:
+            if self._now.machine.model is machine.model:
+                self._now.checks.before_replacement()
+            else:
+                for tensor in self._now.traced:
+                    self._of_other_models[tensor] = True
         self._now = _Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
 
     @checks_keywords
@@ -175,7 +193,7 @@ class Session:
         data_parallel: bool = False,
         reduce_on_rdu: bool = False,
         section_types: Sequence[str] | None = None,
-        grad_of_outputs: Tensor | Sequence[Tensor | None] | None = None,
+        grad_of_outputs: Tensor | float | Sequence[Tensor | float | None] | None = None,
         data_parallel_mode: str = "normal",
         graph_name: str | None = None,
     ) -> tuple[SambaTensor, ...]:
@@ -186,7 +204,8 @@ class Session:
         hyperparam_dict: lr, momentum, weight_decay … of all optimizers, and dropout rates, from this step on
         data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
         section_types: FWD, BCKWD, OPT, in any case of letters; GRADNORM, REDUCE and GATHER run with OPT
-        grad_of_outputs: the `sn_grad` of each output, None where the backward does not start
+        grad_of_outputs: the gradient of each output for this run, None where the backward does not start; without it
+            the `sn_grad` of outputs counts
 
         Returns the outputs that were asked for. data_parallel_mode and graph_name have no effect: a PEF has one graph.
         Raises OptionError and DataError for what does not fit the PEF, and what the checks of data parallelism find.
@@ -196,7 +215,7 @@ class Session:
         kinds = kinds_of(machine.program, section_types)
         batch: Mapping[str, Tensor] = {}
         if input_tensors is not None:
-            input_tensors = _kept(input_tensors)
+            input_tensors = repeatable(input_tensors)
             batch = bind(now.wanted, machine.program.batch_size, machine.model, input_tensors)
             if now.input_gradients:
                 now.given = _samba_tensors(batch, input_tensors)
@@ -213,36 +232,30 @@ class Session:
         now.inputs = batch or now.inputs
         if hyperparam_dict:
             now.hyperparameters.take(hyperparam_dict)
-        if grad_of_outputs is not None:
-            set_gradients([*now.outputs.values()], grad_of_outputs)
+        if SectionKind.FWD in kinds:
+            now.hyperparameters.begin_forward()
         mode = now.checks.mode(kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         now.checks.before(kinds, batch, mode, now.hyperparameters.told)
-        # What is set on an output of `trace_graph` holds for every run, and before what is set on one of the last run.
-        outputs = (*now.traced, *now.outputs.values())
-        tangent = now.start.tangent(outputs) if SectionKind.BCKWD in kinds else None
+        tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
         if torch.is_autocast_enabled("cpu"):
             say_once(
                 "torch.autocast", "the PEF says in which type it computes: --dtype bf16 at the compile", app_line()
             )
-        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+            with torch.autocast("cpu", enabled=False):
+                found = machine.replica.run(kinds, batch, tangent, mode)
+        else:
             found = machine.replica.run(kinds, batch, tangent, mode)
         if SectionKind.OPT in kinds:
             machine.note_step()
-        if SectionKind.FWD in kinds:
-            now.checks.after_forward()
+        if now.start.is_loss and not isfinite(machine.replica.loss):
+            now.checks.tell_of_loss()
         return self._answer(now, found, output_tensors)
 
     @checks_keywords
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:
         """What `compile` takes where it is given no config_dict: what `parse_app_args` returned, a SambaConfig, an
         SNConfig, or names with values. Raises OptionError for anything else."""
-        if not isinstance(cfg, Namespace | Mapping):
-            raise OptionError(
-                f"a session is set up from names with values, and this is of type {type(cfg).__name__}",
-                where=app_line(),
-                remedy="session.setup(args), with what parse_app_args returned",
-            )
-        self._config = dict(cfg if isinstance(cfg, Mapping) else vars(cfg))
+        self._config = dict(as_mapping("cfg", cfg))
 
     def reset(self) -> None:
         """Forget the PEF that is loaded, and what `setup` was given."""
@@ -458,28 +471,35 @@ class Session:
 
     def _set_tensors(self, tensors: Mapping[str, object]) -> None:
         """`session.ctx.set_tensors`: by the name of a symbol, arrays or tensors for what is on the device. The gradient
-        of an output, `<output>__grad`, is what the next backward starts from."""
+        of an output, `<output>__grad`, is what the next backward starts from.
+
+        Raises OptionError for a name that the PEF does not have, and DataError for another shape than it has there.
+        """
         now = self._loaded()
-        named = {**{name: name for name in now.outputs}, **now.aliases}
-        # The gradient of an input is an output of the graph, and none of the model.
-        of_outputs = {gradient_name(name): now.outputs[one] for name, one in named.items() if one in now.outputs}
-        for name, value in tensors.items():
+        symbols = now.machine.program.symbols
+        outputs = {name: name for name in now.outputs}
+        of_outputs = {gradient_name(name): output for name, output in {**now.aliases, **outputs}.items()}
+        for name, value in dict(tensors).items():
             plain = to_torch(torch.as_tensor(value))
-            if name in of_outputs:
-                of_outputs[name].sn_grad = plain
-            else:
-                _named_tensor(now, name)  # raises for a name that the PEF does not have
+            if name in symbols and symbols[name].offset is not None:
+                if tuple(plain.shape) != symbols[name].type.shape:
+                    raise DataError(
+                        f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}",
+                        where=app_line(),
+                        remedy="give data of that shape",
+                    )
+                now.machine.replica.meet()
                 now.machine.replica.write(name, plain)
+                now.machine.replica.meet()
+            elif name in of_outputs:
+                now.outputs[of_outputs[name]].sn_grad = as_gradient(plain)
+            else:
+                _named_tensor(now, name)  # raises: the PEF has no such tensor
 
     def _end_profile(self, event: str, filename: str | Path | None) -> None:
         self.profiler.end_event(event)
         if filename is not None:
             self.profiler.write(filename)
-
-
-def _kept(inputs: Inputs) -> Inputs:
-    """`inputs` as something that can be gone over more than once: apps also give `dict.values()`, and generators."""
-    return inputs if isinstance(inputs, Tensor | list | tuple | Mapping) else list(inputs)
 
 
 def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
@@ -488,13 +508,14 @@ def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, 
 
 
 def _named_tensor(now: _Loaded, name: str) -> SambaTensor:
-    name = now.aliases.get(name, name)
+    symbol = now.machine.program.symbols.get(name)
+    if symbol is None and name in now.aliases:
+        name = now.aliases[name]
     if name in now.outputs:
         return now.outputs[name]
     for tensors in (now.inputs, now.gradients):
         if name in tensors:
             return SambaTensor(tensors[name], name=name)
-    symbol = now.machine.program.symbols.get(name)
     if symbol is None or symbol.offset is None:
         raise OptionError(
             f"the PEF has no tensor {name}",
@@ -509,6 +530,7 @@ def _output_aliases(program: Program) -> Mapping[str, str]:
     without the model's prefix, as compilers write them and apps type them."""
     graph = program.training or program.evaluation
     outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    outputs = [one for one in outputs if one.value in graph.values]  # and not a parameter that the model returns
     aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
     return {**aliases, **{one.value: one.symbol for one in outputs}}
 

@@ -1,11 +1,13 @@
 """Where a backward starts: from which outputs, and from which gradients.
 
-The app sets the gradient of an output by `output.sn_grad` or `grad_of_outputs=`. Where it sets none, a backward starts
-from the gradient of the mean of the loss, which is one number, or one for each sample. A model that computes its loss
-outside may have several outputs from which a backward can start; those whose gradient is not set get zeros.
+The app sets the gradient of an output by `output.sn_grad`, which holds until it is set again, or for one run by
+`grad_of_outputs=`. Where it sets none, a backward starts from the gradient of the mean of the loss, which is one
+number, or one for each sample. A model that computes its loss outside may have several outputs from which a backward
+can start; those whose gradient is not set get zeros.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -19,41 +21,59 @@ from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.telling import telling
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import to_torch
 
 
 class Start:
     """The outputs of one program from which its backward starts."""
 
-    def __init__(self, program: Program, *, loss_is_chosen: bool) -> None:
-        """loss_is_chosen: whether the app said, by `loss_indices`, which outputs are losses"""
+    def __init__(self, program: Program, outputs: Sequence[str], *, loss_is_chosen: bool) -> None:
+        """outputs: the names of all outputs, in order
+        loss_is_chosen: whether the app said, by `loss_indices`, which outputs are losses
+        """
         symbols = program.symbols
-        outputs = [name for name, symbol in symbols.items() if symbol.kind is SymbolKind.OUTPUT]
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
-        self._types: Mapping[str, TensorType] = {
-            name: symbols[name].type for name in outputs if gradient_name(name) in tangents
-        }
+        self._outputs = outputs
+        self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
         self._means = {name: _gradient_of_mean(type_) for name, type_ in self._types.items()}
-        self._is_loss = loss_is_chosen or all(_may_be_loss(type_) for type_ in self._types.values())
+        self.is_loss = loss_is_chosen or all(_may_be_loss(type_) for type_ in self._types.values())
+        """Whether the backward may start from a mean: of one number, of one for each sample, or as the app said."""
 
-    def tangent(self, outputs: Iterable[SambaTensor]) -> Tangent:
-        """What the backward starts from, with the `sn_grad` of `outputs`; None for a program without a backward.
+    def tangent(
+        self, given: Mapping[str, Tensor], for_this_run: Tensor | float | Sequence[Tensor | float | None] | None
+    ) -> Tangent:
+        """What the backward starts from; None for a program without a backward.
 
-        Tells once if a mean of something that is no loss is differentiated (AP09). Raises OptionError for an `sn_grad`
-        on an output from which this PEF does not start, and DataError for one of another shape than its output, and
+        given: the `sn_grad` of outputs, by name
+        for_this_run: `grad_of_outputs`, one for each output in order; then `given` does not count
+
+        Tells once if the mean of something that is no loss is differentiated (AP09). Raises OptionError for a gradient
+        of an output from which this PEF does not start, and DataError for one of another shape than its output, and
         where several outputs might be the loss and none has a gradient.
         """
-        given: dict[str, Tensor] = {}
-        for output in outputs:
-            if output.sn_grad is not None and output.sn_name not in given:
-                given[str(output.sn_name)] = self._shaped(str(output.sn_name), output.sn_grad)
-        if not given and not self._is_loss and context.current().trains:
-            self._tell_of_no_loss()
-        rest = (lambda mean: mean) if self._is_loss or not given else torch.zeros_like
-        tangents = {name: given[name] if name in given else rest(mean) for name, mean in self._means.items()}
-        if len(tangents) > 1:
-            return {gradient_name(name): tangent for name, tangent in tangents.items()}
-        return next(iter(tangents.values()), None)
+        gradients = given if for_this_run is None else self._by_name(for_this_run)
+        if not gradients:
+            if not self.is_loss and not str(context.current().command).startswith("measure"):
+                self._tell_of_no_loss()
+            return self._started(self._means)
+        shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
+        return self._started({name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()})
+
+    def _started(self, gradients: Mapping[str, Tensor]) -> Tangent:
+        if len(gradients) > 1:
+            return {gradient_name(name): gradient for name, gradient in gradients.items()}
+        return next(iter(gradients.values()), None)
+
+    def _by_name(self, gradients: Tensor | float | Sequence[Tensor | float | None]) -> Mapping[str, Tensor]:
+        listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
+        if len(listed) > len(self._outputs):
+            raise OptionError(
+                f"grad_of_outputs has {len(listed)} gradients, and there are {len(self._outputs)} outputs",
+                where=app_line(),
+                remedy="give one for each output, and None for those that the backward does not start from",
+            )
+        pairs = zip(self._outputs, listed, strict=False)
+        return {name: as_gradient(one) for name, one in pairs if one is not None}
 
     def _shaped(self, name: str, gradient: Tensor) -> Tensor:
         if name not in self._types:
@@ -74,30 +94,29 @@ class Start:
         return shaped.contiguous()
 
     def _tell_of_no_loss(self) -> None:
-        first, *others = self._types
+        first, *others = self._types or ("",)
         if others:
             raise DataError(
-                f"the model returns no loss, and no gradient is set on its outputs: {first}, {', '.join(others)}",
+                f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {', '.join(others)}",
                 where=app_line(),
                 remedy="set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
-                "return the loss first, as one number; or give loss_indices=[0] to session.compile and trace_graph",
+                "return the loss first, as one number; or give loss_indices=[0] to session.compile",
             )
         what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
         telling.tell(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
 
 
-def set_gradients(outputs: Sequence[SambaTensor], gradients: Tensor | Sequence[Tensor | None]) -> None:
-    """`grad_of_outputs`: the `sn_grad` of each output, in order; None leaves one as it is."""
-    listed = [gradients] if isinstance(gradients, Tensor) else list(gradients)
-    if len(listed) > len(outputs):
-        raise OptionError(
-            f"grad_of_outputs has {len(listed)} gradients, and there are {len(outputs)} outputs",
+def as_gradient(value: object) -> Tensor:
+    """A gradient that an app gives, as a plain tensor: a tensor or a number. Raises DataError for anything else."""
+    if isinstance(value, Real):
+        return torch.tensor(float(value))
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"a gradient is of type {type(value).__name__}, and must be a tensor or a number",
             where=app_line(),
-            remedy="give one for each output, and None for those that the backward does not start from",
+            remedy="give a tensor of the output's shape",
         )
-    for output, gradient in zip(outputs, listed, strict=False):
-        if gradient is not None:
-            output.sn_grad = to_torch(gradient)
+    return to_torch(value).detach()
 
 
 def _gradient_of_mean(type_: TensorType) -> Tensor:

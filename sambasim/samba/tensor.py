@@ -8,6 +8,7 @@ what is computed from a SambaTensor is one. Two kinds of results are told apart:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -23,7 +24,9 @@ from sambasim.samba.checks.place import app_line
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...], list[Tensor])
 
-_DESCRIPTION = ("sn_name", "batch_dim", "named_dims", "sized_dims", "region_name", "host_memory", "mem_type")
+_DESCRIPTION = (
+    "sn_name", "batch_dim", "named_dims", "sized_dims", "region_name", "host_memory", "mem_type", "_sn_grads",
+)  # fmt: skip
 
 
 class SambaTensor(Tensor):
@@ -45,6 +48,8 @@ class SambaTensor(Tensor):
     host_memory: bool = True
     mem_type: object = None
     _sn_grad: Tensor | None = None
+    _sn_grads: dict[str, Tensor] | None = None
+    """Of an output of a session: where the session keeps the gradients that are set on its outputs, by name."""
     _version_when_made: int | None = None
 
     @checks_keywords_beside("samba.SambaTensor", ())
@@ -103,8 +108,12 @@ class SambaTensor(Tensor):
         """A tensor called `name`, of the same batch dimension and `sn_grad`, that shares memory with `data`, which is a
         plain tensor of this one's shape."""
         tensor = data.as_subclass(SambaTensor)
-        tensor.sn_name, tensor.batch_dim, tensor._sn_grad = name, self.batch_dim, self._sn_grad
+        tensor.sn_name, tensor.batch_dim, tensor._sn_grads = name, self.batch_dim, self._sn_grads
         return tensor
+
+    def keep_gradients_in(self, gradients: dict[str, Tensor]) -> None:
+        """An `sn_grad` that is set on this output, or on it in another form, is kept there from now on."""
+        self._sn_grads = gradients
 
     def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:
         if name is not None:
@@ -194,15 +203,21 @@ class SambaTensor(Tensor):
 
     @property
     def sn_grad(self) -> Tensor | None:
-        """The gradient at this tensor as a plain tensor. On an output of a session it is what the next backward starts
-        from; a number, too, may be set."""
-        return self._sn_grad
+        """The gradient at this tensor as a plain tensor. On an output of a session it is what backwards start from,
+        until it is set again; a number, too, may be set."""
+        return self._sn_grad if self._sn_grads is None else self._sn_grads.get(str(self.sn_name))
 
     @sn_grad.setter
     def sn_grad(self, gradient: Tensor | float | None) -> None:
-        if isinstance(gradient, int | float):
-            gradient = torch.tensor(gradient, dtype=self.dtype)
-        self._sn_grad = None if gradient is None else to_torch(gradient).detach()
+        if isinstance(gradient, Real):
+            gradient = torch.tensor(float(gradient), dtype=self.dtype)
+        plain = to_torch(gradient).detach() if isinstance(gradient, Tensor) else None
+        if self._sn_grads is None:
+            self._sn_grad = plain
+        elif plain is None:
+            self._sn_grads.pop(str(self.sn_name), None)
+        else:
+            self._sn_grads[str(self.sn_name)] = plain
 
     def rdu(self) -> "SambaTensor":
         """This tensor: what an app holds is in the memory of its process, and a session sends it where it is needed."""

@@ -34,12 +34,16 @@ from sambasim.samba.modules import add_old_methods
 from sambasim.samba.request import (
     DTYPES,
     FINGERPRINT,
+    FINGERPRINT_OF_FORWARD,
+    LOSS_INDICES,
     Inputs,
     Optimizer,
     Request,
+    as_mapping,
     as_sequence,
     build_fields_of,
     fingerprint_of,
+    repeatable,
     request,
     unwrapped,
 )
@@ -50,7 +54,7 @@ from sambasim.samba.tensor import SambaTensor
 def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
     """`trace_graph(model, inputs, optim, …)`: see `_trace_graph`. The oldest apps give `args` first, for its `pef`."""
     if arguments and isinstance(arguments[0], Namespace):
-        keywords.setdefault("pef", arguments[0].pef)
+        keywords.setdefault("pef", getattr(arguments[0], "pef", None) or "")
         arguments = arguments[1:]
     return _trace_graph(*arguments, **keywords)
 
@@ -61,14 +65,14 @@ def _trace_graph(
     inputs: Inputs,
     optim: Optimizer | Sequence[Optimizer] | None = None,
     init_output_grads: bool = True,
-    loss_indices: Sequence[int] | None = None,
+    loss_indices: Sequence[int] | int | None = None,
     pef: str = "",
     mapping: str = "section",
     data_parallel_mode: str = "normal",
     transfer_device: bool = True,
     distlearn_config: object = None,
     dev_mode: bool = False,
-    config_dict: Mapping[str, object] | None = None,
+    config_dict: Mapping[str, object] | Namespace | None = None,
     squeeze_bs_dim: bool = False,
 ) -> tuple[SambaTensor, ...]:
     """Read `pef`, trace `model` again, and load it into the session. Returns the outputs, still without data, which are
@@ -85,7 +89,7 @@ def _trace_graph(
     compiled with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
     typed = context.current().arguments
-    pef = pef or str((config_dict or {}).get("pef") or getattr(typed, "pef", None) or "")
+    pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or getattr(typed, "pef", None) or "")
     if not pef:
         raise OptionError(
             "trace_graph was given no PEF",
@@ -93,7 +97,7 @@ def _trace_graph(
             remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
         )
     wrapper, model = model, unwrapped(model)
-    inputs = inputs if isinstance(inputs, Tensor | list | tuple | Mapping) else list(inputs)
+    inputs = repeatable(inputs)
     path = locate(pef, compiling=_compile_command())
     document = read(path)
     check_device(document)
@@ -103,11 +107,14 @@ def _trace_graph(
     seat(inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command()))
     make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
-    if document.program.training is not None and not optimizers:
+    if document.program.training is not None and _predicts(typed, path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
     fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts = document.program.training is None
-    asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=loss_indices)
+    if predicts:
+        fields |= {"data_parallel": None, "world_size": None, "stochastic_rounding": None}
+    losses = _losses(document, loss_indices)
+    asked = request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses)
     check_tensors(model, training=bool(asked.updates))
     weights = dict(map_weights(path))
     if not _is_known(document, asked):
@@ -131,14 +138,49 @@ def _trace_graph(
     return outputs
 
 
+def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer]) -> bool:
+    """Whether a training PEF is to predict: --inference was typed, or, where nothing was, there is no optimizer.
+
+    Raises OptionError where there is neither.
+    """
+    if getattr(typed, "inference", False):
+        return True
+    if optimizers or typed is None:
+        return not optimizers
+    raise OptionError(
+        f"{name} trains, and trace_graph was given no optimizer",
+        where=app_line(),
+        remedy="give it the optimizers that session.compile had; or, to predict with this PEF, type --inference",
+    )
+
+
+def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
+    """`loss_indices` as they were at the compile. Raises OptionError if the app gives others now."""
+    compiled = document.metadata.get(LOSS_INDICES)
+    if given is None:
+        return None if compiled is None else [int(index) for index in compiled.split(",") if index.isdecimal()]
+    now = ",".join(map(str, [given] if isinstance(given, int) else given))
+    if compiled is not None and compiled != now:
+        raise OptionError(
+            f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled",
+            where=app_line(),
+            remedy="give session.compile and trace_graph the same loss_indices",
+        )
+    return given
+
+
 def forward_of(program: Program) -> Program:
     """The evaluation graph of a training program, as an inference program has it."""
     graph = program.evaluation
-    outputs = {output.symbol for output in graph.outputs}
-    kept = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT}
+    read = {*graph.inputs, *(output.symbol for output in graph.outputs)}
+    kept = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER}
+    symbols = {name: one for name, one in program.symbols.items() if one.kind in kept or name in read}
+    for name, symbol in symbols.items():
+        if symbol.kind is SymbolKind.BUFFER and not symbol.torch_names:  # of which only training makes a buffer
+            symbols[name] = replace(symbol, kind=SymbolKind.CONSTANT)
     return replace(
         program,
-        symbols={name: one for name, one in program.symbols.items() if one.kind in kept or name in outputs},
+        symbols=symbols,
         training=None,
         single=None,
         loss=None,
@@ -171,10 +213,11 @@ def _seeded(program: Program, seed: int) -> Program:
 
 def _is_known(document: PefDocument, asked: Request) -> bool:
     """Whether the model does what it did when it was compiled, as far as that can be told without a capture."""
-    compiled = document.metadata.get(FINGERPRINT)
+    name = FINGERPRINT if asked.updates else FINGERPRINT_OF_FORWARD
+    compiled = document.metadata.get(name)
     if not context.communicator().broadcast_object(is_compiled_here(document.digest)):
         return False  # whoever made it may have copied the fingerprint of another PEF
-    return compiled is not None and fingerprint_of(asked).get(FINGERPRINT) == compiled
+    return compiled is not None and fingerprint_of(asked).get(name) == compiled
 
 
 def _capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:

@@ -32,9 +32,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
-def _started(*words: str) -> tuple[Started, str]:
+def _started(*words: str, stdin: str | None = None) -> tuple[Started, str]:
     """What is started, and the notice."""
-    result = CliRunner().invoke(sambasim, ["stand-in", *words])
+    result = CliRunner().invoke(sambasim, ["stand-in", *words], input=stdin)
     assert isinstance(result.exception, Started), result.exception
     return result.exception, result.stderr
 
@@ -49,6 +49,9 @@ def _started(*words: str) -> tuple[Started, str]:
         ("srun --cpus-per-task=16 --gres=rdu:1 --exclusive pyinstrument app.py", "pyinstrument app.py"),
         ("srun --nodes=2 --ntasks-per-node=4 -- python app.py", f"{MPIRUN} -np 8 python app.py"),
         ("srun -N 2-4 python app.py", f"{MPIRUN} -np 2 python app.py"),
+        ("srun -W 60 -r 1 --wait 5 python app.py", "python app.py"),
+        ("srun -lu -K1 -I python app.py", "python app.py"),
+        ("srun --exclusive --overlap -n3 --relative=1 python app.py", f"{MPIRUN} -np 3 python app.py"),
     ],
 )
 def test_srun_starts_as_many_ranks_as_slurm_would(line: str, argv: str) -> None:
@@ -67,9 +70,63 @@ def test_sbatch_runs_the_script_with_its_arguments_and_variables(tmp_path: Path)
     started, notice = _started("sbatch", "--export=ALL,PEF=x.pef", str(script), "--epochs", "2")
     assert started.argv == ["/bin/bash", "-l", str(script), "--epochs", "2"]
     assert (started.environ["SLURM_NTASKS"], started.environ["PEF"]) == ("8", "x.pef")
-    assert notice.endswith("and waits for its end; ignored: --job-name\n")
-    overruled, _ = _started("sbatch", "-n", "4", str(script))
+    assert notice.endswith(f"sbatch runs /bin/bash -l {script} --epochs 2 and waits for its end\n")
+    overruled, notice = _started("sbatch", "--wait", "-n", "4", "-W", "--gres", "rdu:1", str(script))
     assert overruled.environ["SLURM_NTASKS"] == "4"
+    assert notice.endswith("and waits for its end; ignored: --gres\n")
+
+
+def test_sbatch_takes_a_command_or_a_script_from_stdin_too() -> None:
+    wrapped, _ = _started("sbatch", "-n2", "--wrap=srun python app.py")
+    assert wrapped.argv == ["/bin/sh", "-c", "srun python app.py"]
+    assert (wrapped.environ["SLURM_NTASKS"], wrapped.environ["SLURM_JOB_NAME"]) == ("2", "wrap")
+    text = "#!/bin/bash\n#SBATCH --ntasks=3\nsrun python app.py\n"
+    read, notice = _started("sbatch", "-J", "train", stdin=text)
+    assert read.argv == ["/bin/bash", "-c", text]
+    assert (read.environ["SLURM_NTASKS"], read.environ["SLURM_JOB_NAME"]) == ("3", "train")
+    assert notice == "notice: there is no Slurm: sbatch runs the script from stdin and waits for its end\n"
+
+
+def test_sbatch_finds_the_script_from_where_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("echo\n")
+    (tmp_path / "elsewhere").mkdir()
+    started, _ = _started("sbatch", "--chdir", "elsewhere", "job.sh", "x")
+    assert started.argv == ["/bin/sh", str(tmp_path / "job.sh"), "x"]
+
+
+def test_names_of_output_files_have_the_name_and_number_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, int]] = []
+
+    def record(file: str, *_: object) -> int:
+        opened.append((file, 0))
+        return -1
+
+    monkeypatch.setattr(os, "open", record)
+    monkeypatch.setattr(os, "dup2", lambda descriptor, stream: opened.append((opened[-1][0], stream)))
+    (tmp_path / "job.sh").write_text("#SBATCH --job-name net\n#SBATCH --output=%x_%j.out -e %%%t.err\n")
+    _started("sbatch", str(tmp_path / "job.sh"))
+    out = f"net_{os.getpid()}.out"
+    assert opened == [(out, 0), (out, 1), (out, 2), ("%0.err", 0), ("%0.err", 2)]
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    opened.clear()
+    _started("srun", "-o", "%x-%4j.log", "python", "app.py")
+    assert opened[0] == ("python-0042.log", 0)
+
+
+@pytest.mark.parametrize("line", ["srun --version", "srun -V", "sbatch --version", "sbatch -h", "srun --usage"])
+def test_version_and_help_run_nothing(line: str) -> None:
+    result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
+    assert result.exit_code == 0
+    assert "there is no Slurm" in result.stdout
+
+
+def test_a_test_runs_nothing() -> None:
+    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "--test-only", "python", "app.py"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "runs nothing" in result.stderr
 
 
 def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +141,10 @@ def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: p
         ("srun -n 2", "srun was given no command"),
         ("srun -n", "srun was given -n without a value"),
         ("srun -n many python", "the number of tasks or nodes is 'many'"),
+        ("srun --wait", "srun was given --wait without a value"),
+        ("srun -n 2 --multi-prog programs.conf", "srun --multi-prog is not available"),
+        ("sbatch --wait", "sbatch was given no script"),
+        ("sbatch --wrap=true job.sh", "sbatch was given both a script and --wrap"),
         ("sbatch nowhere.sh", "sbatch cannot read the script nowhere.sh: No such file"),
     ],
 )

@@ -319,6 +319,13 @@ def test_peek_refuses_a_manifest_without_its_keys(key: str, tmp_path: Path) -> N
         pef.peek(path)
 
 
+def test_peek_refuses_a_manifest_without_metadata(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    damage.change_fields(path, lambda f: f.pop("metadata"))
+    with pytest.raises(PefError, match="its key metadata is not of type dict"):
+        pef.peek(path)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "x\n  try:\trm", "x\x9b2K", "x\u2028y", "x" * 256])
 def test_a_program_is_called_as_a_file_can_be(name: str, tmp_path: Path) -> None:
     path = write_sample(tmp_path)

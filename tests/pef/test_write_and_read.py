@@ -45,7 +45,7 @@ def test_header_for_the_start_of_a_job(tmp_path: Path) -> None:
     assert (header.name, header.batch_size, header.world_size) == ("logreg", 4, 2)
     assert header.data_parallel
     assert header.training
-    assert header.digest == pef.read(path).digest
+    assert (header.digest, header.metadata) == (pef.read(path).digest, pef.read(path).metadata)
     assert (header.version, header.writer) == ("1.0", "sambasim 0.1.0")
 
 

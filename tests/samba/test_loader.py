@@ -1,12 +1,11 @@
 """SambaLoader: a DataLoader's batches as named tensors."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
 from sambasim.samba import SambaTensor
@@ -87,12 +86,23 @@ def test_a_batch_may_be_one_tensor_and_a_tensor_one_number() -> None:
         ([{"x": IMAGES}], ["x", "y"], "a batch has no y; it has x"),
         ([[IMAGES, ["a", "b"]]], ["image", "word"], "word is of type list in a batch, and a session takes tensors"),
         ([IMAGES], "image", "the names must be a list, and they are 'image'"),
+        ([IMAGES], 1, "the names must be a list, and they are 1"),
+        (3, ["image"], "SambaLoader was given an object of type int, which has no batches"),
     ],
 )
-def test_batches_that_do_not_fit_the_names_are_refused(batches: Iterable[Any], names: Sequence[str], what: str) -> None:
+def test_batches_that_do_not_fit_the_names_are_refused(batches: Any, names: Any, what: str) -> None:
     with pytest.raises(DataError, match=f"^{what}") as caught:
         list(SambaLoader(batches, names))
+    assert str(caught.value.where).startswith(__file__)
     assert caught.value.remedy
+
+
+def test_a_sampler_of_one_replica_has_rank_0_unless_a_rank_is_given() -> None:
+    dataset = TensorDataset(IMAGES)
+    assert DistributedSampler(dataset, num_replicas=1, shuffle=False).rank == 0
+    assert list(DistributedSampler(dataset, 2, 1, shuffle=False)) == [1, 3, 5, 7, 9]
+    with pytest.raises(ValueError, match="Invalid rank 3"):
+        DistributedSampler(dataset, num_replicas=1, rank=3)
 
 
 def test_an_iterator_has_no_length() -> None:

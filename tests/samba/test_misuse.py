@@ -50,7 +50,7 @@ def test_autocast_around_a_run_changes_no_bit_and_is_noticed(
             losses.append([session.run(BATCH)[0] for _ in range(2)])
     assert all(torch.equal(plain, other) for plain, other in zip(*losses, strict=True))
     notice, _ = capsys.readouterr().err.splitlines()
-    assert notice.startswith("notice: torch.autocast is taken, and without effect here")
+    assert notice.startswith("notice: torch.autocast has no effect")
 
 
 def test_outputs_of_a_model_that_was_traced_before_are_refused(pef: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.compiler.capture import capture_evaluation, capture_training
+from sambasim.errors import DataError, OptionError
 from sambasim.samba import plain_tensors
 from sambasim.samba.session import Session
 
@@ -42,9 +44,24 @@ def test_a_plain_tensor_becomes_itself() -> None:
 
 def test_a_tensor_of_the_model_is_what_the_device_has(weight: Any, device: dict[int, tuple[Tensor, Tensor]]) -> None:
     device[id(weight)] = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
-    weight.sn_grad = torch.zeros(2, 3)
     assert weight.sn_data.equal(torch.full((2, 3), 5.0))
     assert weight.sn_grad.equal(torch.full((2, 3), 7.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("sn_grad", "set sn_grad on an output"), ("sn_data", r"param.data.copy_\(…\).* samba.session.to_device\(model\)")],
+)
+def test_a_tensor_of_the_model_cannot_be_assigned_to(
+    name: str, remedy: str, weight: Any, device: dict[int, tuple[Tensor, Tensor]]
+) -> None:
+    device[id(weight)] = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
+    before = getattr(weight, name)
+    with pytest.raises(OptionError, match=f"{name} of a parameter or buffer of the loaded model") as caught:
+        setattr(weight, name, torch.zeros(2, 3))
+    assert str(caught.value.where).startswith(__file__)
+    assert re.search(remedy, str(caught.value.remedy))
+    assert getattr(weight, name).equal(before)
 
 
 def test_any_other_is_what_the_app_assigned(weight: Any, device: object) -> None:
@@ -54,6 +71,8 @@ def test_any_other_is_what_the_app_assigned(weight: Any, device: object) -> None
     weight.sn_grad, weight.sn_data = torch.ones(2, 3), torch.zeros(2, 3)
     assert weight.sn_grad.equal(torch.ones(2, 3))
     assert weight.sn_data.equal(torch.zeros(2, 3))
+    with pytest.raises(DataError, match=r"the tensor has the shape \(2, 3\), and the data the shape \(3, 2\)"):
+        weight.sn_data = torch.zeros(3, 2)
     weight.sn_grad = None
     assert weight.sn_grad is None
 

@@ -187,7 +187,10 @@ def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp
     with pytest.raises(DataError) as caught:
         session.run([x])
     first, second = (one.sn_name for one in model.output_tensors)
-    assert caught.value.what == f"the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
+    assert (
+        caught.value.what
+        == f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
+    )
     assert "grad_of_outputs=[…]" in str(caught.value.remedy)
     assert str(caught.value.where).endswith(": session.run([x])")
     gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
@@ -368,12 +371,9 @@ def test_what_changes_nothing_is_taken_with_one_notice(net: Net, pef: str, capsy
     session.to_cpu(wrapped)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == (
-        "notice: nn.DataParallel is taken, and without effect here: the model inside of it is used; --data-parallel "
-        "makes replicas"
+        "notice: nn.DataParallel has no effect: the model inside of it is used; --data-parallel makes replicas"
     )
-    assert told[2] == (
-        "notice: session.run(num_copies=…) is taken, and without effect here: sambasim does not know this keyword"
-    )
+    assert told[2] == ("notice: session.run(num_copies=…) has no effect: sambasim does not know this keyword")
     assert [line.startswith(f"  where: {__file__}:") for line in told] == [False, True, False, True]
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
 from sambasim.pef import PefDocument, read
-from sambasim.samba import notices, trace
+from sambasim.samba import hyperparameters, trace
+from sambasim.samba.checks.telling import Telling
 from sambasim.samba.request import Request
 from sambasim.samba.session import Session, session
 from sambasim.samba.utils import trace_graph
@@ -186,17 +187,16 @@ def test_hyperparameters_hold_from_the_step_on(
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    monkeypatch.setattr(notices, "_SAID", set())
+    monkeypatch.setattr(hyperparameters, "telling", Telling())
     capsys.readouterr()
     for _ in range(2):
         samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
-    notice, where = capsys.readouterr().err.splitlines()
-    assert notice == (
-        "notice: 'learning_rate' in hyperparam_dict is taken, and without effect here: this PEF takes beta1, beta2, "
-        "eps, lr, weight_decay"
-    )
+    notice, where, remedy = capsys.readouterr().err.splitlines()
+    what = "hyperparam_dict has learning_rate, which no optimizer of this PEF takes: it is left out"
+    assert notice == f"notice: AP04: {what}"
     assert where.startswith(f"  where: {__file__}:")
     assert where.endswith(': samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})')
+    assert remedy == "  try:   names that it takes: lr"
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before), "the rate is still zero"
 
@@ -312,8 +312,7 @@ def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
         samba.session.run(_inputs())
     notice, where = capsys.readouterr().err.splitlines()
     assert notice == (
-        "notice: model.eval() is taken, and without effect here: a training PEF runs in training mode; "
-        "--inference predicts with it"
+        "notice: model.eval() has no effect: a training PEF runs in training mode; --inference predicts with it"
     )
     assert where.endswith(": samba.session.run(_inputs())")
 
@@ -463,5 +462,5 @@ def test_an_inference_pef_predicts(tmp_path: Path) -> None:
     trace_graph(model, _inputs(), None, pef=pef)
     _, outputs = samba.session.run(_inputs(7))
     assert torch.equal(outputs, model(*_inputs(7))[1])
-    with pytest.raises(OptionError, match="was compiled with --inference, and has no BCKWD"):
+    with pytest.raises(OptionError, match="this PEF predicts, and has no BCKWD"):
         samba.session.run(_inputs(7), section_types=["FWD", "BCKWD"])

@@ -73,8 +73,9 @@ class Files:
                 writers = self._writers.setdefault((self.node_of[rank] if local else None, path), {})
                 writers.setdefault(rank, where)
         for (_, path), writers in self._writers.items():
-            if len(writers) > 1 and path not in self._told:
-                self._told.add(path)
+            where = writers[min(writers)]
+            if len(writers) > 1 and where not in self._told:  # a line that writes many files is told once
+                self._told.add(where)
                 _tell(path, writers)
 
     def note(self, path: object) -> None:

@@ -12,6 +12,9 @@ from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.notices import say_once
 
+OTHER_WORDS = {"learning_rate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas"}
+"""What other libraries call what torch's optimizers take."""
+
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
@@ -36,7 +39,10 @@ def checks_keywords_beside(
 
 
 def _checked(
-    function: Callable[Arguments, Answer], called: str, passed_on: Collection[str], refused_later: Collection[str]
+    function: Callable[Arguments, Answer],
+    called: str,
+    passed_on: Collection[str],
+    refused_later: Collection[str],
 ) -> Callable[Arguments, Answer]:
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
@@ -90,6 +96,8 @@ def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
 
 def _nearly(name: str, known: Collection[str]) -> list[str]:
     """Those of `known` that `name` is a slip of, or a longer word for, as `optimizer` is for `optim`."""
+    if OTHER_WORDS.get(name) in known:
+        return [OTHER_WORDS[name]]
     longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
     return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
 

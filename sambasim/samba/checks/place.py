@@ -1,6 +1,7 @@
 """Which line of the app it was."""
 
 import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -64,5 +65,5 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _told(frame: FrameType, number: int) -> str:
-    file = frame.f_code.co_filename
+    file = os.path.normpath(frame.f_code.co_filename)
     return f"{file}:{number}: {linecache.getline(file, number).strip()}"

@@ -1,6 +1,5 @@
 """The checks of a loaded PEF: what the session asks before it runs sections."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,7 @@ repeat; twice it is not."""
 class Look:
     """What a replica shows the others before a step."""
 
+    mode: Mode
     trained: Trained
     fed: tuple[str, ...]
     division: Division | None
@@ -112,21 +112,20 @@ class Checks:
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
-        if mode is Mode.ALONE:
+        if mode is Mode.ALONE and (self._step > 1 or self._machine.program.data_parallel is None):
             return
         self._last, self._replaced = None, False
         looks = self._looks()
         if watched is not None:
             watched.board.enter(meets=looks)
         if looks:
-            self._compare()
-        self._shared = True
+            self._compare(mode)
+        self._shared = mode is not Mode.ALONE
 
-    def after_forward(self) -> None:
-        """Tell if the loss is not finite (AP08)."""
-        loss = self._machine.replica.loss
-        if not math.isfinite(loss) and not telling.has("AP08"):
-            what = f"{self._machine.program.loss} is {loss} in forward {self._forwards}"
+    def tell_of_loss(self) -> None:
+        """The loss of the last forward is not finite (AP08)."""
+        if not telling.has("AP08"):
+            what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
             telling.tell(Finding("AP08", what, app_line(), remedy))
 
@@ -142,6 +141,14 @@ class Checks:
             self._last = weights.trained(self._machine)
         self._replaced = True
 
+    def before_replacement(self) -> None:
+        """Another PEF is about to be loaded for the same model, with the weights of the host."""
+        ahead = self._untrained.ahead
+        if ahead > 0 and context.current().trains:
+            steps = "1 step" if ahead == 1 else f"{ahead} steps"
+            what = f"trace_graph loads the weights of the host, and the device has trained on for {steps} since"
+            telling.tell(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before trace_graph"))
+
     def after_exchange(self) -> None:
         """Weights were sent from host to device, or back."""
         self._unsent.note_exchange()
@@ -156,11 +163,13 @@ class Checks:
     def _looks(self) -> bool:
         return on_demand.current() is not None or is_looked_at(self._step)
 
-    def _compare(self) -> None:
-        """What every replica is about to take its next step with."""
+    def _compare(self, mode: Mode) -> None:
+        """What every replica is about to take its next step with. In the first step also how they sync: replicas of
+        which each trains alone are not compared any more."""
         where = self._where = app_line()
         watched = watching.current()
         own = Look(
+            mode,
             weights.trained(self._machine),
             self._fed,
             watched.samplers.division() if watched else None,
@@ -175,6 +184,10 @@ class Checks:
                     telling.tell_of(rank, shown[1])
             telling.tell(meeting.different_steps(points, where))
             raise on_demand.CheckIsOver  # in a check on demand: the replicas cannot go on
+        if self._step == 1:
+            sync.check_agreement([look.mode for look in looks], where)
+        if mode is Mode.ALONE:
+            return
         trained = [look.trained for look in looks]
         if self._step == 1:
             start = weights.different_start(trained, where)

@@ -4,7 +4,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Collection, Sequence
 
-from sambasim.errors import LaunchError
+from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.launcher import check_world_size
@@ -56,6 +56,24 @@ def mode_of(
         what = "--reduce-on-rdu was typed, but session.run is not told: gradients go through the host"
         telling.tell(Finding("DP02", what, app_line(), "session.run(…, reduce_on_rdu=args.reduce_on_rdu)"))
     return Mode.DEVICE if reduce_on_rdu else Mode.HOST
+
+
+def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
+    """Raises DataParallelError (DP01) for replicas that sync in different ways: some would wait for others for ever."""
+    rank = next((rank for rank, mode in enumerate(modes) if mode is not modes[0]), None)
+    if rank is not None:
+        raise DataParallelError(
+            f"DP01: replica 0 {_SYNCS[modes[0]]}, and replica {rank} {_SYNCS[modes[rank]]}",
+            where=where,
+            remedy=f"{_DATA_PARALLEL} on every rank",
+        )
+
+
+_SYNCS = {
+    Mode.ALONE: "trains without the others",
+    Mode.HOST: "syncs through the host",
+    Mode.DEVICE: "syncs on the device",
+}
 
 
 def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:

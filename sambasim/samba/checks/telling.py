@@ -59,14 +59,16 @@ class Telling:
                 told = _short if key in self._noticed else _block
                 lines.append(told(f"  {finding.code}{whose}", finding))
             sys.stdout.flush()
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
 
     def _notice(self, finding: Finding, behind: str = "") -> None:
         is_new = (finding.code, finding.what) not in self._found
         self._found[finding.code, finding.what] = finding, behind
         if is_new and not (self.on_demand or self.ends) and launched_rank(os.environ) == 0:
             self._noticed.add((finding.code, finding.what))
-            print(_block(f"notice{behind}: {finding.code}", finding), file=sys.stderr, flush=True)
+            sys.stderr.write(_block(f"notice{behind}: {finding.code}", finding) + "\n")  # print writes the end apart
+            sys.stderr.flush()
 
     def has(self, code: str) -> bool:
         """Whether a finding of this code was told."""

@@ -24,6 +24,11 @@ class Untrained:
         self._steps_at_exchange = 0
         self._told = False
 
+    @property
+    def ahead(self) -> int:
+        """How many optimizer steps the device has taken since host and device had the same weights."""
+        return self._machine.replica.steps - self._steps_at_exchange
+
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._steps_at_exchange = self._machine.replica.steps

@@ -39,7 +39,8 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
         if apart:
             return Finding(
                 "DP03",
-                f"replica {rank} starts from other weights than replica 0: {apart[0]} differs",
+                f"replica {rank} starts from other weights than replica 0: {apart[0]} differs; "
+                "it goes on with those of replica 0",
                 where,
                 "samba.utils.set_seed(…) with one number on all ranks before the model is made; or load one checkpoint",
             )

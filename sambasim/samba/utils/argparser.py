@@ -22,7 +22,7 @@ _LEVELS = ("o0", "o1", "o3")
 _LOGGER = "sambaflow"  # that of sambaflow.logging.samba_logger
 
 
-class SambaConfig(argparse.Namespace):
+class SambaConfig(Arguments):
     """What `parse_app_args` returns, made from keywords: `SambaConfig("compile", batch_size=32, hidden=64)`; or a copy
     of what it returned: `SambaConfig(args, SNConfig)`.
 
@@ -35,12 +35,14 @@ class SambaConfig(argparse.Namespace):
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
         super().__init__()
+        self.typed = frozenset()
         if isinstance(settings, argparse.Namespace):
             vars(self).update(vars(settings))
         if isinstance(command, argparse.Namespace):
             vars(self).update(vars(command), **values)
         else:
             vars(self).update(vars(_from_values(command, values)))
+        self.parsed_batch_size = getattr(self, "batch_size", None)
 
     def get_all_params(self) -> dict[str, object]:
         """All settings by name."""
@@ -69,7 +71,7 @@ def parse_app_args(
 
     With --data-parallel, on every command but compile, it is collective: when it returns, this process has found the
     other ranks, `torch.distributed` is up, and `world_size` is the number of ranks that mpirun started. A process that
-    is alone has `torch.distributed` too.
+    is alone has `torch.distributed` too, as soon as the app needs it.
 
     Raises OptionError for what is typed wrong; LaunchError and MachineError if the ranks cannot find each other.
     """
@@ -145,6 +147,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
         if name not in values:
             setattr(config, name, value)
     config.command = chosen
+    config.parsed_batch_size = config.batch_size
     _enter(config, [flag for flag in FLAGS if chosen in flag.commands])
     return config
 
@@ -209,12 +212,18 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     launcher = find_launcher(os.environ)
     alone = launcher is None or launcher.world_size == 1  # such apps, too, ask torch.distributed for their rank
     runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
-    context.enter(arguments, connected=runs and (alone or replicated), replicated=runs and replicated)
+    context.enter(arguments, connected=runs and replicated, alone=runs and alone and not replicated)
 
 
 def _tell_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
-    """One notice on stderr, of one rank, that names each of the flags that was given and changes nothing."""
-    given = [flag for flag in flags if getattr(arguments, flag.destination) != flag.default_for(arguments.command)]
+    """One notice on stderr, of rank 0, that names each given flag that has no effect."""
+    typed = arguments.typed if isinstance(arguments, Arguments) else ()  # empty where the values are not of typed words
+    given = [
+        flag
+        for flag in flags
+        if getattr(arguments, flag.destination) != flag.default_for(arguments.command)
+        and (not typed or flag.destination in typed)
+    ]
     if given and launched_rank(os.environ) == 0:
         lines = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in given)
         sys.stderr.write(f"notice: taken, and without effect here:\n{lines}")

@@ -1,4 +1,4 @@
-"""What every app does alike: `common_app_driver`, and the older `compile`."""
+"""`common_app_driver`, which compiles or measures as the command line says, and the older `compile`."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where an app is."""
+"""The folder of an app."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writing figures to a file that a person named."""
+"""Writing figures to a JSON file."""
 
 import json
 import math
@@ -20,5 +20,5 @@ def write_json(path: str | os.PathLike[str], figures: Mapping[str, JsonValue]) -
 
 
 def as_json(number: float) -> float | str:
-    """JSON has no infinity and no NaN; their names say more than null."""
+    """`number`; infinity and NaN, which JSON does not have, as text."""
     return number if math.isfinite(number) else str(number)

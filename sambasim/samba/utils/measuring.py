@@ -1,7 +1,6 @@
-"""How long a PEF's step takes here: `measure_performance`. And what it has in common with `measure_sections`.
+"""`measure_performance`: the time that a step of a PEF takes on this machine; and what `measure_sections` shares.
 
-What is measured is of this machine, and is called so. What is predicted for the device of the PEF stands in a place of
-its own beside it, with what backs it.
+The time that is predicted for the device of the PEF is printed apart, with the evidence for it.
 """
 
 import json as json_format
@@ -26,6 +25,7 @@ from sambasim.samba.notices import say_once
 from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
 from sambasim.samba.utils.json_file import write_json
+from sambasim.samba.utils.parser import Arguments
 from sambasim.samba.utils.pef_utils import get_pef_info
 from sambasim.samba.utils.predicting import DeviceColumn
 from sambasim.simulation.compiled import CompiledStep
@@ -65,25 +65,28 @@ def measure_performance(
     set_output_grads: bool = True,
     json_counters: str | None = None,
 ) -> Performance:
-    """Run the loaded PEF on `inputs` again and again, and tell how long a step takes on this machine. Collective.
+    """Run the loaded PEF on `inputs` repeatedly, and print how long a step takes on this machine. Collective.
 
-    run_graph_only: a step is then the sum of its sections, one after another; placing inputs and checks do not count
+    run_graph_only: a step is then the sum of its sections, one after another, without the copies of inputs and checks
     n_iterations: timed steps, after WARM_UP_STEPS that are not
-    min_duration: seconds that the timed steps take at least; then there are more of them
+    min_duration: seconds; more steps than n_iterations are timed until they have taken so long
     json: a file for the figures, or "-" for a line on stdout instead of the table
-    bench_report_json, compiled_stats_json: files for the figures, and for what `sambasim inspect --json` tells
+    bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
     data_parallel, reduce_on_rdu: as for session.run
 
     A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
     No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` of the figures
     is what the device of the PEF would take, by the model of `sambasim simulate`: host time included, unless it is
     `run_graph_only`.
-    Raises OptionError if no PEF is loaded for `model`, or for a batch size that is not the PEF's; AssertionError if
-    --min-throughput was given and is not reached.
+    A batch size that was typed must be that of the PEF; the default of -b may be another, and has no effect then.
+    Raises OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput
+    was given and is not reached.
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
-    kinds = checked_kinds(session.program(model), batch_size, n_iterations, inference=inference)
+    program = session.program(model)
+    kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
+    batch_size = program.batch_size
     step = timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
     def graph_alone() -> float:
@@ -136,7 +139,7 @@ def checked_kinds(
     program: Program, batch_size: int | None, n_iterations: int, *, inference: bool
 ) -> list[SectionKind] | None:
     """The section types of a step that is measured; None for all. Raises OptionError for what cannot be measured."""
-    if batch_size not in (None, program.batch_size):
+    if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
         raise OptionError(
             f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
             remedy=f"-b {program.batch_size}, or compile again",
@@ -146,10 +149,20 @@ def checked_kinds(
     return [SectionKind.FWD] if inference or program.training is None else None
 
 
+def _is_default(batch_size: int | None) -> bool:
+    """Whether this is -b of a command line without -b. Apps that do not use -b make batches of another size."""
+    arguments = context.current().arguments
+    return (
+        isinstance(arguments, Arguments)
+        and "batch_size" not in arguments.typed
+        and batch_size == getattr(arguments, "batch_size", None)
+    )
+
+
 def timed_step(
     inputs: Inputs, kinds: list[SectionKind] | None, *, data_parallel: bool, reduce_on_rdu: bool
 ) -> Callable[[], float]:
-    """What runs the sections of `kinds` once, and says how many seconds they took. The rest is as for session.run."""
+    """A function that runs the sections of `kinds` once and returns the seconds. The rest is as for session.run."""
 
     def step() -> float:
         began_s = time.perf_counter()
@@ -160,7 +173,7 @@ def timed_step(
 
 
 def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
-    """Collective. The seconds that `step` says it took, each time, after WARM_UP_STEPS that do not count."""
+    """Collective. The seconds that each call of `step` returns, after WARM_UP_STEPS calls that do not count."""
     for _ in range(WARM_UP_STEPS):
         step()
     times_s = [step() for _ in range(n_iterations)]
@@ -170,7 +183,7 @@ def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float
 
 
 def spread(median_s: float, slow_s: float, steps: int) -> str:
-    """What the threads are, how much `steps` steps differ, and what that may come from."""
+    """The number of threads, how much the times of `steps` steps differ, and a likely reason."""
     threads = torch.get_num_threads()
     told = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
     if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
@@ -185,12 +198,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def median_and_slow(times_s: list[float]) -> tuple[float, float]:
-    """The median, and what 9 of 10 are not above."""
+    """The median and the 90th percentile."""
     return statistics.median(times_s), sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
 
 
 def title(replicas: int, steps: int) -> str:
-    """What the figures of `steps` steps are of."""
+    """The heading of a table."""
     return f"measured on this machine, {counted(replicas, 'replica')}, {counted(steps, 'step')}"
 
 
@@ -201,7 +214,7 @@ def report(
     bench_report_json: str | None,
     compiled_stats_json: str | None,
 ) -> None:
-    """Rank 0 tells the figures: as one line of JSON, or as `table`; and writes the files that were asked for."""
+    """Rank 0 prints the figures, as one line of JSON or as `table`, and writes the files that were asked for."""
     if context.communicator().rank != 0:
         return
     for file in (json, bench_report_json):

@@ -1,24 +1,31 @@
-"""One parser for one command of an app: the library's flags, then the app's, which win wherever the two meet."""
+"""The parser of one command of an app: the library's flags, and the app's, which replace those of the same name."""
 
 import argparse
 import difflib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from sambasim.errors import OptionError, SambasimError
-from sambasim.pef import locate, peek
+from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.utils.flags import FLAGS
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
-"""A function of the app that adds its own flags to the parser that it is given. What it returns is not looked at."""
+"""A function of the app that adds flags to the parser that it is given. What it returns is ignored."""
+
+PARSED_BATCH_SIZE = "parsed_batch_size"
+"""The -b of a compile, in the metadata of its PEF."""
+
+_IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
+"""Flags from which apps compute a batch size, beside -b."""
 
 _WIDTH = 100
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
@@ -37,16 +44,37 @@ _EXAMPLES = {
 
 
 class Arguments(argparse.Namespace):
-    """What a command line gives. `typed`, the names of the flags in it, is no argument: `vars` leaves it out."""
+    """What a command line gives. `vars` has the arguments alone, without these two:
 
-    __slots__ = ("typed",)
+    typed: the names of the arguments that were typed, and did not take their default
+    parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
+        None if the app has a flag of its own for it
+    """
+
+    __slots__ = ("parsed_batch_size", "typed")
     typed: frozenset[str]
+    parsed_batch_size: int | None
+
+
+def by_name(args: argparse.Namespace | Mapping[str, object], function: str) -> Mapping[str, object]:
+    """The arguments of an app by name. function: what was called with them, for the message
+
+    Raises OptionError if `args` is neither a Namespace nor a dictionary."""
+    if isinstance(args, argparse.Namespace):
+        return vars(args)
+    if isinstance(args, Mapping):
+        return args
+    raise OptionError(
+        f"{function} was given args of type {type(args).__name__}, and takes what parse_app_args returned",
+        where=app_line(),
+        remedy=f"{function}(args, …) or {function}(vars(args), …)",
+    )
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, as an app knows it; but what is typed wrong is an OptionError, with the remedy.
+    """argparse's parser, which raises an OptionError with a remedy instead of leaving the process.
 
-    `flags` are the library's that are taken, without those whose value an app's own flag sets.
+    `flags` are those of the library, without those that a flag of the app replaces.
     """
 
     flags: tuple[Flag, ...] = ()
@@ -79,7 +107,7 @@ def overview() -> str:
 def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandParser:
     """The parser of one command, with the app's own flags in it.
 
-    additions: each is called with the parser; where it adds a flag that the library has, the library's gives way
+    additions: each is called with the parser; a flag that it adds replaces the library's of the same name
     """
     program = program_name()
     parser = CommandParser(
@@ -99,7 +127,7 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
 
 
 def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--pef_name` as `--pef-name` where that is what the parser knows, and the reverse."""
+    """The arguments, with `--pef_name` as `--pef-name` if the parser knows only that, and the reverse."""
     known = {_with_dashes(name): name for name in parser._option_string_actions}
     result = list(arguments)
     for index, argument in enumerate(result):
@@ -112,11 +140,11 @@ def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list
 
 
 def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Arguments:
-    """What `parser` makes of the arguments, with the command and the value of every flag of the library in it.
+    """The values of the arguments, of every other flag of the library by its default, and of `command`.
 
-    Without -b the batch size is that of the PEF. A PEF that cannot be read is left for `trace_graph` to report. With
-    --pef and without --pef-name, compile gives the PEF that name.
-    Raises OptionError for what cannot be parsed, and for flags that nobody knows, with the nearest name.
+    Without -b the batch size is that of the compile. A PEF that cannot be read is left for `trace_graph` to report.
+    With --pef and without --pef-name, compile gives the PEF that name.
+    Raises OptionError for what cannot be parsed, and for unknown flags, with the nearest name.
     """
     words = respelled(parser, arguments)
     # Only the intermixed kind collects positional arguments that stand before and behind flags.
@@ -132,12 +160,13 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
             setattr(namespace, flag.destination, flag.default_for(command))
     of_library = {flag.destination for flag in parser.flags}
     if "pef" in of_library and namespace.pef is not None:
-        _take_pef(namespace, {"batch_size", "pef_name"} & of_library - namespace.typed)
+        _take_pef(namespace, of_library - namespace.typed)
+    namespace.parsed_batch_size = namespace.batch_size if "batch_size" in of_library else None
     return namespace
 
 
 def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
-    """What --pef says for flags of the library that were not typed, `free`."""
+    """Set those of the flags `free`, which were not typed, whose default depends on --pef."""
     if namespace.command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
@@ -145,7 +174,23 @@ def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
     elif "batch_size" in free and namespace.batch_size == _ONE_SAMPLE:  # else the app has set another default
         with suppress(SambasimError):
-            namespace.batch_size = peek(locate(namespace.pef)).batch_size
+            _take_batch_size(namespace, peek(locate(namespace.pef)), free)
+
+
+def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]) -> None:
+    """The batch size of a PEF; but where the app computed it from -b and other flags, as by
+    `args.batch_size *= args.num_spatial_batches`, the values of these at the compile, as the app computes it again."""
+    namespace.batch_size = pef.batch_size
+    parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(pef.batch_size))
+    if parsed == str(pef.batch_size):
+        return
+    at_compile = {"batch_size": parsed, **{name: pef.metadata.get(name) for name in _IN_A_BATCH_SIZE}}
+    for flag in FLAGS:
+        if flag.destination in free and flag.destination in at_compile and flag.convert is not None:
+            with suppress(argparse.ArgumentTypeError, ValueError):  # metadata may hold any text
+                value = flag.convert(str(at_compile[flag.destination]))
+                if flag.choices is None or value in flag.choices:
+                    setattr(namespace, flag.destination, value)
 
 
 def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[str]:
@@ -209,11 +254,11 @@ class _RefuseWorldSize(argparse.Action):
 
 
 def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
-    """Let the app's flags win: by name, in either spelling, and by destination. Returns the app's destinations.
+    """Remove the library's flags that the app adds again, by name in either spelling or by destination. Returns the
+    app's destinations.
 
-    argparse's own rule takes from the library's flag only the very name that the app took. Its other names would go on
-    setting a value of the same name, and its default, which comes first, would hide the app's. So they become names of
-    the app's flag.
+    argparse removes only the name that the app's flag has. The library's flag would keep its other names and set the
+    same attribute, and its default would come before the app's. So its other names become names of the app's flag.
     """
     own = [action for action in parser._actions if action.option_strings and action not in library]
     claimed = {_with_dashes(name) for action in own for name in action.option_strings}

@@ -1,4 +1,4 @@
-"""What a PEF remembers of the command line and the model that it was compiled from."""
+"""The metadata of a PEF: the arguments and the model that it was compiled from."""
 
 import os
 from argparse import Namespace
@@ -12,25 +12,31 @@ from sambasim import __version__
 from sambasim.errors import OptionError
 from sambasim.pef import locate, peek, read
 from sambasim.report.contents import contents
+from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments, by_name
 
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
-    """The metadata of a PEF: every argument of library and app as text, the model as it prints, and the versions.
+    """The metadata of a PEF, as text: every argument of library and app, the `repr` of the model, and the versions.
 
     args: what `parse_app_args` returned, or its `vars`
-    model: what is compiled
+
+    After `parse_app_args` it has `parsed_batch_size` too: -b as it was parsed, which a run takes if it is given no -b.
+    Raises OptionError if `args` is neither.
     """
-    given = vars(args) if isinstance(args, Namespace) else args
-    arguments = {name: str(value) for name, value in sorted(given.items())}
+    arguments = {name: str(value) for name, value in sorted(by_name(args, "get_pefmeta").items())}
     facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
+    parsed = context.current().arguments
+    if isinstance(parsed, Arguments) and parsed.parsed_batch_size is not None:
+        facts[PARSED_BATCH_SIZE] = str(parsed.parsed_batch_size)
     return {**arguments, **facts}
 
 
 def get_pefmeta_dict(
     pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
 ) -> dict[str, str]:
-    """What `get_pefmeta` gives for a dictionary of arguments and a model; or, for a PEF alone, the metadata in it.
+    """`get_pefmeta` for a dictionary of arguments and a model; or, for a PEF alone, the metadata in it.
 
     pef: the dictionary; or the path of a PEF, or its name, found as out/NAME/NAME.pef
 
@@ -48,9 +54,9 @@ def get_pefmeta_dict(
 
 
 def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
-    """What is in a PEF, as plain data that JSON can hold: what `sambasim inspect --json` prints.
+    """The content of a PEF as JSON data: what `sambasim inspect --json` prints.
 
-    Among it are `name`, `batch_size`, `world_size`, `graphs` with their inputs, outputs and sections, and `symbols`.
+    It has `name`, `batch_size`, `world_size`, `graphs` with their inputs, outputs and sections, and `symbols`.
     Raises OptionError if there is no such PEF, PefError if it is damaged.
     """
     path = locate(os.fspath(pef))

@@ -1,4 +1,4 @@
-"""What is predicted for a device, to stand beside what an app measures here."""
+"""The time of a step that is predicted for a device, which is printed beside the measured one."""
 
 from pydantic import JsonValue
 from torch import nn
@@ -13,7 +13,7 @@ from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.sync import SyncPath
 
 NOT_PREDICTED = "-"
-"""What stands in a table where nothing is predicted; in JSON it is null."""
+"""The cell of a table without a prediction; in JSON it is null."""
 
 
 class DeviceColumn:
@@ -31,7 +31,7 @@ class DeviceColumn:
         self._backing = backing_of(self.inventory.device, placement.replicas)
 
     def figures(self) -> dict[str, JsonValue]:
-        """Of which device, and what backs it; or why there is nothing."""
+        """The device and the evidence for the prediction; or why there is no prediction."""
         if self.reason is not None:
             return {"not_predicted": self.reason}
         return {"predicted_for": self.inventory.share, "predicted_backed_by": self._backing}

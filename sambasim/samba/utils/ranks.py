@@ -1,4 +1,4 @@
-"""Which of the job's processes this one is."""
+"""The rank of this process, and the number of ranks."""
 
 from sambasim.samba.context import current
 
@@ -16,5 +16,5 @@ def get_world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0: the one that prints, and writes the files that there is one of."""
+    """Whether this is rank 0, which prints, and writes files that all ranks share."""
     return get_rank() == 0

@@ -1,4 +1,4 @@
-"""How long each section of a PEF takes here: `measure_sections`."""
+"""`measure_sections`: the time that each section of a PEF takes on this machine."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,14 +61,13 @@ def measure_sections(
     reduce_on_rdu: bool = False,
     num_sections: int | None = None,
 ) -> dict[str, JsonValue]:
-    """Run the loaded PEF on `inputs` again and again, and tell how long each of its sections takes. Collective.
+    """Run the loaded PEF on `inputs` repeatedly, and print how long each of its sections takes. Collective.
 
-    The arguments are those of `measure_performance`; `run_graph_only` changes nothing, for sections are the graph, and
-    `num_sections` neither, for all are measured. They
-    run one after another: gradient sync, which otherwise goes on beside the backward, waits for its end. So their sum
-    can be more than a step. With one replica, REDUCE and GATHER have nothing to do, and are not predicted; through the
-    host, what is predicted of GATHER is in REDUCE. With several and `reduce_on_rdu`,
-    from 64 KiB of gradients on, they are one pass over memory with OPT, and have one row.
+    The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
+    one after another: gradient sync, which otherwise overlaps the backward, waits for its end, so the sum can be more
+    than a step. With one replica REDUCE and GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the
+    prediction of REDUCE includes GATHER. With several replicas, `reduce_on_rdu` and 64 KiB of gradients or more,
+    REDUCE, OPT and GATHER are one pass over memory, and have one row.
 
     Raises OptionError and KeywordError as `measure_performance` does.
     """

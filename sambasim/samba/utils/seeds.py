@@ -1,21 +1,27 @@
-"""Seeding everything that draws numbers."""
+"""Seeds of the random generators."""
 
 import os
+from numbers import Integral
 
 from sambasim.errors import OptionError, UserError
 from sambasim.runtime.randomness import seed_everything
+from sambasim.samba.checks.place import app_line
 
 _VARIABLE = "SAMBA_SEED"
 
 
 def set_seed(seed: int) -> None:
-    """Set the generators of torch, numpy and random, on this rank. The same seed on all ranks makes the same weights.
+    """Seed torch, numpy and random on this rank. The same seed on all ranks makes the same weights.
 
-    Raises UserError for a negative seed.
+    Raises UserError unless `seed` is a whole number of at least 0.
     """
-    if seed < 0:
-        raise UserError(f"a seed is a whole number of at least 0, and this one is {seed}", remedy="utils.set_seed(1)")
-    seed_everything(seed)
+    if not isinstance(seed, Integral) or seed < 0:
+        raise UserError(
+            f"a seed is a whole number of at least 0, and this one is {seed!r}",
+            where=app_line(),
+            remedy="utils.set_seed(1)",
+        )
+    seed_everything(int(seed))
 
 
 def seed_from_environment() -> None:

@@ -1,4 +1,4 @@
-"""Numbers by which a person finds out where a model goes wrong: `dump_accuracy_debug_info`."""
+"""`dump_accuracy_debug_info`: figures that show where a model goes wrong."""
 
 import json
 import os
@@ -37,8 +37,8 @@ def dump_accuracy_debug_info(
     inputs, traced_outputs: no effect
     step: a number for the lines, as the app counts
 
-    A parameter or buffer has the largest difference to the host's as well: it shows what `to_cpu` and `to_device` were
-    not called for. No event file of TensorBoard is written: the lines are plain, for any tool.
+    For a parameter or buffer also its largest difference to the host's, which is not 0 where `to_cpu` or `to_device`
+    was not called. No event file of TensorBoard is written.
     Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
     """
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)

@@ -1,4 +1,4 @@
-"""Functions of `samba.utils` that act on the vendor's machine or compiler alone."""
+"""Functions of `samba.utils` that only the vendor's machine or compiler needs. They print a notice."""
 
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.notices import say_once

@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     replica = StepwiseReplica(document.program, context.communicator())
     for symbol, weights in map_weights(pef).items():
         replica.write(symbol, weights)
-    samba.session.load(Machine(document, model, (optimizer,), replica), model.output_tensors)
+    samba.session.load(Machine(document, model, (optimizer,), replica), (image, label), model.output_tensors)
     batch = {"image": image.torch(), "label": label.torch()}
     tangent = torch.full((BATCH_SIZE,), 1 / BATCH_SIZE)
 

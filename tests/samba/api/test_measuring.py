@@ -73,6 +73,19 @@ def test_a_step_is_measured(
         measure(model, inputs, 8)
 
 
+def test_a_batch_size_that_was_not_typed_need_not_be_that_of_the_pef(
+    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str
+) -> None:
+    parse = imported("samba.utils.argparser").parse_app_args
+    args = parse(["measure-performance", "--pef", pef])
+    args.batch_size = 1
+    found = samba.utils.measure_performance(traced[0], inputs, args.batch_size, **SHORT)
+    assert found.throughput == pytest.approx(BATCH / found.latency)
+    args = parse(["measure-performance", "--pef", pef, "-b", "1"])
+    with pytest.raises(OptionError, match="the batch size is 1, and the PEF was compiled for 4"):
+        samba.utils.measure_performance(traced[0], inputs, args.batch_size, **SHORT)
+
+
 def test_less_than_the_throughput_that_was_asked_for_fails(
     samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any], pef: str
 ) -> None:

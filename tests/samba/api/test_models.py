@@ -174,7 +174,7 @@ def test_a_fusion_directive_changes_nothing_and_says_so(
     samba.utils.trace_graph(model, inputs, optimizer, pef=path)
     losses, _ = samba.session.run(inputs, section_types=["FWD"])
     assert torch.equal(losses.torch(), seeded_net()(*inputs)[0].torch() * 2)
-    assert capsys.readouterr().err.count("notice: op_fusion is taken, and without effect here: ") == 1
+    assert capsys.readouterr().err.count("notice: op_fusion has no effect: ") == 1
 
 
 def test_switches_of_the_rdu_change_nothing_and_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

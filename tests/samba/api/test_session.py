@@ -45,7 +45,7 @@ def test_a_session_that_was_set_up_compiles_as_it_says(samba: Any, inputs: tuple
     path = samba.session.compile(model, inputs, samba.optim.SGD(model.parameters(), lr=0.1))
     samba.session.setup({})
     assert path == str(tmp_path / "second" / "second.pef")
-    with pytest.raises(OptionError, match="a session is set up from names with values"):
+    with pytest.raises(OptionError, match="cfg is of type str, and must be names with values"):
         samba.session.setup("net")
 
 

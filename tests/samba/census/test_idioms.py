@@ -254,7 +254,7 @@ def test_keys_of_hyperparam_dict(
     whole = {"learning_rate": 7.0, "optimizer": "sgd", "betas": (0.9, 0.99)}  # the app's settings
     samba.session.run(batch, hyperparam_dict=whole)
     plainly.step(batch)
-    assert "'learning_rate' in hyperparam_dict is taken, and without effect here" in capsys.readouterr().err
+    assert "hyperparam_dict has learning_rate, which no optimizer of this PEF takes" in capsys.readouterr().err
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
 

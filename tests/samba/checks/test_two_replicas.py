@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim import samba
 from sambasim.runtime.single_rank import private_window
+from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
 from sambasim.samba.checks import replicas, watching
 from sambasim.samba.checks.findings import Finding
@@ -75,7 +76,7 @@ def compare(pef: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change]
     def comparing(step: int, other: Change) -> Telling:
         change.append(other)
         checks._step, checks._fed = step, (f"batch of step {step}",)
-        checks._compare()
+        checks._compare(Mode.HOST)
         return told
 
     return comparing

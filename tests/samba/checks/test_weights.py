@@ -24,7 +24,8 @@ def test_another_start_is_found(change: dict[str, object], apart: str) -> None:
     other = replace(REPLICA, **change)  # type: ignore[arg-type]
     finding = different_start([REPLICA, REPLICA, other], "app.py:1: run()")
     assert finding is not None
-    assert finding.words == f"DP03: replica 2 starts from other weights than replica 0: {apart} differs"
+    words = f"DP03: replica 2 starts from other weights than replica 0: {apart} differs"
+    assert finding.words == f"{words}; it goes on with those of replica 0"
     assert finding.where == "app.py:1: run()"
 
 

@@ -244,7 +244,7 @@ def test_the_level_of_the_log_is_set() -> None:
 
 def test_the_context_has_what_was_parsed() -> None:
     arguments = parse_app_args(["compile"])
-    assert context.current() == context.Context("compile", arguments, None)
+    assert context.current() == context.Context("compile", arguments)
 
 
 @pytest.mark.parametrize(("typed", "value"), [([], None), (["--json"], "-"), (["--json", "x.json"], "x.json")])
@@ -320,7 +320,7 @@ def test_rounding_at_random_without_bf16_has_no_effect(
     assert parse_app_args([*typed, "--dtype", "bf16"]).enable_stoc_rounding is True
     assert capsys.readouterr().err == ""
     assert parse_app_args(typed).enable_stoc_rounding is False
-    assert "notice: --enable-stoc-rounding is taken, and without effect here: " in capsys.readouterr().err
+    assert "notice: --enable-stoc-rounding has no effect: " in capsys.readouterr().err
     assert parse_app_args([*typed, "--dtype=bf16", "--inference"]).enable_stoc_rounding is False
 
 

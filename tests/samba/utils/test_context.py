@@ -30,11 +30,15 @@ if "--alone" in sys.argv:
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 try:
-    arguments = parse_app_args(common_parser_fn=lambda parser: parser.add_argument("--alone", action="store_true"))
+    def flags(parser):
+        parser.add_argument("--alone", action="store_true")
+        parser.add_argument("--asks", action="store_true")
+
+    arguments = parse_app_args(common_parser_fn=flags)
 except SambasimError as error:
     tell([type(error).__name__, error.what, error.remedy])
     sys.exit(0)
-rank = dist.get_rank() if dist.is_initialized() else -1
+rank = dist.get_rank() if arguments.asks or dist.is_initialized() else -1
 world = context.current().communicator
 connected = world is not None and context.communicator() is world
 told = [rank, utils.get_rank(), utils.get_world_size(), utils.is_main_process(), arguments.world_size, connected]
@@ -61,8 +65,8 @@ def test_two_ranks_find_each_other_where_the_run_is_data_parallel(tmp_path: Path
 def test_one_rank_has_torch_distributed_too(tmp_path: Path) -> None:
     assert told(tmp_path, 1, "test", "--pef", "net", "--data-parallel") == [[0, 0, 1, True, 1, True]]
 
-
-    assert told(tmp_path, 1, "run", "--pef", "net") == [[0, 0, 1, True, 1, True]]
+    assert told(tmp_path, 1, "run", "--pef", "net") == [[-1, 0, 1, True, 1, False]]  # it asks is_initialized first
+    assert told(tmp_path, 1, "run", "--pef", "net", "--asks") == [[0, 0, 1, True, 1, True]]
 
 
 def test_a_compile_starts_nothing(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim import __version__
+from sambasim import __version__, samba
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import CompileOptions
+from sambasim.pef import PefHeader
 from sambasim.samba import context
+from sambasim.samba.utils import parser
 from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
 from sambasim.samba.utils.pef_utils import get_pef_info, get_pefmeta, get_pefmeta_dict
 
@@ -93,3 +95,43 @@ def test_the_batch_size_is_that_of_the_pef_unless_something_else_is_said(
     assert size("run", "--pef", str(pef), add=lambda parser: parser.add_argument("-b", "--batch-size", default=1)) == 1
     assert size("run", "--pef", str(pef.parent)) == 1
     assert size("compile", "--pef", str(pef)) == 1
+
+
+def parsed(*words: str) -> Namespace:
+    """As in apps that place batches side by side."""
+    args = parse_app_args(list(words))
+    if args.mapping == "spatial":
+        args.batch_size *= args.num_spatial_batches
+    return args
+
+
+def test_a_batch_size_that_the_app_computes_is_computed_again_by_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    flags = ["--mapping", "spatial", "--num-spatial-batches", "4"]
+    args = parsed("compile", "-b", "3", *flags, "--inference", "--output-folder", str(tmp_path))
+    model = samba.from_torch_model_(Net())
+    images = samba.randn(args.batch_size, 4, name="images", batch_dim=0)
+    metadata = get_pefmeta(args, model)
+    assert (metadata["batch_size"], metadata["parsed_batch_size"]) == ("12", "3")
+    pef = samba.session.compile(model, [images], name="net", config_dict=vars(args), pef_metadata=metadata)
+    assert get_pef_info(pef)["batch_size"] == 12
+    capsys.readouterr()
+    assert parsed("run", "--pef", pef).batch_size == 12
+    assert capsys.readouterr().err == "", "nothing was typed that has no effect"
+    assert parsed("test", "--pef", pef, *flags).batch_size == 12
+    assert parsed("run", "--pef", pef, "-b", "3", *flags).batch_size == 12
+    assert parsed("run", "--pef", pef, "-b", "12").batch_size == 12
+
+
+@pytest.mark.parametrize("said", ["many", "0", "9" * 5000, None])
+def test_the_batch_size_of_the_pef_is_taken_where_its_metadata_says_nothing_usable(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
+    header = PefHeader("net", 12, 1, False, False, "", "", "", metadata={"parsed_batch_size": said, "mapping": "x"})
+    monkeypatch.setattr(parser, "locate", Path)
+    monkeypatch.setattr(parser, "peek", lambda path: header)
+    args = parse_app_args(["run", "--pef", "net.pef"])
+    assert (args.batch_size, args.mapping) == (12, "section")

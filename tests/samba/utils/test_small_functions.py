@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,13 +51,28 @@ def test_what_the_vendors_machine_does_is_told_once(
         utils.fix_rdu_affinity()
         utils.create_mac_resource_report(object(), path="report")
     told = capsys.readouterr().err
-    assert told.count("utils.fix_rdu_affinity is taken") == told.count("create_mac_resource_report is taken") == 1
+    assert told.count("utils.fix_rdu_affinity has no effect") == 1
+    assert told.count("utils.create_mac_resource_report has no effect") == 1
     assert "where: " in told
 
 
-def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(UserError, match="this one is -1"):
-        utils.set_seed(-1)
+@pytest.mark.parametrize("seed", [-1, "256", 0.5, None])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(UserError, match=f"this one is {seed!r}") as caught:
+        utils.set_seed(seed)
+    assert str(caught.value.where).startswith(__file__)
+
+
+def test_what_are_no_arguments_is_refused() -> None:
+    anything: Any = 3
+    for call in (
+        lambda: utils.pef_utils.get_pefmeta(anything, nn.Linear(1, 1)),
+        lambda: utils.dataset.mnist.dataset_transform(anything),
+        lambda: utils.dataset.mnist.prepare_dataloader(anything),
+    ):
+        with pytest.raises(OptionError, match="was given args of type int, and takes what parse_app_args") as caught:
+            call()
+        assert str(caught.value.where).startswith(__file__)
 
 
 def test_the_folder_of_a_file_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +112,9 @@ def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
 def test_weight_norm_wants_a_weight() -> None:
     with pytest.raises(ModelError, match="LayerNorm has no weight that could be normalised"):
         utils.weight_norm_(nn.LayerNorm(3))
+    with pytest.raises(ModelError, match="was given an object of type int, and takes") as caught:
+        utils.weight_norm_(3)  # type: ignore[arg-type]  # as an app may
+    assert str(caught.value.where).startswith(__file__)
 
 
 def test_weight_norm_does_not_part_what_is_shared() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from sambasim.errors import DataError
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.utils.parser import by_name
 
 __all__ = ["dataset_transform", "prepare_dataloader"]
 
@@ -28,16 +29,17 @@ _LARGEST_PIXEL = 255
 
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
-    """What makes of an image a tensor: in 0..1 if its pixels are bytes, then with MNIST's mean and deviation taken out.
+    """A function from an image to a tensor: bytes are scaled to 0..1, and then normalised with MNIST's mean and
+    standard deviation.
 
     args: the arguments of the app, or `vars(args)`; with `num_features` in it the result is flat, `[num_features]`,
         else `[1, height, width]`
 
     The image is one of Pillow, an array or a tensor: `[height, width]`, or arrays with the channel last, as Pillow has
     it, and tensors with the channel first, as torch has it. The transform raises DataError for another number of
-    channels than one, and where the pixels are not `num_features`.
+    channels than one, and for another number of pixels than `num_features`.
     """
-    features = _named(args).get("num_features")
+    features = by_name(args, "dataset_transform").get("num_features")
 
     def transform(image: Any) -> Tensor:
         pixels = _pixels(image)
@@ -69,7 +71,7 @@ def prepare_dataloader(
     With --data-parallel each replica has its share of the training data.
     Raises DataError if the files are not there, or are not MNIST's.
     """
-    given = _named(params)
+    given = by_name(params, "prepare_dataloader")
     batch_size = int(str(given.get("batch_size", 1)))
     if train_dataset is None or test_dataset is None:
         folder = next((given[name] for name in _FOLDERS if given.get(name)), None)
@@ -86,10 +88,6 @@ def prepare_dataloader(
     )
     train = DataLoader(train_dataset, batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)
     return train, DataLoader(test_dataset, batch_size, drop_last=True)
-
-
-def _named(args: Namespace | Mapping[str, object]) -> Mapping[str, object]:
-    return vars(args) if isinstance(args, Namespace) else args
 
 
 def _read_mnist(folder: Path, part: str, args: Mapping[str, object]) -> TensorDataset:
