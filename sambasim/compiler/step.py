@@ -64,7 +64,8 @@ class TrainingStep(_Step):
         if self.any_loss:
             tensors = _call(self.model, self.names, inputs, self.by_keyword)
             losses = losses_among(tensors, self.loss_indices, self.named_loss)
-            if len(losses) > 1:  # one may be a view of another, and a backward starts from tensors of their own
+            # A backward cannot start from a view of what is returned before it, as a loss of samples may be.
+            if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
                 tensors = tuple(one.clone() for one in tensors)
             return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
@@ -204,7 +205,9 @@ def forward_line(model: nn.Module) -> str | None:
 def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
     """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward. It must be
     one number, unless `any_shape`."""
-    described = f"the loss {named}" if named else "the model's first output"
+    described = (
+        f"the loss {named}" if named else "the output with the loss" if any_shape else "the model's first output"
+    )
     if value.numel() != 1 and not any_shape:
         raise ModelError(
             f"{described} has shape {tuple(value.shape)}, but a loss is one number",

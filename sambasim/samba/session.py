@@ -149,6 +149,9 @@ class Session:
         )
         metadata = {**(pef_metadata or {}), **(metadata or {})}
         kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
+        parsed = getattr(typed, "parsed_batch_size", None)
+        if parsed is not None:  # a run without -b takes it
+            kept.setdefault("parsed_batch_size", str(parsed))
         watch = Stopwatch(tell_phase)
         built = capture_model(
             model,

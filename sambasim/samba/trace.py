@@ -1,5 +1,6 @@
 """`trace_graph`: load a PEF for the model that it was compiled from, and make sure that it still is that model."""
 
+import re
 import shlex
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
@@ -138,6 +139,9 @@ def _trace_graph(
     return outputs
 
 
+_INDICES = re.compile(r"-?\d{1,9}(,-?\d{1,9})*")
+
+
 def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer]) -> bool:
     """Whether a training PEF is to predict: --inference was typed, or, where nothing was, there is no optimizer.
 
@@ -157,8 +161,10 @@ def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
     """`loss_indices` as they were at the compile. Raises OptionError if the app gives others now."""
     compiled = document.metadata.get(LOSS_INDICES)
+    if compiled is not None and not _INDICES.fullmatch(compiled):  # a stranger's PEF may hold anything
+        compiled = None
     if given is None:
-        return None if compiled is None else [int(index) for index in compiled.split(",") if index.isdecimal()]
+        return None if compiled is None else [int(index) for index in compiled.split(",")]
     now = ",".join(map(str, [given] if isinstance(given, int) else given))
     if compiled is not None and compiled != now:
         raise OptionError(

@@ -43,7 +43,7 @@ def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *,
 def note_changed(typed: Namespace | None, metadata: Mapping[str, str], batch_size: int) -> None:
     """Tell the arguments of the library that are not what the PEF, of `batch_size`, was compiled with (AP02)."""
     for name, before, now in changed(typed, metadata):
-        # An app may make batches of another size than -b: then a run without -b has the size of the PEF.
+        # A PEF whose metadata lack the -b of the compile gives a run its own batch size, if no -b is typed.
         if name in _AGREEING and (name, now) != ("batch_size", str(batch_size)):
             what = f"{_flag(name)} was {before} when the PEF was compiled, and now is {now}"
             remedy = f"{_flag(name)} as then, or compile again"

@@ -20,7 +20,7 @@ FINDINGS: Mapping[str, Row] = {
     "DP01": Row(
         "`--data-parallel` is not typed, or `session.run` is not given `data_parallel=`, at several replicas of a data "
         "parallel PEF: each trains without the others",
-        "at the first step",
+        "at the first step; ends the run if other replicas sync",
     ),
     "DP02": Row(
         "a flag was typed and is not passed on: `--reduce-on-rdu` to `session.run`; `--grad-accumulation-steps`, and "
@@ -51,7 +51,9 @@ FINDINGS: Mapping[str, Row] = {
         "weights or hyperparameters differ between replicas",
         "in steps 1, 2, 8, 64, 512 … and at the end, with `--check` in every step",
     ),
-    "DP08": Row("several ranks write the same file", "at the end at the latest"),
+    "DP08": Row(
+        "several ranks write the same file; a line of the app that writes many is told once", "at the end at the latest"
+    ),
     "DP09": Row(
         "replicas take different numbers of optimizer steps: one comes to its end, and another waits for it; or, where "
         "rates or orders differ, their epochs are of different length",
@@ -61,7 +63,6 @@ FINDINGS: Mapping[str, Row] = {
     "AP01": Row(
         "a batch has another size than the PEF takes: it is the end of the data set, or `-b` is another",
         "ends the run",
-        refused=True,
     ),
     "AP02": Row(
         "an argument of the library is another than when the PEF was compiled, as the app's `pef_metadata` tells",
@@ -76,7 +77,6 @@ FINDINGS: Mapping[str, Row] = {
         "ones, a hyperparameter that is no number. Other unknown keywords and hyperparameters are left out, with a "
         "notice",
         "ends the run",
-        refused=True,
     ),
     "AP05": Row(
         "what the device has is changed on the host alone: a hyperparameter of an optimizer, by a scheduler, say, that "
@@ -87,12 +87,13 @@ FINDINGS: Mapping[str, Row] = {
     ),
     "AP06": Row(
         "`state_dict()` of the model is read, for a checkpoint, say, the model is given to `torch.save`, or it, or a "
-        "module in it that the device trains, predicts on the host, and the device has trained on since `to_cpu`",
+        "module in it that the device trains, predicts on the host, or `trace_graph` loads the "
+        "weights of the host, and the device has trained on since `to_cpu`",
         "at once; of what predicts in training mode, once no backward has followed",
     ),
     "AP07": Row(
-        "nothing is trained: the device runs backwards and no optimizer step, or `to_cpu` replaces what the app has "
-        "trained on the host",
+        "nothing is trained: the device runs backwards and no optimizer step, `to_cpu` replaces what the app has "
+        "trained on the host, or a PEF that predicts is given hyperparameters",
         "at once",
     ),
     "AP08": Row("the loss, or what stands in its place, is NaN or infinite", "at the first such step"),

@@ -57,7 +57,8 @@ def _checked(
             if torch.compiler.is_compiling():  # a forward that is being traced can neither compare words nor print
                 continue
             if _nearly(name, known):
-                remedy = nearest(name, _nearly(name, offered) or offered, form="{}=")
+                near = _nearly(name, offered)
+                remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
                 raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
             say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.samba import context, notices, utils
+from sambasim.samba.utils.dataset import mnist
 from sambasim.samba.utils.seeds import seed_from_environment
 
 
@@ -67,8 +68,8 @@ def test_what_are_no_arguments_is_refused() -> None:
     anything: Any = 3
     for call in (
         lambda: utils.pef_utils.get_pefmeta(anything, nn.Linear(1, 1)),
-        lambda: utils.dataset.mnist.dataset_transform(anything),
-        lambda: utils.dataset.mnist.prepare_dataloader(anything),
+        lambda: mnist.dataset_transform(anything),
+        lambda: mnist.prepare_dataloader(anything),
     ):
         with pytest.raises(OptionError, match="was given args of type int, and takes what parse_app_args") as caught:
             call()
