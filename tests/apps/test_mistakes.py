@@ -172,6 +172,25 @@ def test_replicas_that_are_not_told_to_sync_train_each_alone(folder: Path) -> No
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [
+        ("rank == 0", "replica 0 syncs through the host, and replica 1 trains without the others"),
+        ("rank == 1", "replica 0 trains without the others, and replica 1 syncs through the host"),
+        ("True, reduce_on_rdu=rank == 0", "replica 0 syncs on the device, and replica 1 syncs through the host"),
+        ("True, reduce_on_rdu=rank == 1", "replica 0 syncs through the host, and replica 1 syncs on the device"),
+    ],
+    ids=["alone-1", "alone-0", "host-1", "host-0"],
+)
+def test_replicas_that_sync_in_different_ways_are_refused(folder: Path, passed: str, words: str) -> None:
+    result = _run(folder, passed=f"data_parallel={passed}")
+    assert result.returncode != 0
+    assert result.elapsed_s < 60, "nobody waits until the time of a sync is over"
+    assert f"DP01: {words}\n" in result.stderr
+    assert _line(RUN) in result.stderr
+    assert result.stdout == ""
+
+
 @pytest.mark.parametrize("flags", [(), ("--reduce-on-rdu",)], ids=["host", "device"])
 def test_replicas_that_start_apart_go_on_from_the_first(folder: Path, flags: tuple[str, ...]) -> None:
     assert "notice: DP03" in _run(folder, *flags, seed="rank", saves=EACH).check().stderr

@@ -1,11 +1,15 @@
-"""One call of the model by PyTorch itself."""
+"""What a step returns and differentiates, and one call of the model by PyTorch itself."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from sambasim.compiler.step import run_eagerly
+from sambasim.compiler.step import TrainingStep, losses_among, named_loss, run_eagerly
+from sambasim.errors import ModelError
 
 
 class Doubled(nn.Module):
@@ -27,3 +31,125 @@ def test_what_is_given_to_torch_compile_runs_as_it_is_written() -> None:
     assert compiled == []
     model(x)
     assert len(compiled) == 1
+
+
+def _as_it_is(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def wrapped(*inputs: Tensor) -> Any:
+        result = forward(*inputs)
+        return result
+
+    return wrapped
+
+
+def _numbers(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each sample one, twice."""
+    return y.mean(1), y.square().mean(1)
+
+
+class Returning(nn.Module):
+    """Its subclasses return various things; `y` has one element for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.y = nn.Linear(4, 1)
+
+
+class Number(Returning):
+    def forward(self, x: Tensor) -> Any:
+        return self.y(x), self.y(x).square().mean()
+
+
+class NumbersByName(Returning):
+    def forward(self, x: Tensor) -> Any:
+        reg, loss = self.y.weight.square().sum(), self.y(x).mean()
+        return reg, loss
+
+
+class NumbersUnnamed(Returning):
+    def forward(self, x: Tensor) -> Any:
+        return self.y.weight.square().sum(), self.y(x).mean()
+
+
+class WithNone(Returning):
+    def forward(self, x: Tensor) -> Any:
+        loss = self.y(x).mean()
+        return None, self.y(x), loss
+
+
+class Nested(Returning):
+    def forward(self, x: Tensor) -> Any:
+        loss = self.y(x).mean()
+        return (self.y(x), self.y(x).tanh()), loss
+
+
+class Starred(Returning):
+    def forward(self, x: Tensor) -> Any:
+        several, none, loss = _numbers(self.y(x)), (), self.y(x).mean()
+        return *several, loss, *none
+
+
+class Decorated(Returning):
+    @_as_it_is
+    def forward(self, x: Tensor) -> Any:
+        first, losses = _numbers(self.y(x))
+        return first, losses
+
+
+class Inner(Returning):
+    def forward(self, x: Tensor) -> Any:
+        def both(y: Tensor) -> tuple[Tensor, Tensor]:
+            loss, first = y.square().mean(1), y.mean(1)
+            return loss, first
+
+        loss, first = both(self.y(x))
+        return first, loss
+
+
+class Lossless(Returning):
+    def forward(self, x: Tensor) -> Any:
+        first, lossless = _numbers(self.y(x))
+        return first, lossless
+
+
+class Detached(Returning):
+    def forward(self, x: Tensor) -> Any:
+        first, loss = _numbers(self.y(x))
+        return first, loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_name", "start"),
+    [
+        (Number, None, 1),
+        (NumbersByName, (1, 2), 1),
+        (NumbersUnnamed, None, 0),
+        (WithNone, (2, 3), 1),
+        (Nested, (1, 2), 2),
+        (Starred, None, 2),
+        (Decorated, (1, 2), 1),
+        (Inner, (1, 2), 1),
+        (Lossless, None, 0),
+        (Detached, (1, 2), 0),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_output_that_a_step_differentiates(
+    kind: type[Returning], by_name: tuple[int, int] | None, start: int, batch_size: int
+) -> None:
+    model = kind()
+    assert named_loss(model) == by_name
+    step = TrainingStep(model, ["x"], None, by_keyword=False, any_loss=True)
+    outputs = step(torch.ones(batch_size, 4))
+    assert [index for index, one in enumerate(outputs) if one.requires_grad] == [start]
+
+
+def test_outputs_that_the_app_calls_losses() -> None:
+    outputs = [torch.ones(shape, requires_grad=True) for shape in ((), (3,), (3, 2))]
+    assert losses_among(outputs, (-1,), (0, 3)) == (2,)
+    assert losses_among(outputs, (1, -3), None) == (1, 0)
+    for index in (3, -4):
+        with pytest.raises(ModelError) as caught:
+            losses_among(outputs, (0, index), None)
+        assert caught.value.what == f"loss_indices is [0, {index}], and the model returns 3 outputs"
+        assert caught.value.remedy == "give indices from 0 to 2"

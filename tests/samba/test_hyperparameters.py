@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,3 +51,17 @@ def test_a_tensor_of_one_number_is_one() -> None:
         rate.fill_(number)
         session.run(BATCH, hyperparam_dict={"lr": rate})
         assert machine.replica.hyperparameters[0]["lr"] == number
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_number_of_numpy_is_one() -> None:
+    session.run(BATCH, hyperparam_dict={"lr": np.float32(0.25)})
+    assert session._loaded().machine.replica.hyperparameters[0]["lr"] == 0.25
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_name_that_is_nearly_a_known_one_is_refused() -> None:
+    with pytest.raises(OptionError) as caught:
+        session.run(BATCH, hyperparam_dict={"momentun": 0.9})
+    assert caught.value.what == "AP04: hyperparam_dict has momentun, which no optimizer of this PEF takes"
+    assert "momentum" in str(caught.value.remedy)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
-from sambasim.samba import context, notices, start
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.samba import context, hyperparameters, notices, start
+from sambasim.samba.binding import bind
 from sambasim.samba.checks import replicas
 from sambasim.samba.checks.telling import Telling
 from sambasim.samba.session import session
@@ -89,7 +92,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
     """What the checks of this test tell; each test is a process that was told nothing yet."""
     told = Telling()
     monkeypatch.setattr(notices, "_SAID", set())
-    for module in (start, replicas):
+    for module in (start, replicas, hyperparameters):
         monkeypatch.setattr(module, "telling", told)
     yield told
     session.reset()
@@ -145,12 +148,42 @@ class OneOutput(Returning):
         return y
 
 
-def _traced(folder: Path, kind: type[Returning], loss_indices: list[int] | None = None) -> Returning:
+class TwoViews(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.linear(x).unsqueeze(1)
+        return h, h.squeeze(1)
+
+
+class OfVariables(Returning):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x if isinstance(x, Variable) else Variable(x))
+        return y.square().mean()
+
+
+class WithWeight(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x).square().mean(), self.linear.weight
+
+
+class Shifted(Returning):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear.weight.sum(0)
+
+
+class Dropping(Returning):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = nn.functional.dropout(self.linear(x), 0.5, self.training)
+        return y, y.square().mean()
+
+
+def _traced(
+    folder: Path, kind: type[Returning], loss_indices: list[int] | int | None = None, **config_dict: object
+) -> Returning:
     torch.manual_seed(0)
     model = kind()
     samba.from_torch_model_(model)
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    config = {"output_folder": str(folder)}
+    config = {"output_folder": str(folder), **config_dict}
     pef = session.compile(model, _inputs()[:1], optimizer, "net", config_dict=config, loss_indices=loss_indices)
     trace_graph(model, _inputs()[:1], optimizer, pef=pef, loss_indices=loss_indices)
     return model
@@ -163,12 +196,14 @@ def _traced(folder: Path, kind: type[Returning], loss_indices: list[int] | None 
         (LossByName, None, [1]),
         (Unnamed, None, [0]),
         (Unnamed, [1], [1]),
+        (Unnamed, 1, [1]),
+        (Unnamed, [-1], [1]),
         (Unnamed, [0, 1], [0, 1]),
     ],
-    ids=["second", "by-name", "first", "by-index", "both"],
+    ids=["second", "by-name", "first", "by-index", "by-number", "from-the-end", "both"],
 )
 def test_the_backward_starts_from_the_loss_wherever_it_is(
-    tmp_path: Path, telling: Telling, kind: type[Returning], loss_indices: list[int] | None, starts: list[int]
+    tmp_path: Path, telling: Telling, kind: type[Returning], loss_indices: list[int] | int | None, starts: list[int]
 ) -> None:
     model = _traced(tmp_path, kind, loss_indices)
     found = session.run(_inputs()[:1], section_types=["FWD", "BCKWD"])
@@ -204,6 +239,70 @@ def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp
         torch.testing.assert_close(weight, expected)
     with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients, and there are 2 outputs"):
         session.run([x], grad_of_outputs=[gradient, None, None])
+
+
+def _starts_from(model: Returning, output: int, gradient: Tensor, **options: Any) -> bool:
+    """Whether a backward with `options` starts from `gradient` at this output, and from nothing else."""
+    session.run(_inputs()[:1], section_types=["FWD", "BCKWD"], **options)
+    (expected,) = torch.autograd.grad(model(samba.to_torch(_inputs()[0]))[output], [model.linear.weight], gradient)
+    found = session.device_gradient(model.linear.weight)
+    assert found is not None
+    is_so = torch.allclose(found, expected)
+    session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
+    return is_so
+
+
+def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(tmp_path: Path) -> None:
+    model, (x, _) = _traced(tmp_path, TwoOutputs), _inputs()
+    gradient, other = torch.randn(2, BATCH, 3, generator=torch.Generator().manual_seed(3))
+    assert _starts_from(model, 0, gradient, grad_of_outputs=[gradient, None])
+    assert _starts_from(model, 1, other, grad_of_outputs=[None, other])
+    with pytest.raises(DataError, match="AP09: the model returns no loss"):
+        session.run([x])
+    found: Any = session.run([x], section_types=["FWD"])
+    first, second = found
+    second.float().sn_grad = other
+    assert _starts_from(model, 1, other)
+    assert _starts_from(model, 0, gradient, grad_of_outputs=[gradient, None])
+    assert _starts_from(model, 1, other), "it was set, and holds"
+    second.sn_grad, first.sn_grad = None, gradient
+    assert _starts_from(model, 0, gradient), "set on an output of a run before the last"
+
+
+def test_two_views_of_one_output_and_no_loss(tmp_path: Path) -> None:
+    model = _traced(tmp_path, TwoViews)
+    gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
+    assert _starts_from(model, 1, gradient, grad_of_outputs=[None, gradient])
+    assert _starts_from(model, 0, gradient.unsqueeze(1), grad_of_outputs=[gradient, None])
+
+
+def test_a_model_that_asks_for_variables(tmp_path: Path) -> None:
+    model, (x, _) = _traced(tmp_path, OfVariables), _inputs()
+    (loss,) = session.run([x])
+    torch.testing.assert_close(loss.torch(), model(samba.to_torch(x)))
+
+
+def test_an_input_whose_gradient_is_that_of_the_output(tmp_path: Path) -> None:
+    model, (x, _) = _traced(tmp_path, Shifted), _inputs()
+    expected = model(samba.to_torch(x).detach())
+    (found,) = session.run([x], section_types=["FWD"])
+    torch.testing.assert_close(found.torch(), expected)
+    assert x.sn_grad is None
+    model.output_tensors[0].sn_grad = gradient = torch.randn(BATCH, 6)
+    session.run(section_types=["BCKWD"])
+    assert x.sn_grad is not None
+    assert torch.equal(x.sn_grad, gradient)
+
+
+def test_a_parameter_that_the_model_returns_is_read_from_the_device(tmp_path: Path) -> None:
+    model = _traced(tmp_path, WithWeight)
+    weight = model.linear.weight
+    session.run(_inputs()[:1])
+    found = _on_device("withweight__linear__weight")
+    on_device = session.device_value(weight)
+    assert on_device is not None
+    assert torch.equal(found, on_device)
+    assert not torch.equal(found, weight), "it was trained"
 
 
 def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(
@@ -261,6 +360,14 @@ def test_dropout_rates_are_set_at_run_time(net: Net) -> None:
     assert not runs_as_evaluated(p=0.5)
     assert not runs_as_evaluated(**dict.fromkeys(names[:1], 0.0)), "one name is one dropout"
     assert runs_as_evaluated(**dict.fromkeys(names, 0.0))
+    assert not runs_as_evaluated(**{names[0]: 0.9})
+    assert runs_as_evaluated(p=0.0), "the rate for all takes the place of single ones"
+    session.run(inputs, section_types=["FWD"])
+    session.run(section_types=["bckwd", "opt"], hyperparam_dict={"p": 0.5, "lr": 0.0})
+    on_device = session.device_gradient(net.first.weight)
+    assert on_device is not None
+    torch.testing.assert_close(on_device, gradient, msg="the backward has the rates of its forward")
+    assert not runs_as_evaluated(), "a rate that a backward was given holds from the next forward on"
     with pytest.raises(OptionError, match="AP04: p in hyperparam_dict is 1, and a dropout rate is below 1"):
         session.run(inputs, hyperparam_dict={"p": 1.0})
 
@@ -297,6 +404,62 @@ def test_a_training_pef_predicts_as_one_for_inference(pef: str, tmp_path: Path) 
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def _typed(monkeypatch: pytest.MonkeyPatch, **flags: object) -> None:
+    """The command line of a run has these flags."""
+    typed = Namespace(command="run", **flags)
+    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context(command="run", arguments=typed))
+
+
+def test_inference_predicts_with_a_data_parallel_pef_whatever_optimizer_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (x, _) = _traced(tmp_path, Dropping, data_parallel=True, world_size=2), _inputs()
+    before = model.linear.weight.detach().clone()
+    _typed(monkeypatch, inference=True, data_parallel=False)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+    trace_graph(model, [x], optimizer, pef=str(tmp_path / "net" / "net.pef"))
+    found = session.run([x])
+    for one, expected in zip(found, _eager(model, [x]), strict=True):
+        torch.testing.assert_close(one.torch(), expected)
+    assert torch.equal(_on_device("dropping__linear__weight"), before)
+
+
+def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_without_inference(
+    pef: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _typed(monkeypatch, inference=False)
+    with pytest.raises(OptionError) as caught:
+        trace_graph(_made()[0], _inputs(), None, pef=pef)
+    assert caught.value.what == "net.pef trains, and trace_graph was given no optimizer"
+    assert str(caught.value.remedy).endswith("or, to predict with this PEF, type --inference")
+
+
+def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, telling: Telling) -> None:
+    trace_graph(_made()[0], _inputs(), None, pef=pef)
+    for _ in range(2):
+        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
+    (finding,) = telling.findings
+    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+
+
+def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
+    net: Net, pef: str, telling: Telling
+) -> None:
+    def train_and_trace_again(*, fetches: bool) -> None:
+        session.run(_inputs(), hyperparam_dict={"p": 0.0})
+        if fetches:
+            session.to_cpu(net)
+        trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+
+    train_and_trace_again(fetches=True)
+    assert not telling.findings
+    train_and_trace_again(fetches=False)
+    (finding,) = telling.findings
+    assert finding.words == (
+        "AP06: trace_graph loads the weights of the host, and the device has trained on for 1 step since"
+    )
+
+
 def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     x, target = _inputs()
     first, _ = _forward([x, target])
@@ -322,6 +485,22 @@ def test_old_methods_of_a_model(net: Net) -> None:
         assert torch.equal(net.first.weight, _on_device("net__first__weight"))
 
 
+class Busy(nn.Module):
+    """It has names of old methods for its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = nn.Linear(2, 2)
+        self.cpu = False  # type: ignore[assignment, method-assign]  # as an app has it
+
+
+def test_what_a_model_calls_like_an_old_method_stays_its_own() -> None:
+    model = samba.from_torch_model_(Busy())
+    assert type(model.run) is nn.Linear
+    assert model.cpu is False  # type: ignore[comparison-overlap]
+    assert [name for name, _ in model.named_parameters()] == ["run.weight", "run.bias"]
+
+
 def test_tensors_are_set_and_read_by_name(net: Net) -> None:
     bias = torch.tensor([1.0, 2.0, 3.0])
     session.ctx.set_tensors({"net__second__bias": bias, "net__first__bias": torch.zeros(8).numpy()})
@@ -340,6 +519,9 @@ def test_tensors_are_set_and_read_by_name(net: Net) -> None:
         f"net__{layer}__{kind}__grad" for layer in ("first", "second") for kind in ("weight", "bias")
     }
     assert not any(gradient.any() for gradient in found["grads"].values()), "the backward started from 0"
+    with pytest.raises(DataError, match=r"net__second__bias has the shape \(3,\), and the given data \(1, 3\)"):
+        session.ctx.set_tensors({"net__second__bias": bias.unsqueeze(0)})
+    assert torch.equal(_on_device("net__second__bias"), bias)
     with pytest.raises(OptionError, match="the PEF has no tensor net__third"):
         session.ctx.set_tensors({"net__third": bias})
 
@@ -389,3 +571,19 @@ def test_inputs_have_the_type_of_the_parameters(net: Net, pef: str, dtype: torch
     found, _ = _forward([given, target])
     assert found.dtype is torch.float32
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "fits"),
+    [((1, 4, 8), (4, 1, 8), False), ((2, 4, 8), (2, 8, 4), False), ((4,), (4, 1), True), ((4, 1), (4,), True)],
+)
+def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
+    wanted: tuple[int, ...], given: tuple[int, ...], fits: bool
+) -> None:
+    symbols = {"x": Symbol("x", SymbolKind.INPUT, TensorType("float32", wanted))}
+    if fits:
+        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])["x"].shape == wanted
+        return
+    with pytest.raises(DataError) as caught:
+        bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])
+    assert caught.value.what == f"x has the shape {given}, and the PEF was compiled for {wanted}"
