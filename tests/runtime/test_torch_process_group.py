@@ -1,0 +1,36 @@
+"""torch.distributed in an app of one process: up when it is needed, unless the app brings it up itself."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.mpi import run_job
+
+APP = """\
+import torch.distributed as dist
+from sambasim.samba.utils.argparser import parse_app_args
+
+parse_app_args()
+assert not dist.is_initialized()
+{call}
+assert dist.is_initialized()
+assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+print(dist.get_backend())
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "assert dist.get_rank() == 0",
+        "dist.barrier()",
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
+    ],
+    ids=["rank", "barrier", "own"],
+)
+def test_an_app_of_one_process_has_it_on_demand_or_makes_it(tmp_path: Path, call: str) -> None:
+    (tmp_path / "app.py").write_text(APP.format(call=call))
+    argv = [sys.executable, "-m", "sambasim", "app.py", "run", "--pef", "net"]
+    result = run_job(argv, cwd=tmp_path, timeout=60).check()
+    assert (result.stdout, result.stderr) == ("gloo\n", "")
