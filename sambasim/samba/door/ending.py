@@ -40,6 +40,9 @@ FINDING_S = 30
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
+_has_left = False
+"""Whether `leave` has told what ends this process: a sys.exit that follows is part of the same end."""
+
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a script that `error` escaped from."""
@@ -59,8 +62,10 @@ def leave(error: BaseException, script: Path | None) -> int:
 
     Returns the exit code of this process, unless the job is aborted and this process with it.
     """
+    global _has_left
     error = translated(error)
     code = exit_code_of(error)
+    _has_left = code != 0
     if code == 0:
         return code  # the script has come to its end, this rank perhaps a little earlier than others
     trace = error.__traceback__ = _below(error.__traceback__, script)
@@ -136,7 +141,7 @@ def _on_error(kind: type[BaseException], error: BaseException, trace: TracebackT
 def _exit(status: object = None, /) -> NoReturn:
     """In place of `sys.exit`."""
     leaving = SystemExit(status)
-    if exit_code_of(leaving) != 0:
+    if exit_code_of(leaving) != 0 and not _has_left:
         # Registered now, so that it comes before anything at exit that would wait for the other ranks.
         atexit.register(_leave_by_exit, leaving)
     raise leaving
