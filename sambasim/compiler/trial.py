@@ -77,7 +77,7 @@ class _EveryTensor(type):
 
 
 class _TensorItself(metaclass=_EveryTensor):
-    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # on purpose
+    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # it makes no object
         return data
 
 

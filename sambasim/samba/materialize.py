@@ -33,8 +33,8 @@ def materialize(lazy: Part) -> Part:
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` looks these up in the class, and materialize must give back the very model.
-        type(lazy).__enter__ = _itself  # type: ignore[attr-defined]
-        type(lazy).__exit__ = _leave  # type: ignore[attr-defined]
+        type(lazy).__enter__ = _itself  # type: ignore[attr-defined]  # a new method of the app's class
+        type(lazy).__exit__ = _leave  # type: ignore[attr-defined]  # likewise
     found = [
         (path or type(lazy).__name__, module, _reset_of(module))
         for path, module in _parts_first(lazy, "", set())

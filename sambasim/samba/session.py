@@ -5,7 +5,7 @@ model's, and change only by `to_cpu`; those of the device change by `run`, and b
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
@@ -19,19 +19,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sambasim.compiler.names import gradient_name
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument
 from sambasim.runtime.section_clock import SectionClock
 from sambasim.samba import context
 from sambasim.samba.absent import AbsentNameError, no_such_name
-from sambasim.samba.binding import bind, inputs_of
+from sambasim.samba.binding import bind
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.replicas import Checks
-from sambasim.samba.hyperparameters import Hyperparameters
+from sambasim.samba.loaded import Loaded, named_tensor, samba_tensors
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import say_once
 from sambasim.samba.profiler import Profiler
@@ -50,38 +48,10 @@ from sambasim.samba.request import (
     unwrapped,
 )
 from sambasim.samba.section_types import kinds_of
-from sambasim.samba.start import Start, as_gradient
+from sambasim.samba.start import as_gradient
 from sambasim.samba.tensor import SambaTensor, to_torch
 
 _PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
-
-
-class _Loaded:
-    """One PEF that is loaded, and what the session keeps of its runs."""
-
-    def __init__(
-        self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool
-    ) -> None:
-        program = machine.program
-        self.machine = machine
-        self.traced = tuple(traced)
-        self.checks = Checks(machine, context.communicator())
-        self.hyperparameters = Hyperparameters(machine)
-        self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
-        self.output_gradients: dict[str, Tensor] = {}
-        self.differs_in_evaluation = _trains_otherwise(program)
-        names = {gradient_name(name): name for name in self.wanted}
-        self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
-        self.aliases = _output_aliases(program)
-        self.accepted: object = None
-        self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
-        self.traced_inputs = _samba_tensors(self.inputs, inputs)
-        self.given: Mapping[str, SambaTensor] = {}
-        self.gradients: dict[str, Tensor] = {}  # of inputs
-        for output in traced:
-            output.keep_gradients_in(self.output_gradients)
-        self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
 
 class Session:
@@ -91,7 +61,7 @@ class Session:
         self.profiler = Profiler()
         self.ctx = SimpleNamespace(set_tensors=self._set_tensors)
         self._config: Mapping[str, object] | None = None
-        self._now: _Loaded | None = None
+        self._now: Loaded | None = None
         self._of_other_models = WeakIdKeyDictionary()
 
     @checks_keywords
@@ -185,7 +155,7 @@ class Session:
             else:
                 for tensor in self._now.traced:
                     self._of_other_models[tensor] = True
-        self._now = _Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
+        self._now = Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
 
     @checks_keywords
     def run(
@@ -221,7 +191,7 @@ class Session:
             input_tensors = repeatable(input_tensors)
             batch = bind(now.wanted, machine.program.batch_size, machine.model, input_tensors)
             if now.input_gradients:
-                now.given = _samba_tensors(batch, input_tensors)
+                now.given = samba_tensors(batch, input_tensors)
         if SectionKind.FWD in kinds and not batch:
             raise OptionError("section FWD needs a batch", where=app_line(), remedy="session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
@@ -374,7 +344,7 @@ class Session:
                 where=app_line(),
                 remedy=f'samba.session.get_tensors_by_name(["{names}"])',
             )
-        return [_named_tensor(now, name) for name in names]
+        return [named_tensor(now, name) for name in names]
 
     @checks_keywords
     def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
@@ -393,7 +363,7 @@ class Session:
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
         symbols = now.machine.program.symbols.values()
         grads = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.GRADIENT]
-        groups = {"inputs": inputs, "grads": {name: _named_tensor(now, name) for name in grads}}
+        groups = {"inputs": inputs, "grads": {name: named_tensor(now, name) for name in grads}}
         return {**groups, **inputs, **now.outputs}
 
     @property
@@ -401,7 +371,7 @@ class Session:
         """Copies of the buffers on the device, by the names of their symbols."""
         now = self._loaded()
         symbols = now.machine.program.symbols.values()
-        return {one.name: _named_tensor(now, one.name) for one in symbols if one.kind is SymbolKind.BUFFER}
+        return {one.name: named_tensor(now, one.name) for one in symbols if one.kind is SymbolKind.BUFFER}
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
@@ -421,7 +391,7 @@ class Session:
         remedy = "leave it out; where it is for several graphs, compile a PEF for each: a PEF holds one graph here"
         raise AbsentNameError(str(told), where=app_line(), remedy=remedy)
 
-    def _loaded(self, model: nn.Module | None = None) -> _Loaded:
+    def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
             raise OptionError(
                 "no PEF is loaded",
@@ -437,7 +407,14 @@ class Session:
         return self._now
 
     def _check_outputs(self, machine: Machine, wanted: Tensor | Sequence[Tensor]) -> None:
-        """Raises OptionError for outputs of a model that was traced before the one that is loaded."""
+        """Raises OptionError for outputs of a model that was traced before the one that is loaded, and DataError for
+        what is no tensors."""
+        if not isinstance(wanted, Iterable):
+            raise DataError(
+                f"output_tensors is of type {type(wanted).__name__}, and must be tensors",
+                where=app_line(),
+                remedy="give model.output_tensors, or some of them",
+            )
         if any(tensor in self._of_other_models for tensor in flat(wanted)):
             raise OptionError(
                 f"output_tensors are of another model than the {type(machine.model).__name__} that was traced last",
@@ -446,7 +423,7 @@ class Session:
             )
 
     def _answer(
-        self, now: _Loaded, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
+        self, now: Loaded, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
     ) -> tuple[SambaTensor, ...]:
         """What was `found` takes the place of what the last run gave; returns what is `wanted` of it."""
         outputs = now.outputs
@@ -497,67 +474,12 @@ class Session:
             elif name in of_outputs:
                 now.outputs[of_outputs[name]].sn_grad = as_gradient(plain)
             else:
-                _named_tensor(now, name)  # raises: the PEF has no such tensor
+                named_tensor(now, name)  # raises: the PEF has no such tensor
 
     def _end_profile(self, event: str, filename: str | Path | None) -> None:
         self.profiler.end_event(event)
         if filename is not None:
             self.profiler.write(filename)
-
-
-def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
-    """The SambaTensors of `inputs`, by the names that they are `bound` to."""
-    return {name: one for name, one in zip(bound, flat(inputs), strict=True) if isinstance(one, SambaTensor)}
-
-
-def _named_tensor(now: _Loaded, name: str) -> SambaTensor:
-    symbol = now.machine.program.symbols.get(name)
-    if symbol is None and name in now.aliases:
-        name = now.aliases[name]
-    if name in now.outputs:
-        return now.outputs[name]
-    for tensors in (now.inputs, now.gradients):
-        if name in tensors:
-            return SambaTensor(tensors[name], name=name)
-    if symbol is None or symbol.offset is None:
-        raise OptionError(
-            f"the PEF has no tensor {name}",
-            where=app_line(),
-            remedy=f"sambasim inspect {now.machine.program.name} lists them",
-        )
-    return SambaTensor(now.machine.replica.read(name), name=name)
-
-
-def _output_aliases(program: Program) -> Mapping[str, str]:
-    """Other names of the outputs, after the operator that computes each: `net__fc__linear__outputs__0`, and the same
-    without the model's prefix, as compilers write them and apps type them."""
-    graph = program.training or program.evaluation
-    outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
-    outputs = [one for one in outputs if one.value in graph.values]  # and not a parameter that the model returns
-    aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
-    return {**aliases, **{one.value: one.symbol for one in outputs}}
-
-
-def _trains_otherwise(program: Program) -> bool:
-    """Whether a training step draws what evaluation does not, or normalizes by its batch."""
-    nodes = program.training.nodes if program.training is not None else ()
-    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
-
-
-def outputs_of(program: Program) -> Iterator[SambaTensor]:
-    """A tensor without data for each output of what a session runs."""
-    graph = program.training or program.evaluation
-    of_inputs = {gradient_name(name) for name in inputs_of(program)}
-    for output in graph.outputs:
-        symbol = program.symbols[output.symbol]
-        if symbol.kind is SymbolKind.OUTPUT and symbol.name not in of_inputs:
-            batched = bool(symbol.type.shape) and symbol.type.shape[0] == program.batch_size
-            yield SambaTensor(
-                shape=symbol.type.shape,
-                dtype=getattr(torch, symbol.type.dtype),
-                name=symbol.name,
-                batch_dim=0 if batched else None,
-            )
 
 
 session = Session()

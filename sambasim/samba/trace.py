@@ -30,6 +30,7 @@ from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.difference import first_difference, first_use
+from sambasim.samba.loaded import outputs_of
 from sambasim.samba.machine import Machine
 from sambasim.samba.modules import add_old_methods
 from sambasim.samba.request import (
@@ -48,7 +49,7 @@ from sambasim.samba.request import (
     request,
     unwrapped,
 )
-from sambasim.samba.session import outputs_of, session
+from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
 
 

@@ -67,6 +67,8 @@ def test_words_are_no_lists_of_words(pef: str) -> None:
     model, optimizer = _loaded(pef)
     with pytest.raises(OptionError, match="section_types is the word 'FWD'"):
         session.run(BATCH, section_types="FWD")
+    with pytest.raises(DataError, match="output_tensors is of type int, and must be tensors"):
+        session.run(BATCH, 0)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(OptionError, match="names is the word 'x'"):
         session.get_tensors_by_name("x")
     with pytest.raises(AttributeError, match=r"samba\.session has no tocpu; near it there is to_cpu"):
