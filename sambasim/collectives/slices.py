@@ -11,7 +11,6 @@ from typing import TypeAlias
 from sambasim.errors import InternalError
 
 CUT_ELEMENTS = 64
-NORM_BLOCK_ELEMENTS = 65_536
 
 Slice: TypeAlias = tuple[int, int]  # start and stop, in elements
 

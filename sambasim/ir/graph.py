@@ -47,7 +47,8 @@ class SourceLine:
 class Node:
     """One operator.
 
-    `operator` is an ATen name with overload (`aten.addmm.default`), or one of our composites (`sambasim.adamw`).
+    `operator` is an ATen name with overload (`aten.addmm.default`), a communication (`comm.all_reduce`), or a part of
+    an optimizer step (`opt.adamw`). See `dataflow` for those that work on parameter groups.
     `results` name the values it defines, one for each tensor that it returns; None where nobody reads it.
     `module` is the dotted path of the `nn.Module` that ran it; a backward operator has its forward's.
     """
@@ -62,7 +63,7 @@ class Node:
 
 
 class SectionKind(StrEnum):
-    """The kinds of section, in the order in which a training step runs them."""
+    """What a section is for, as SambaFlow names it. What a section reads and writes, not its kind, orders it."""
 
     FWD = "FWD"
     BCKWD = "BCKWD"

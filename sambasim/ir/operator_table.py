@@ -291,11 +291,22 @@ RANDOM = (
 )  # fmt: skip
 
 COMPOSITES = (
-    Rows(OperatorKind.OPTIMIZER, count.each_in_group(6), ("sambasim.sgd",)),
-    Rows(OperatorKind.OPTIMIZER, count.each_in_group(15), ("sambasim.adam", "sambasim.adamw")),
-    Rows(OperatorKind.REDUCTION, count.each_in_group(2), ("sambasim.grad_norm",)),
-    Rows(OperatorKind.COLLECTIVE, count.each_in_group(1), ("sambasim.reduce_scatter",)),
-    Rows(OperatorKind.COLLECTIVE, count.nothing, ("sambasim.all_gather",)),
+    Rows(OperatorKind.OPTIMIZER, count.each_in_group(6), ("opt.sgd",)),
+    Rows(OperatorKind.OPTIMIZER, count.each_in_group(15), ("opt.adam", "opt.adamw")),
+    Rows(OperatorKind.OPTIMIZER, count.each_in_group(2), ("opt.square_sums",)),
+    Rows(OperatorKind.OPTIMIZER, count.nothing, ("opt.total_norm",)),
+    Rows(OperatorKind.COLLECTIVE, count.each_in_group(1), ("comm.reduce_scatter",)),
+    Rows(
+        OperatorKind.COLLECTIVE,
+        count.nothing,
+        (
+            "comm.all_gather",
+            "comm.all_reduce",
+            "comm.broadcast",
+            "comm.send",
+            "comm.recv",
+        ),
+    ),
 )
 
 TABLE = (*PRODUCTS, *POINTWISE, *REDUCTIONS, *PICTURES, *LOSSES, *MOVES, *RANDOM, *COMPOSITES)

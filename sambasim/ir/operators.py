@@ -31,4 +31,4 @@ class Operator:
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {name: Operator(rows.kind, rows.flops, rows.draws_random_numbers) for rows in TABLE for name in rows.names}
 )
-"""By full name: `aten.addmm.default`, `sambasim.adamw`."""
+"""By full name: `aten.addmm.default`, `opt.adamw`, `comm.reduce_scatter`."""

@@ -7,9 +7,11 @@ evaluation graph. All of them read the same symbols.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.types import DTYPE_BYTES, Symbol
+from sambasim.ir.mesh import Axis
+from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,6 @@ class ParameterGroup:
 
     `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives
     the device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
-    `ready_after` is the index of the BCKWD section that completes the last gradient.
     """
 
     name: str
@@ -36,8 +37,12 @@ class ParameterGroup:
     numel: int
     members: tuple[Member, ...]
     optimizer: int
-    ready_after: int
     regions: Mapping[str, int]
+
+    @property
+    def norm_blocks(self) -> int:
+        """The blocks by which the squares of its gradients are summed."""
+        return -(-self.numel // NORM_BLOCK_ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,8 @@ class GradientGroup:
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """What `--data-parallel` adds. `world_size` is the minimum; the real one is the runtime's `dp_scale_factor`."""
+    """What `--data-parallel` adds beside nodes and the axis `dp` of the mesh: the symbols that SambaFlow shows."""
 
-    world_size: int
     gradient_groups: tuple[GradientGroup, ...]
     reduce_buffer: str
 
@@ -83,9 +87,10 @@ class DataParallel:
 class Program:
     """A compiled model.
 
-    `batch_size` is that of one replica. `loss` names the output symbol of the training step's loss. `per_sample_loss`
-    says that the evaluation graph gives one loss for each sample; otherwise it gives the model's own mean, and
-    `single` is the same graph at batch 1. `device_bytes` is the device memory that one replica needs.
+    `mesh` holds the axes of its ranks; none for a program of one rank. `batch_size` is that of one replica. `loss`
+    names the output symbol of the training step's loss. `per_sample_loss` says that the evaluation graph gives one loss for
+    each sample; otherwise it gives the model's own mean, and `single` is the same graph at batch 1. `device_bytes` is
+    the device memory that one replica needs.
     """
 
     name: str
@@ -101,6 +106,7 @@ class Program:
     runtime_arguments: tuple[RuntimeArgument, ...]
     data_parallel: DataParallel | None
     device_bytes: int
+    mesh: tuple[Axis, ...] = ()
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -113,5 +119,5 @@ class Program:
 
     @property
     def world_size(self) -> int:
-        """The smallest number of replicas that may run it."""
-        return self.data_parallel.world_size if self.data_parallel else 1
+        """The smallest number of ranks that may run it."""
+        return prod(axis.size for axis in self.mesh)

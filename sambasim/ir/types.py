@@ -14,6 +14,10 @@ ALIGNMENT_ELEMENTS = 64
 """Every parameter starts at a multiple of this in its group, and every cut of a group lies on one: the fused optimizer
 kernels treat a ragged tail differently from the body, so a cut elsewhere would change bits."""
 
+NORM_BLOCK_ELEMENTS = 65_536
+"""A gradient norm sums squares by blocks of so many elements of a group. No slice cuts a block, or the norm would
+depend on the number of replicas."""
+
 ALIGNMENT_BYTES = 512
 """Device addresses are multiples of this: 64 elements of the widest dtype."""
 

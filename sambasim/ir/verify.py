@@ -8,16 +8,19 @@ memory; a PEF is always at that last stage.
      2  every reference names a symbol that the graph takes in, or the result of an earlier node
      3  every operator is in the table of permitted operators
      4  sections are numbered from 0, and cover every node once and in order
-     5  section kinds come in the order FWD, BCKWD, REDUCE, GRADNORM, OPT, GATHER
+     5  the nodes that work on a group come in the order of its data, each in a section behind the one before: the
+        backward completes its gradients, reduce_scatter, square_sums, the optimizer, all_gather
      6  an output's value has the type of the symbol that keeps it; gradients have the type of their parameters
      7  a symbol in device memory is aligned, lies inside it, and overlaps none but what wraps it
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
-    10  REDUCE and GATHER sections, gradient groups and a reduce buffer: all of them with data parallelism, none without
+    10  with the axis dp, every group is reduced and gathered along it, and has a gradient group and room in the reduce
+        buffer; without it, there is none of these. Communication names an axis of the mesh
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
         gradient
     12  every type and every size is within what a machine can address
-    13  composite operators stand alone in sections of their kind, and name the groups; other graphs are all FWD
+    13  nodes that work on groups name groups of the program, in sections of their kind, behind every other node;
+        evaluation graphs are all FWD
     14  the first extent of every input is the batch size
     15  what a graph gives out is kept in an output, a gradient or a buffer, and nowhere else
 """
@@ -27,8 +30,10 @@ from enum import IntEnum
 from itertools import pairwise
 
 from sambasim.errors import InvariantError
+from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Graph, SectionKind, node_references
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import DataParallel, ParameterGroup, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 
@@ -51,7 +56,7 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
         _verify_values(graph, program)
         _verify_sections(graph)
         _verify_outputs(graph, program)
-        _verify_composites(graph, program)
+        _verify_updates(graph, program)
     if stage >= Stage.OPTIMIZED:
         _verify_ownership(program)
         _verify_training(program)
@@ -104,7 +109,6 @@ def _verify_values(graph: Graph, program: Program) -> None:
 
 
 def _verify_sections(graph: Graph) -> None:
-    order = list(SectionKind)
     stop = 0
     for index, section in enumerate(graph.sections):
         _require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
@@ -113,38 +117,51 @@ def _verify_sections(graph: Graph) -> None:
         )
         stop = section.stop
     _require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
-    for before, after in pairwise(graph.sections):
-        ordered = order.index(before.kind) <= order.index(after.kind)
-        _require(ordered, 5, f"{after.kind} section {after.index} comes after a {before.kind} section")
 
 
-_COMPOSITES = {
-    "sambasim.reduce_scatter": SectionKind.REDUCE,
-    "sambasim.grad_norm": SectionKind.GRADNORM,
-    "sambasim.sgd": SectionKind.OPT,
-    "sambasim.adam": SectionKind.OPT,
-    "sambasim.adamw": SectionKind.OPT,
-    "sambasim.all_gather": SectionKind.GATHER,
+_SECTION_KINDS = {
+    "comm.reduce_scatter": SectionKind.REDUCE,
+    "opt.square_sums": SectionKind.GRADNORM,
+    "comm.all_gather": SectionKind.GATHER,
 }
-"""By composite operator: the kind of its section."""
+"""By operator on groups: the kind of its section. All others are optimizers."""
 
 
-def _verify_composites(graph: Graph, program: Program) -> None:
-    groups = tuple(group.name for group in program.groups)
+def _verify_updates(graph: Graph, program: Program) -> None:
+    """What works on groups. See `dataflow` for what each of these operators reads and writes."""
+    groups = {group.name for group in program.groups}
+    _, update = pass_and_update(graph)
     for section in graph.sections:
         if graph is not program.training:
             _require(section.kind is SectionKind.FWD, 13, f"{graph.name} has a section of kind {section.kind}")
-        nodes = graph.section_nodes(section)
-        for node in nodes:
-            kind = _COMPOSITES.get(node.operator)
-            if kind is None:
-                plain = section.kind in (SectionKind.FWD, SectionKind.BCKWD)
+        for node in graph.section_nodes(section):
+            axis = axis_of(node)
+            is_communication = OPERATORS[node.operator].kind is OperatorKind.COLLECTIVE
+            known = axis in {one.name for one in program.mesh} or not is_communication
+            _require(known, 10, f"{node.name} communicates along {axis}, which is no axis of the mesh")
+            named = groups_of(node)
+            if not named:
+                plain = section not in update or not node.operator.startswith("aten.")
                 _require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
                 continue
+            kind = _SECTION_KINDS.get(node.operator, SectionKind.OPT)
             _require(section.kind is kind, 13, f"{node.operator} is in a section of kind {section.kind}")
-            named = groups if kind is not SectionKind.OPT else next(iter(node.args), None)
-            fits = node.args == (named,) and not node.kwargs and not node.results and len(nodes) == 1
-            _require(fits, 13, f"{node.name} does not stand alone and name the groups {list(groups)}")
+            _require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
+
+
+def _verify_order(program: Program, training: Graph) -> None:
+    """Each group, from its gradients to its gathered parameters."""
+    updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
+    order = ["comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather"]
+    reached: dict[str, tuple[int, int]] = {}
+    for section in training.sections:
+        for node in training.section_nodes(section):
+            place = order.index("opt" if node.operator in updates else node.operator) if groups_of(node) else 0
+            for group in groups_of(node):
+                before = reached.get(group, (-1, -1))
+                ordered = before[0] < place and before[1] < section.index
+                _require(ordered, 5, f"{node.name} is too early in section {section.index}, or there twice")
+                reached[group] = (place, section.index)
 
 
 _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
@@ -254,13 +271,18 @@ def _verify_ownership(program: Program) -> None:
 
 
 def _verify_data_parallel(program: Program) -> None:
-    kinds = {section.kind for graph in program.graphs for section in graph.sections}
     parallel = program.data_parallel
+    axes = [axis.name for axis in program.mesh]
+    _require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
+    for axis in program.mesh:
+        _require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
+    along = [node for graph in program.graphs for node in graph.nodes if axis_of(node) == DATA_PARALLEL]
+    _require((DATA_PARALLEL in axes) == (parallel is not None), 10, "the axis dp goes with gradient groups")
     if parallel is None:
-        _require(not kinds & {SectionKind.REDUCE, SectionKind.GATHER}, 10, "REDUCE or GATHER without data parallelism")
         return
-    _require({SectionKind.REDUCE, SectionKind.GATHER} <= kinds, 10, "data parallelism without REDUCE and GATHER")
-    _require(parallel.world_size >= 1, 10, f"the world size is {parallel.world_size}")
+    for operator in ("comm.reduce_scatter", "comm.all_gather"):
+        done = sorted(name for node in along if node.operator == operator for name in groups_of(node))
+        _require(done == sorted(group.name for group in program.groups), 10, f"{operator} is not there for each group")
     _require([g.group for g in parallel.gradient_groups] == [g.name for g in program.groups], 10, "groups do not match")
     for gradient_group, group in zip(parallel.gradient_groups, program.groups, strict=True):
         wrapper = program.symbols.get(gradient_group.symbol)
@@ -297,6 +319,7 @@ def _verify_training(program: Program) -> None:
     for group in program.groups:
         for member in group.members:
             _require(member.gradient in given_out, 11, f"the training step does not give out {member.gradient}")
-    kinds = {f"sambasim.{optimizer.kind}" for optimizer in program.optimizers}
-    updated = [node.args[0] for node in program.training.nodes if node.operator in kinds]
+    kinds = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
+    updated = [name for node in program.training.nodes if node.operator in kinds for name in groups_of(node)]
     _require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")
+    _verify_order(program, program.training)

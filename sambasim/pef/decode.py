@@ -9,6 +9,7 @@ from itertools import starmap
 from typing import TypeVar, cast
 
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SourceLine, TorchConstant
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import (
     DataParallel,
     GradientGroup,
@@ -167,12 +168,13 @@ def _decode_program(program: ProgramModel) -> Program:
         runtime_arguments=tuple(_decode_runtime_argument(argument) for argument in program.runtime_arguments),
         data_parallel=_decode_data_parallel(program.data_parallel) if program.data_parallel else None,
         device_bytes=program.device_bytes,
+        mesh=tuple(Axis(one.name, one.size, one.at_run_time) for one in program.mesh),
     )
 
 
 def _decode_training(graph: GraphModel, optimizers: Sequence[Optimizer]) -> Graph:
     decoded = _decode_graph(graph)
-    updates = {f"sambasim.{optimizer.kind}" for optimizer in optimizers}
+    updates = {f"opt.{optimizer.kind}" for optimizer in optimizers}
     for node in decoded.nodes:
         if node.operator in updates and not node.args:
             raise ValueError(f"node {node.name} updates no group")
@@ -193,7 +195,6 @@ def _decode_group(group: GroupModel, optimizers: int) -> ParameterGroup:
         numel=group.numel,
         members=tuple(Member(m.parameter, m.gradient, m.start, m.numel) for m in group.members),
         optimizer=group.optimizer,
-        ready_after=group.ready_after,
         regions=_unique(group.regions, f"in group {group.name}, the region"),
     )
 
@@ -206,4 +207,4 @@ def _decode_runtime_argument(argument: RuntimeArgumentModel) -> RuntimeArgument:
 
 def _decode_data_parallel(parallel: DataParallelModel) -> DataParallel:
     gradient_groups = tuple(GradientGroup(g.group, g.symbol) for g in parallel.gradient_groups)
-    return DataParallel(parallel.world_size, gradient_groups, parallel.reduce_buffer)
+    return DataParallel(gradient_groups, parallel.reduce_buffer)

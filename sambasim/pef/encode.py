@@ -23,6 +23,7 @@ from sambasim.pef.document import PefDocument
 from sambasim.pef.manifest import (
     FORMAT_NAME,
     FORMAT_VERSION,
+    AxisModel,
     DataParallelModel,
     GradientGroupModel,
     GraphModel,
@@ -132,6 +133,7 @@ def _encode_program(program: Program) -> ProgramModel:
         runtime_arguments=tuple(_encode_runtime_argument(argument) for argument in program.runtime_arguments),
         data_parallel=_encode_data_parallel(program.data_parallel) if program.data_parallel else None,
         device_bytes=program.device_bytes,
+        mesh=tuple(AxisModel(name=one.name, size=one.size, at_run_time=one.at_run_time) for one in program.mesh),
     )
 
 
@@ -162,7 +164,6 @@ def _encode_group(group: ParameterGroup) -> GroupModel:
             MemberModel(parameter=m.parameter, gradient=m.gradient, start=m.start, numel=m.numel) for m in group.members
         ),
         optimizer=group.optimizer,
-        ready_after=group.ready_after,
         regions=tuple(group.regions.items()),
     )
 
@@ -174,7 +175,6 @@ def _encode_runtime_argument(argument: RuntimeArgument) -> RuntimeArgumentModel:
 
 def _encode_data_parallel(parallel: DataParallel) -> DataParallelModel:
     return DataParallelModel(
-        world_size=parallel.world_size,
         gradient_groups=tuple(GradientGroupModel(group=g.group, symbol=g.symbol) for g in parallel.gradient_groups),
         reduce_buffer=parallel.reduce_buffer,
     )

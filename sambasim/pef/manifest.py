@@ -91,7 +91,6 @@ class GroupModel(StrictModel):
     numel: Size
     members: tuple[MemberModel, ...]
     optimizer: Size
-    ready_after: int
     regions: tuple[RegionRow, ...]
 
 
@@ -121,9 +120,16 @@ class GradientGroupModel(StrictModel):
 class DataParallelModel(StrictModel):
     """ir.DataParallel."""
 
-    world_size: Size
     gradient_groups: tuple[GradientGroupModel, ...]
     reduce_buffer: str
+
+
+class AxisModel(StrictModel):
+    """ir.Axis."""
+
+    name: str
+    size: Size
+    at_run_time: bool
 
 
 class ProgramModel(StrictModel):
@@ -142,6 +148,7 @@ class ProgramModel(StrictModel):
     runtime_arguments: tuple[RuntimeArgumentModel, ...]
     data_parallel: DataParallelModel | None
     device_bytes: Size
+    mesh: tuple[AxisModel, ...]
 
 
 class WeightsModel(StrictModel):

@@ -4,6 +4,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -63,7 +64,7 @@ def peek(path: Path) -> PefHeader:
         return PefHeader(
             name=name,
             batch_size=_field(program, "batch_size", int),
-            world_size=_field(parallel, "world_size", int) if parallel else 1,
+            world_size=prod(_field(axis, "size", int) for axis in _field(program, "mesh", list)),
             data_parallel=bool(parallel),
             training=bool(program.get("training")),
             digest=_field(fields, "digest", str),

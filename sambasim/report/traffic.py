@@ -4,10 +4,10 @@ What enters is counted once for each section, however many nodes read it; what l
 an output keeps. These are sizes of values, not measurements: views count as what they show. A composite works on the
 flat tensors of its groups:
 
-    sgd, adam, adamw     reads parameters, gradients and states; writes parameters and states
-    grad_norm            reads gradients
-    reduce_scatter       reads and writes gradients
-    all_gather           reads and writes parameters
+    opt.<kind>           reads parameters, gradients and states; writes parameters and states
+    opt.square_sums      reads gradients
+    comm.reduce_scatter  reads and writes gradients
+    comm.all_gather      reads and writes parameters
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,14 +44,14 @@ def section_traffic(program: Program, graph: Graph) -> Sequence[tuple[int, int]]
 def _composite_bytes(program: Program, node: Node, groups: dict[str, ParameterGroup]) -> tuple[int, int]:
     """Bytes that a composite reads and writes; 0 and 0 for an ATen operator, whose values are counted by name."""
     read = written = 0
-    if not node.operator.startswith("sambasim."):
+    if not node.operator.startswith(("comm.", "opt.")):
         return read, written
     for group in _groups_of(node, groups):
         flat_bytes = group.numel * DTYPE_BYTES[group.dtype]
         states = len(program.optimizers[group.optimizer].states)
-        if node.operator == "sambasim.grad_norm":
+        if node.operator == "opt.square_sums":
             read += flat_bytes
-        elif node.operator in ("sambasim.reduce_scatter", "sambasim.all_gather"):
+        elif node.operator in ("comm.reduce_scatter", "comm.all_gather"):
             read += flat_bytes
             written += flat_bytes
         else:

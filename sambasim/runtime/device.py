@@ -37,6 +37,12 @@ SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
 """What all replicas of a node can read in one place: it has the same values for each of them."""
 
 
+def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """The memory of a contiguous tensor as bytes, for MPI."""
+    array: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return array
+
+
 class DeviceMemory:
     """Typed views of one replica's device memory. Views share the storage; none copies.
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS, Slice, pieces
+from sambasim.collectives.slices import Slice, pieces
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 TORCH_CLIP_EPSILON = 1e-6
 """What torch.nn.utils.clip_grad_norm_ adds to the norm before it divides by it."""

@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.slices import CUT_ELEMENTS, NORM_BLOCK_ELEMENTS, cut, pieces
+from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 
 @given(

@@ -47,7 +47,7 @@ def test_section_plan_of_an_example(example: str, tmp_path: Path, request: pytes
         for section in program.training.sections
     ]
     lines += [
-        f"{group.name}: {group.numel} × {group.dtype} after section {group.ready_after}: "
+        f"{group.name}: {group.numel} × {group.dtype}: "
         + ", ".join(f"{member.gradient}@{member.start}" for member in group.members)
         for group in program.groups
     ]

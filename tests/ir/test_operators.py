@@ -18,8 +18,8 @@ from sambasim.ir.types import TensorType
 
 ATEN = sorted(name for name in OPERATORS if name.startswith("aten."))
 COMPOSITES = {
-    "sambasim.reduce_scatter", "sambasim.all_gather", "sambasim.grad_norm",
-    "sambasim.sgd", "sambasim.adam", "sambasim.adamw",
+    "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
+    "opt.square_sums", "opt.total_norm", "opt.sgd", "opt.adam", "opt.adamw",
 }  # fmt: skip
 
 SHAPE_MAY_DEPEND_ON_DATA = {"aten.index.Tensor", "aten.one_hot.default"}
@@ -237,9 +237,9 @@ def test_the_rest_counts_as_documented(recorded: Callable[[], Recorded], expecte
 
 def test_composites_count_by_their_groups() -> None:
     types = {"group0": TensorType("float32", (128,)), "group1": TensorType("float32", (64,))}
-    update = Node("opt", "sambasim.sgd", ("group0",))
-    norm = Node("norm", "sambasim.grad_norm", (("group0", "group1"),))
-    gather = Node("gather", "sambasim.all_gather", (("group0", "group1"),))
+    update = Node("opt", "opt.sgd", ("group0",))
+    norm = Node("norm", "opt.square_sums", (("group0", "group1"),))
+    gather = Node("gather", "comm.all_gather", ("group0",))
     counted = [OPERATORS[node.operator].flops(node, types.__getitem__) for node in (update, norm, gather)]
     assert counted == [6 * 128, 2 * (128 + 64), 0]
 
@@ -252,8 +252,8 @@ def test_composites_count_by_their_groups() -> None:
         (Node("n7", "aten.mm.default", (Ref("scalar"),)), "is not a tensor with a dimension -1"),
         (Node("n7", "aten.einsum.default", (1, ())), "argument 0 of aten.einsum.default is not an equation"),
         (
-            Node("n7", "sambasim.adamw", (Ref("x"),)),
-            "argument 0 of sambasim.adamw is not the name of a group, or a list of them",
+            Node("n7", "opt.adamw", (Ref("x"),)),
+            "argument 0 of opt.adamw is not the name of a group, or a list of them",
         ),
         (
             Node("n7", "aten.convolution_backward.default", (Ref("x"), Ref("x"), Ref("x"))),

@@ -28,13 +28,15 @@ section 1 BCKWD logreg__bckwd_1
   %d_weight = aten.mm.default(%d_t, %x) : float32[2, 3]  # logreg.py:7
   %d_bias = aten.sum.dim_IntList(%d_addmm, (0,), False, dtype=None) : float32[2]  # logreg.py:7
 section 2 REDUCE logreg__reduce_2
-  sambasim.reduce_scatter(('group0',))
+  comm.reduce_scatter('group0', axis='dp', op='mean', order='tree')
 section 3 GRADNORM logreg__gradnorm_3
-  sambasim.grad_norm(('group0',))
+  %sums = opt.square_sums(('group0',)) : float64[1]
+  %all_sums = comm.all_reduce(%sums, axis='dp', op='sum', order='tree') : float64[1]
+  %norm = opt.total_norm(%all_sums) : float64[]
 section 4 OPT logreg__opt_4
-  sambasim.sgd('group0')
+  opt.sgd('group0', %norm)
 section 5 GATHER logreg__gather_5
-  sambasim.all_gather(('group0',))
+  comm.all_gather('group0', axis='dp')
 return
   %nll -> loss : float32[]
   %d_weight -> logreg__lin_layer__weight__grad : float32[2, 3]

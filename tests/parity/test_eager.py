@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS
 from sambasim.data.sources import open_source
 from sambasim.ir.program import Program
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.runtime.arguments import bind_arguments

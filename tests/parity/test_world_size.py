@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sambasim.collectives.slices import NORM_BLOCK_ELEMENTS, cut
+from sambasim.collectives.slices import cut
 from sambasim.data.samples import WatchedDataset
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.data import DataOptions
 from sambasim.options.inputs import parse_input
 from sambasim.options.training import TrainingOptions

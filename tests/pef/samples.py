@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import (
     DataParallel,
     GradientGroup,
@@ -57,6 +58,11 @@ def _symbols() -> tuple[Symbol, ...]:
     )
 
 
+_AXIS = (("axis", "dp"),)
+_MEAN = (*_AXIS, ("op", "mean"), ("order", "tree"))
+_SUM = (*_AXIS, ("op", "sum"), ("order", "tree"))
+
+
 def _training() -> Graph:
     weight, bias = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
     module, ref = "lin_layer", Ref
@@ -74,13 +80,15 @@ def _training() -> Graph:
         Node("mm", "aten.mm.default", (ref("d_t"), ref("x")), (), ("d_weight",), module, LINE),
         Node("sum", "aten.sum.dim_IntList",
              (ref("d_addmm"), (0,), False), (("dtype", None),), ("d_bias",), module, LINE),
-        Node("reduce", "sambasim.reduce_scatter", (("group0",),)),
-        Node("norm", "sambasim.grad_norm", (("group0",),)),
-        Node("sgd", "sambasim.sgd", ("group0",)),
-        Node("gather", "sambasim.all_gather", (("group0",),)),
+        Node("reduce", "comm.reduce_scatter", ("group0",), _MEAN),
+        Node("sums", "opt.square_sums", (("group0",),), (), ("sums",)),
+        Node("all_sums", "comm.all_reduce", (ref("sums"),), _SUM, ("all_sums",)),
+        Node("norm", "opt.total_norm", (ref("all_sums"),), (), ("norm",)),
+        Node("sgd", "opt.sgd", ("group0", ref("norm"))),
+        Node("gather", "comm.all_gather", ("group0",), _AXIS),
     )  # fmt: skip
     kind = SectionKind
-    stops = ((kind.FWD, 4), (kind.BCKWD, 9), (kind.REDUCE, 10), (kind.GRADNORM, 11), (kind.OPT, 12), (kind.GATHER, 13))
+    stops = ((kind.FWD, 4), (kind.BCKWD, 9), (kind.REDUCE, 10), (kind.GRADNORM, 13), (kind.OPT, 14), (kind.GATHER, 15))
     starts = (0, *(stop for _, stop in stops))
     sections = tuple(
         Section(index, kind_, f"logreg__{kind_.lower()}_{index}", starts[index], stop)
@@ -90,6 +98,7 @@ def _training() -> Graph:
         "t": _f32(FEATURES, CLASSES), "addmm": _f32(BATCH, CLASSES), "log_softmax": _f32(BATCH, CLASSES), "nll": _f32(),
         "n": _f32(), "d_log": _f32(BATCH, CLASSES), "d_addmm": _f32(BATCH, CLASSES), "d_t": _f32(CLASSES, BATCH),
         "d_weight": _f32(CLASSES, FEATURES), "d_bias": _f32(CLASSES),
+        "sums": TensorType("float64", (1,)), "all_sums": TensorType("float64", (1,)), "norm": TensorType("float64", ()),
     }  # fmt: skip
     outputs = (Output("nll", "loss"), Output("d_weight", f"{weight}__grad"), Output("d_bias", f"{bias}__grad"))
     return Graph("training", ("x", "target", "loss__grad", weight, bias), nodes, outputs, values, sections)
@@ -119,16 +128,17 @@ def sample_program() -> Program:
         loss="loss",
         per_sample_loss=False,
         optimizers=(Optimizer("sgd0", "sgd", ("momentum",)),),
-        groups=(ParameterGroup("group0", "float32", 128, members, 0, 1, regions),),
+        groups=(ParameterGroup("group0", "float32", 128, members, 0, regions),),
         runtime_arguments=(
             RuntimeArgument("sgd0__lr", 0.05, "learning rate"),
             RuntimeArgument("sgd0__max_grad_norm", float("inf"), "largest norm of all gradients"),
             RuntimeArgument("dp_scale_factor", 1, "number of replicas"),
         ),
         data_parallel=DataParallel(
-            2, (GradientGroup("group0", "$OPT_dp_accum_group_" + "a" * 40),), "accum_dummy_0_reduce_buf"
+            (GradientGroup("group0", "$OPT_dp_accum_group_" + "a" * 40),), "accum_dummy_0_reduce_buf"
         ),
         device_bytes=6144,
+        mesh=(Axis("dp", 2, at_run_time=True),),
     )
 
 

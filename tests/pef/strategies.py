@@ -88,7 +88,6 @@ groups = st.builds(
     numel=size,
     members=_few(st.builds(Member, text, text, size, size)),
     optimizer=st.just(0),
-    ready_after=st.integers(),
     regions=st.dictionaries(text, size, max_size=3),
 )
 programs = st.builds(
@@ -106,7 +105,7 @@ programs = st.builds(
     runtime_arguments=_few(
         st.builds(RuntimeArgument, text, st.one_of(st.booleans(), st.integers(), st.floats()), text)
     ),
-    data_parallel=st.none() | st.builds(DataParallel, size, _few(st.builds(GradientGroup, text, text)), text),
+    data_parallel=st.none() | st.builds(DataParallel, _few(st.builds(GradientGroup, text, text)), text),
     device_bytes=size,
 )
 documents = st.builds(

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from sambasim.runtime.sync.readiness import Readiness, readiness, section_count
+
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.measure.flat_program import flat_program
-from sambasim.runtime.sync.readiness import Readiness, readiness, section_count
 
 SQUARE = TensorType("float32", (8, 8))
 

@@ -1,17 +1,20 @@
-"""Data parallelism: gradient groups, the reduce operand buffer, and the REDUCE and GATHER sections.
+"""Data parallelism: the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE and GATHER sections.
 
-REDUCE is a reduce-scatter: replica r ends up with slice r of every group's gradients, averaged over the replicas. OPT
-then updates that slice, and GATHER is the all-gather by which every replica sees every updated slice. How many replicas
-there are is the runtime argument `dp_scale_factor`; the program only knows the smallest number.
+REDUCE is a reduce-scatter: replica r gets slice r of every group's gradients, averaged over the replicas. OPT then
+updates that slice, and GATHER is the all-gather that gives every replica every updated slice. Where gradients are
+clipped, each replica sums the squares of its slice, and an all-reduce in GRADNORM adds them. How many replicas there
+are is the runtime argument `dp_scale_factor`; the program knows the smallest number.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import ClassVar
 
 from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references
+from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import DataParallel, GradientGroup, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import Stage
@@ -55,8 +58,9 @@ class AddDataParallel:
         return replace(
             program,
             symbols=symbols,
-            training=_with_collectives(training, program),
-            data_parallel=DataParallel(self.world_size, tuple(gradient_groups), buffer.name),
+            training=_with_communication(training, program),
+            data_parallel=DataParallel(tuple(gradient_groups), buffer.name),
+            mesh=(Axis(DATA_PARALLEL, self.world_size, at_run_time=True), *program.mesh),
             runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
         )
 
@@ -66,25 +70,39 @@ def _wrapper_name(group: ParameterGroup) -> str:
     return f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
 
 
-def _with_collectives(training: Graph, program: Program) -> Graph:
-    """REDUCE before the optimizer's sections, GATHER behind them."""
-    names = tuple(group.name for group in program.groups)
+_AXIS = ("axis", DATA_PARALLEL)
+_MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
+_SUM = (_AXIS, ("op", "sum"), ("order", "tree"))
+
+
+def _with_communication(training: Graph, program: Program) -> Graph:
+    """REDUCE before the update, GATHER behind it, and in GRADNORM the sum over replicas."""
     prefix = prefix_of(program.loss or "")
-    reduce = Node(f"{prefix}__reduce", "sambasim.reduce_scatter", (names,))
-    gather = Node(f"{prefix}__gather", "sambasim.all_gather", (names,))
+    groups = [group.name for group in program.groups]
     nodes: list[Node] = []
     sections: list[Section] = []
+    values = dict(training.values)
 
-    def add(kind: SectionKind, name: str, members: tuple[Node, ...]) -> None:
+    def add(kind: SectionKind, name: str, members: Sequence[Node]) -> None:
         sections.append(Section(len(sections), kind, name, len(nodes), len(nodes) + len(members)))
         nodes.extend(members)
 
-    for differentiating, run in groupby(
-        training.sections, key=lambda s: s.kind in (SectionKind.FWD, SectionKind.BCKWD)
-    ):
-        if not differentiating:
-            add(SectionKind.REDUCE, reduce.name, (reduce,))
-        for section in run:
-            add(section.kind, section.name, training.section_nodes(section))
-    add(SectionKind.GATHER, gather.name, (gather,))
-    return replace(training, nodes=tuple(nodes), sections=tuple(sections))
+    in_pass, update = pass_and_update(training)
+    for section in in_pass:
+        add(section.kind, section.name, training.section_nodes(section))
+    name = f"{prefix}__reduce"
+    add(SectionKind.REDUCE, name, [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups])
+    for section in update:
+        members: list[Node] = []
+        for node in training.section_nodes(section):
+            if node.operator == "opt.total_norm":
+                (own,) = node_references(node)
+                total = f"{own}_all"
+                values[total] = values[own]
+                members.append(Node(total, "comm.all_reduce", (Ref(own),), _SUM, (total,)))
+                node = replace(node, args=(Ref(total),))
+            members.append(node)
+        add(section.kind, section.name, members)
+    name = f"{prefix}__gather"
+    add(SectionKind.GATHER, name, [Node(f"{name}_{one}", "comm.all_gather", (one,), (_AXIS,)) for one in groups])
+    return replace(training, nodes=tuple(nodes), sections=tuple(sections), values=values)

@@ -13,9 +13,9 @@ from typing import ClassVar, Literal, TypeAlias
 
 from sambasim.compiler.names import parameter_of, prefix_of
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.program import ROUNDING_SEED, Member, Optimizer, ParameterGroup, Program, RuntimeArgument
-from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, align
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align
 from sambasim.ir.verify import Stage, state_name
 
 STATES = {"sgd": ("momentum",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
@@ -98,15 +98,30 @@ class AttachOptimizers:
 
     def _extend(self, training: Graph, groups: tuple[ParameterGroup, ...], prefix: str) -> Graph:
         nodes, sections = list(training.nodes), list(training.sections)
+        values = dict(training.values)
+
+        def add(kind: SectionKind, name: str, *members: Node) -> None:
+            sections.append(Section(len(sections), kind, name, len(nodes), len(nodes) + len(members)))
+            nodes.extend(members)
+
+        norm: tuple[Ref, ...] = ()
         if any("max_grad_norm" in update.hyperparameters for update in self.updates):
+            blocks, total = "$square_sums", "$gradient_norm"
+            values[blocks] = TensorType("float64", (sum(group.norm_blocks for group in groups),))
+            values[total] = TensorType("float64", ())
             names = tuple(group.name for group in groups)
-            sections.append(_section(sections, SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes, 1))
-            nodes.append(Node(f"{prefix}__gradnorm", "sambasim.grad_norm", (names,)))
+            add(
+                SectionKind.GRADNORM,
+                f"{prefix}__gradnorm",
+                Node(blocks, "opt.square_sums", (names,), (), (blocks,)),
+                Node(total, "opt.total_norm", (Ref(blocks),), (), (total,)),
+            )
+            norm = (Ref(total),)
         for group in groups:
             kind = self.updates[group.optimizer].kind
-            sections.append(_section(sections, SectionKind.OPT, f"{prefix}__opt_{group.name}", nodes, 1))
-            nodes.append(Node(f"{prefix}__{kind}_{group.name}", f"sambasim.{kind}", (group.name,)))
-        return replace(training, nodes=tuple(nodes), sections=tuple(sections))
+            update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
+            add(SectionKind.OPT, f"{prefix}__opt_{group.name}", update)
+        return replace(training, nodes=tuple(nodes), sections=tuple(sections), values=values)
 
 
 def _check_clipping(updates: Sequence[Update]) -> None:
@@ -130,10 +145,6 @@ def _free_name(update: Update, parameters: Sequence[str], program: Program, take
     return next(name for number in count() if free(name := f"{update.kind}{number}"))
 
 
-def _section(sections: list[Section], kind: SectionKind, name: str, nodes: list[Node], count: int) -> Section:
-    return Section(len(sections), kind, name, len(nodes), len(nodes) + count)
-
-
 def _groups(
     training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
 ) -> tuple[ParameterGroup, ...]:
@@ -155,8 +166,8 @@ def _groups(
             key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates), alone)
             completed.setdefault(key, []).append(symbol.name)
     return tuple(
-        _group(f"group_{number}", gradients, section, dtype, optimizer, program)
-        for number, ((section, dtype, optimizer, _), gradients) in enumerate(sorted(completed.items()))
+        _group(f"group_{number}", gradients, dtype, optimizer, program)
+        for number, ((_, dtype, optimizer, _), gradients) in enumerate(sorted(completed.items()))
     )
 
 
@@ -171,12 +182,10 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
     )
 
 
-def _group(
-    name: str, gradients: list[str], section: int, dtype: str, optimizer: int, program: Program
-) -> ParameterGroup:
+def _group(name: str, gradients: list[str], dtype: str, optimizer: int, program: Program) -> ParameterGroup:
     members, start = [], 0
     for gradient in gradients:
         numel = program.symbols[gradient].type.numel
         members.append(Member(parameter_of(gradient), gradient, start, numel))
         start = align(start + numel, ALIGNMENT_ELEMENTS)
-    return ParameterGroup(name, dtype, start, tuple(members), optimizer, section, {})
+    return ParameterGroup(name, dtype, start, tuple(members), optimizer, {})

@@ -1,4 +1,4 @@
-"""Which values of a graph may be other names for one piece of memory."""
+"""Which values of a graph may share memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,15 +7,7 @@ from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 
 MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
-"""Operators that may hand out the memory they were given: a copy that has nothing to change does, and so does dropout
-that drops nothing."""
-
-
-def kind_of(node: Node) -> OperatorKind | None:
-    """The kind of its operator; None for compiled code, which hands out memory of its own."""
-    operator = OPERATORS.get(node.operator)
-    return None if operator is None else operator.kind
-
+"""Operators that may return their operand's memory: a copy that changes nothing does, and so does dropout at 0."""
 
 _ADDITION_AND_PRODUCT = (
     "aten.add.Tensor",
@@ -26,18 +18,24 @@ _ADDITION_AND_PRODUCT = (
 )
 
 
+def kind_of(node: Node) -> OperatorKind | None:
+    """The kind of the operator of `node`; None for compiled code, which returns memory of its own."""
+    operator = OPERATORS.get(node.operator)
+    return None if operator is None else operator.kind
+
+
 def may_alias(node: Node) -> bool:
-    """Whether a result of `node` may lie in memory that the node was given."""
+    """Whether a result of `node` may share memory with an operand."""
     return kind_of(node) in MAY_ALIAS
 
 
 def may_be_left_out(node: Node) -> bool:
-    """Whether a compiler may find that `node` changes nothing, as a product with ones does, and hand on its operand."""
+    """Whether a compiler may find that `node` changes nothing (a product with ones) and return its operand."""
     return node.operator in _ADDITION_AND_PRODUCT
 
 
 def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
-    """`value`, and all that may share its memory. `nodes` are in order, and include all that read it."""
+    """`value`, and all values that may share its memory. `nodes` are in order, and include all that read it."""
     found = {value}
     for node in nodes:
         if may_alias(node) and not found.isdisjoint(node_references(node)):

@@ -1,14 +1,14 @@
 """What host sync sends by MPI: slices of gradients to their owners, and slices of parameters to every replica.
 
-Both go in rounds. In each, a piece of every owner's slice travels through buffers of the host that fit a core's cache:
-while one round is on its way, the one before is added up, or copied to the device. So the buffers stay small whatever
-the size of the model, and no rank holds the whole of another's gradients.
+Both go in rounds. In each, a piece of every owner's slice travels through host buffers that fit a core's cache: while
+one round is on its way, the one before is added up, or copied to the device. So the buffers stay small whatever the
+size of the model, and no rank holds the whole of another's gradients.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,16 +17,15 @@ from torch import Tensor
 
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, pieces
 from sambasim.collectives.tree import additions
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
-from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.device import DeviceMemory, bytes_of
 from sambasim.runtime.kernels.tree_mean import Sum
+from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.sync.collect import bytes_of
-from sambasim.runtime.sync.interface import BytesMoved
-from sambasim.runtime.sync.mean import TreeMean
-from sambasim.runtime.trace.watched import Args, Watched
+from sambasim.runtime.transports.base import BytesMoved
 
 ROUND_ELEMENTS = 1_048_576
 """Elements of one replica that travel in one round, to or from all owners together."""
@@ -67,26 +66,20 @@ class _Round:
 
 
 class Exchange:
-    """Rounds that the ranks of a job carry out together, and what `moves` in all of them, on this rank."""
+    """Rounds that the ranks of a job carry out together. `moves` is what this rank moves in all of them."""
 
-    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, communicator: Communicator, tag: int) -> None:
+    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, owner: "Endpoint", tag: int) -> None:
         self._rounds = rounds
         self._moves = moves
-        self._communicator = communicator
+        self._owner = owner
+        self._communicator = owner.communicator
         self._tag = tag
-        self._wait = communicator.wait_all
-        self._to_host = self._to_device = _carry_out
-
-    def watched(self) -> Sequence[Watched]:
-        """What a trace shows of it; the rest of its time goes into adding up, and into handing messages to MPI."""
-        return [
-            Watched(self, "_wait", Track.COLLECTIVES, "wait for messages", _messages_waited_for),
-            Watched(self, "_to_host", Track.COPIES, "device to host", _copied_bytes),
-            Watched(self, "_to_device", Track.COPIES, "host to device", _copied_bytes),
-        ]
+        self.replica = owner.replica
+        self.observer: StepObserver | None = None
 
     def __call__(self, moved: BytesMoved) -> None:
         """Collective. Carry out all rounds, and add what they move to `moved`."""
+        self.observer = self._owner.observer
         communicator, tag = self._communicator, self._tag
         sends: list[Sequence[Request]] = []
         receives: list[Sequence[Request]] = []
@@ -112,18 +105,46 @@ class Exchange:
             take_mean()
         self._to_device(self._rounds[number].last_copies)
 
+    def _messages(self, requests: Sequence[Request]) -> SpanArgs:
+        return {"messages": len(requests)}
 
-def reduce_scatter(program: Program, places: Places, divisor: int, communicator: Communicator) -> Exchange:
+    def _bytes(self, copies: Sequence[_Copy]) -> SpanArgs:
+        return {"bytes": sum(to.nbytes for to, _ in copies)}
+
+    @span(Track.COLLECTIVES, "wait for messages", _messages)
+    def _wait(self, requests: Sequence[Request]) -> None:
+        self._communicator.wait_all(requests)
+
+    @span(Track.COPIES, "device to host", _bytes)
+    def _to_host(self, copies: Sequence[_Copy]) -> None:
+        for to, source in copies:
+            to.copy_(source)
+
+    @span(Track.COPIES, "host to device", _bytes)
+    def _to_device(self, copies: Sequence[_Copy]) -> None:
+        for to, source in copies:
+            to.copy_(source)
+
+
+class Endpoint(Protocol):
+    """The transport of which an exchange is a part."""
+
+    communicator: Communicator
+    replica: int
+    observer: StepObserver | None
+
+
+def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: int, owner: Endpoint) -> Exchange:
     """After this exchange the owned slices of the gradients of `places.kept` are means over the workers.
 
     Gradients leave the device for the host, and travel to their owners, who add them up in the order of the tree and
     divide the sum by `divisor`.
     """
-    rank = communicator.topology.rank
+    rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     steps = additions(len(places.workers))
-    means = {group.dtype: TreeMean(steps, divisor, getattr(torch, group.dtype)) for group in program.groups}
-    cuts = _cuts(program, places.slices)
+    means = {group.dtype: TreeMean(steps, divisor, getattr(torch, group.dtype)) for group in groups}
+    cuts = _cuts(groups, places.slices)
     outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
     incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts])
     moves, rounds = BytesMoved(), []
@@ -146,15 +167,17 @@ def reduce_scatter(program: Program, places: Places, divisor: int, communicator:
             moves.host_to_device += kept.nbytes
         now.means.append(means[group.dtype].of([operands[worker] for worker in places.workers], mean))
         rounds.append(now)
-    return Exchange(rounds, moves, communicator, _REDUCE_TAG)
+    return Exchange(rounds, moves, owner, _REDUCE_TAG)
 
 
-def all_gather(program: Program, places: Places, communicator: Communicator, region: str = "parameter") -> Exchange:
+def all_gather(
+    groups: Sequence[ParameterGroup], places: Places, owner: Endpoint, region: str = "parameter"
+) -> Exchange:
     """After this exchange the parameters, or another `region`, of every replica's device are those of their owners,
     slice by slice."""
-    rank = communicator.topology.rank
+    rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
-    cuts = _cuts(program, places.slices)
+    cuts = _cuts(groups, places.slices)
     buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
     moves, rounds = BytesMoved(), []
     for number, (group, slices) in enumerate(cuts):
@@ -178,12 +201,14 @@ def all_gather(program: Program, places: Places, communicator: Communicator, reg
             )
             moves.host_to_device += sum(part.nbytes for _, part in now.last_copies)
         rounds.append(now)
-    return Exchange(rounds, moves, communicator, _GATHER_TAG)
+    return Exchange(rounds, moves, owner, _GATHER_TAG)
 
 
-def _cuts(program: Program, slices: Mapping[str, Sequence[Slice]]) -> list[tuple[ParameterGroup, list[Slice]]]:
+def _cuts(
+    groups: Sequence[ParameterGroup], slices: Mapping[str, Sequence[Slice]]
+) -> list[tuple[ParameterGroup, list[Slice]]]:
     """What travels in each round: of one group, a piece of the slice of each rank; an empty one where it has ended."""
-    return [(group, cut) for group in program.groups for cut in _rounds(slices[group.name])]
+    return [(group, cut) for group in groups for cut in _rounds(slices[group.name])]
 
 
 def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:
@@ -201,19 +226,6 @@ def _lengths(slices: Sequence[Slice]) -> list[int]:
 def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
     """By rank: the parts that hold anything, as messages."""
     return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
-
-
-def _carry_out(copies: Sequence[_Copy]) -> None:
-    for to, source in copies:
-        to.copy_(source)
-
-
-def _copied_bytes(result: None, copies: Sequence[_Copy]) -> Args:
-    return {"bytes": sum(to.nbytes for to, _ in copies)}
-
-
-def _messages_waited_for(result: None, requests: Sequence[Request]) -> Args:
-    return {"messages": len(requests)}
 
 
 class _Buffers:

@@ -1,23 +1,34 @@
-"""Bring the slices of one tensor together on rank 0, at the end of a run, to digest or to keep them."""
+"""What transports of several processes send beside gradients: losses, requests, and whole tensors to rank 0."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
 from sambasim.ir.program import Member
+from sambasim.runtime.device import bytes_of
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.transports.base import Shared
 
-_TAG = 13
+_COLLECT_TAG = 13
+_FLOAT_BYTES = 8
 
 
-def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The tensor's memory as bytes, for MPI."""
-    array: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
-    return array
+def gather_losses(
+    communicator: Communicator, losses: Sequence[float], request: int, workers: Collection[int]
+) -> Shared:
+    """Collective. The losses of all replicas, in rank order, and the largest request; only `workers` have a replica."""
+    counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
+    send = np.array([request, *losses], dtype=np.float64)
+    receive = np.empty(sum(counts), dtype=np.float64)
+    communicator.all_gather(send.view(np.uint8), receive.view(np.uint8), [count * _FLOAT_BYTES for count in counts])
+    numbers: list[float] = receive.tolist()
+    firsts = list(accumulate(counts, initial=0))[:-1]
+    largest = max(int(numbers[first]) for first in firsts)
+    return Shared([numbers[first + 1] for first, count in zip(firsts, counts, strict=True) if count > 1], largest)
 
 
 def collect(
@@ -25,7 +36,7 @@ def collect(
 ) -> Tensor | None:
     """Collective. On rank 0 the part of a group's flat tensor that belongs to `member`, each slice from its owner;
     None on other ranks. `readable` has the tensors that this process can read, by rank, its own among them."""
-    rank = communicator.topology.rank
+    rank = communicator.rank
     parts = [
         (owner, max(start, member.start), min(stop, member.start + member.numel))
         for owner, (start, stop) in enumerate(slices)
@@ -35,7 +46,7 @@ def collect(
     own = readable[rank]
     if rank != 0:
         sends = [
-            communicator.isend(bytes_of(own[start:stop]), 0, _TAG)
+            communicator.isend(bytes_of(own[start:stop]), 0, _COLLECT_TAG)
             for owner, start, stop in parts
             if owner == rank and owner not in here
         ]
@@ -48,6 +59,6 @@ def collect(
         if owner in readable:
             part.copy_(readable[owner][start:stop])
         else:
-            requests.append(communicator.irecv(bytes_of(part), owner, _TAG))
+            requests.append(communicator.irecv(bytes_of(part), owner, _COLLECT_TAG))
     communicator.wait_all(requests)
     return whole

@@ -8,21 +8,22 @@ parameters   An owner sends its updated slice once to each other node, where one
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sambasim.collectives.hierarchy import blocks, inside
-from sambasim.collectives.slices import Slice
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
-from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.sync.collect import bytes_of
-from sambasim.runtime.sync.interface import BytesMoved
-from sambasim.runtime.sync.mean import TreeMean
-from sambasim.runtime.trace.watched import Watched
+from sambasim.runtime.device import bytes_of
+from sambasim.runtime.ranks import Request
+from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.observer import StepObserver, span
+
+if TYPE_CHECKING:
+    from sambasim.runtime.transports.window import Window
 
 _REDUCE_TAG = 11
 _GATHER_TAG = 12
@@ -45,22 +46,18 @@ def scattered(node_of: Sequence[int]) -> list[str]:
 class Network:
     """One rank's messages. With one node there are none."""
 
-    def __init__(
-        self,
-        program: Program,
-        memories: Mapping[int, DeviceMemory],
-        slices: Mapping[str, Sequence[Slice]],
-        communicator: Communicator,
-        moved: BytesMoved,
-    ) -> None:
+    def __init__(self, window: "Window") -> None:
+        program, communicator = window.program, window.communicator
+        self.observer: StepObserver | None = None
+        self.replica = window.replica
         self._program = program
-        self._memories = memories
-        self._slices = slices
+        self._memories = window.by_rank
+        self._slices = window.slices
         self._communicator = communicator
-        self._moved = moved
+        self._moved = window.bytes_moved
         self._topology = communicator.topology
         self._rank = self._topology.rank
-        self._own = memories[self._rank]
+        self._own = self._memories[self._rank]
         self._layout = blocks(self._topology.node_of)
         self.sources = tuple(
             rank
@@ -75,16 +72,6 @@ class Network:
         self._sends: list[Request] = []
         self._receives: list[Request] = []
 
-    def watched(self) -> Sequence[Watched]:
-        """What a trace shows of it."""
-        if not self.sources:
-            return ()
-        return [
-            Watched(self, "send", Track.COLLECTIVES, "send to other nodes"),
-            Watched(self, "receive", Track.COLLECTIVES, "wait for other nodes"),
-            Watched(self, "exchange", Track.COLLECTIVES, "exchange between nodes"),
-        ]
-
     def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
         """By rank of `sources`, where the operands for this rank's slice of `group` arrive."""
         return self._operands[group.name]
@@ -97,8 +84,11 @@ class Network:
 
     def send(self, group: ParameterGroup) -> None:
         """Begin to send what other nodes need of `group`, which all ranks of this node have completed."""
-        if not self.sources:
-            return
+        if self.sources:
+            self._send(group)
+
+    @span(Track.COLLECTIVES, "send to other nodes")
+    def _send(self, group: ParameterGroup) -> None:
         summed = self._layout.summed[self._topology.node_index]
         gradient = self._own.region(group, "gradient")
         for owner, (start, stop) in enumerate(self._slices[group.name]):
@@ -121,7 +111,11 @@ class Network:
     def receive(self) -> None:
         """Wait until all operands of the next group have arrived."""
         if self.sources:
-            self._communicator.wait_all(self._receives)
+            self._receive()
+
+    @span(Track.COLLECTIVES, "wait for other nodes")
+    def _receive(self) -> None:
+        self._communicator.wait_all(self._receives)
 
     def done(self, group: ParameterGroup) -> None:
         """`group` is reduced: the operand buffer is free for the next."""
@@ -131,10 +125,10 @@ class Network:
         self._queue.pop(0)
         self._post()
 
+    @span(Track.COLLECTIVES, "exchange between nodes")
     def exchange(self, region: str) -> None:
         """Collective. In `region` of every group, the owners' slices come to each node, into the memory of one rank."""
-        if region == "gradient":
-            self._communicator.wait_all(self._sends)  # what comes would overwrite what goes
+        self._communicator.wait_all(self._sends)  # what comes may overwrite what goes
             self._sends = []
         requests = self._sends
         self._sends = []

@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Sequence
 from enum import IntEnum
+from time import perf_counter_ns
 from typing import NamedTuple
 
 from sambasim.records.trace import Track
+from sambasim.runtime.observer import Observed
 from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.trace.watched import Args, Watched
 
 _WORD_BYTES = 8
 _PAGE_BYTES = 4096
@@ -20,6 +21,7 @@ _LINE_WORDS = 8
 """A counter has a cache line to itself: who waits for one does not disturb who writes another."""
 _NUMBERS_AT = 64 * _LINE_WORDS
 _SLEEP_S = 50e-6
+_WAITING = "wait for peers"
 
 
 class _Patience(NamedTuple):
@@ -45,7 +47,8 @@ class Counter(IntEnum):
 class NodeFlags:
     """The counters of all ranks of this node, and two places, each for a loss and a wish."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, owner: Observed) -> None:
+        self._owner = owner
         self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._rank = communicator.topology.local_rank
         size = communicator.topology.local_size
@@ -57,10 +60,6 @@ class NodeFlags:
         self._patience = _CROWDED if size > _cores_of_node(communicator) else _PATIENT
         # Messages to other nodes make progress only inside calls of MPI.
         self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
-
-    def watched(self) -> Watched:
-        """What a trace shows: each time that a rank has to wait for another."""
-        return Watched(self, "wait", Track.COLLECTIVES, "wait for peers", _waited_for)
 
     def publish(self, counter: Counter, value: int) -> None:
         """Everything that this rank wrote before is there for whoever sees `value`."""
@@ -78,6 +77,16 @@ class NodeFlags:
 
     def wait(self, counter: Counter, value: int) -> None:
         """Return when all peers have published `value` or more."""
+        observer, owner = self._owner.observer, self._owner
+        if observer is None:
+            self._wait(counter, value)
+            return
+        observer.span_begins(owner.replica, Track.COLLECTIVES, _WAITING)
+        began_ns = perf_counter_ns()
+        self._wait(counter, value)
+        observer.span_ends(owner.replica, Track.COLLECTIVES, _WAITING, began_ns, {"for": counter.name.lower()})
+
+    def _wait(self, counter: Counter, value: int) -> None:
         at = counter * _LINE_WORDS
         for words in self._peers:
             looks, pokes = self._patience
@@ -112,10 +121,6 @@ class NodeFlags:
             if floats[at + 1] > largest:
                 largest = floats[at + 1]
         return losses, int(largest)
-
-
-def _waited_for(result: None, counter: Counter, value: int) -> Args:
-    return {"for": counter.name.lower()}
 
 
 def _cores_of_node(communicator: Communicator) -> int:

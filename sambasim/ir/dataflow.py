@@ -1,0 +1,146 @@
+"""What sections read and write, and when: derived from the graph, once, for whoever orders or overlaps work.
+
+A node reads and writes values by name. Some nodes also work on the flat tensors of parameter groups in device memory:
+
+    comm.reduce_scatter(group)   reads and writes gradients
+    opt.square_sums(groups)      reads gradients
+    opt.<kind>(group)            reads gradients; reads and writes parameters and optimizer states
+    comm.all_gather(group)       reads and writes parameters
+
+A step runs the sections of a *pass* once for each micro-step: those before the first node that works on a group. The
+sections from there on, the *update*, run once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sambasim.ir.aliases import may_alias, may_be_left_out
+from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import TensorType
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+def groups_of(node: Node) -> tuple[str, ...]:
+    """The parameter groups that `node` works on, by name; none for an ATen operator, or for communication of values."""
+    if node.operator.startswith("aten.") or not node.args:
+        return ()
+    first = node.args[0]
+    names = first if isinstance(first, tuple) else (first,)
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def axis_of(node: Node) -> str | None:
+    """The mesh axis along which `node` communicates; None for a node that does not."""
+    axis = dict(node.kwargs).get("axis") if node.operator.startswith("comm.") else None
+    return axis if isinstance(axis, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a section reads and writes of what outlives it: values, symbols, and `group.region` for groups."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+def section_effects(program: Program, graph: Graph, section: Section) -> Effects:
+    """The effects of `section`, which is one of `graph`."""
+    nodes = graph.section_nodes(section)
+    made = {name for node in nodes for name in node.results if name is not None}
+    read = {name for node in nodes for name in node_references(node)} - made
+    read_later = {name for node in graph.nodes[section.stop :] for name in node_references(node)}
+    kept = {output.value: output.symbol for output in graph.outputs}
+    written = {kept.get(name, name) for name in made if name in kept or name in read_later}
+    groups = {group.name: group for group in program.groups}
+    for node in nodes:
+        for name in groups_of(node):
+            reads, writes = _regions(node, groups[name], program)
+            read |= {f"{name}.{region}" for region in reads}
+            written |= {f"{name}.{region}" for region in writes}
+    return Effects(frozenset(read), frozenset(written))
+
+
+def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The regions of `group` that `node` reads, and those that it writes."""
+    match node.operator:
+        case "comm.reduce_scatter":
+            return ("gradient",), ("gradient",)
+        case "comm.all_gather":
+            return ("parameter",), ("parameter",)
+        case "opt.square_sums":
+            return ("gradient",), ()
+    changed = ("parameter", *program.optimizers[group.optimizer].states)
+    return ("gradient", *changed), changed
+
+
+def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+    """The sections that run in every micro-step, and those that run once, when all micro-steps have."""
+    for index, section in enumerate(graph.sections):
+        if any(groups_of(node) for node in graph.section_nodes(section)):
+            return graph.sections[:index], graph.sections[index:]
+    return graph.sections, ()
+
+
+def is_clipped(program: Program) -> bool:
+    """Whether the update scales gradients by their norm."""
+    nodes = program.training.nodes if program.training else ()
+    return any(node.operator == "opt.square_sums" for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """After how many sections of a pass, counted from its first, something may be done to a group.
+
+    reduce: its gradients are complete
+    update: they are, and no section that is left reads its parameters, which the replicas of a node may share
+    """
+
+    reduce: int
+    update: int
+
+
+def readiness(program: Program) -> Mapping[str, Readiness]:
+    """For each group, by name. One more than a pass has sections means: when the whole pass has ended."""
+    training = program.training
+    if training is None:
+        return {group.name: Readiness(1, 1) for group in program.groups}
+    sections, _ = pass_and_update(training)
+    made, read = _made_and_read(training, sections, {name: symbol.type for name, symbol in program.symbols.items()})
+    end = len(sections) + 1
+    found = {}
+    for group in program.groups:
+        names = {member.gradient for member in group.members}
+        values = [output.value for output in training.outputs if output.symbol in names]
+        complete = max((made.get(value, end) for value in values), default=end)
+        unread = max((read.get(member.parameter, 0) for member in group.members), default=0)
+        found[group.name] = Readiness(reduce=complete, update=max(complete, unread))
+    return found
+
+
+def _made_and_read(
+    graph: Graph, sections: tuple[Section, ...], symbols: Mapping[str, TensorType]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """After how many sections each value is made, and each input was read for the last time, by a view of it too."""
+    types = {**symbols, **graph.values}
+    aliases: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}
+    made: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for position, section in enumerate(sections, start=1):
+        for node in graph.section_nodes(section):
+            operands = tuple(node_references(node))
+            of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
+            read.update(dict.fromkeys(of_inputs, position))
+            for result in node.results:
+                if result is None:
+                    continue
+                made[result] = position
+                if may_be_left_out(node):
+                    alike = [name for name in operands if types[name] == types[result]]
+                    aliases[result] = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in alike))
+                else:
+                    aliases[result] = of_inputs if may_alias(node) else _NOTHING
+    for output in graph.outputs:  # what is handed out is read after the pass
+        read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), len(sections) + 1))
+    return made, read

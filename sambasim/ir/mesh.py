@@ -1,0 +1,60 @@
+"""The mesh: the ranks of a program, arranged along named axes.
+
+A rank has one coordinate on each axis. The ranks that differ in the coordinate of one axis only are a group along that
+axis, and a communication node names the axis whose groups it runs in. Ranks are numbered row by row: the last axis is
+the innermost, so its neighbours have neighbouring ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from sambasim.errors import InternalError
+
+DATA_PARALLEL = "dp"
+"""The axis of replicas: each trains a copy of the model on its own part of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a program's mesh. With `at_run_time`, a run chooses the size, and `size` is the smallest allowed."""
+
+    name: str
+    size: int
+    at_run_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The mesh of a job: the size of every axis, by name, outermost first."""
+
+    sizes: Mapping[str, int]
+
+    @property
+    def world_size(self) -> int:
+        return prod(self.sizes.values())
+
+    def coordinates(self, rank: int) -> Mapping[str, int]:
+        """The coordinate of `rank` on each axis."""
+        found = {}
+        for name in reversed(self.sizes):
+            rank, found[name] = divmod(rank, self.sizes[name])
+        return {name: found[name] for name in self.sizes}
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that share every coordinate with `rank` but the one on `axis`, in the order of that axis.
+
+        Raises InternalError for an axis that the mesh does not have.
+        """
+        if axis not in self.sizes:
+            raise InternalError(f"the mesh has no axis {axis}: {', '.join(self.sizes)}")
+        names = list(self.sizes)
+        stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
+        first = rank - self.coordinates(rank)[axis] * stride
+        return tuple(range(first, first + self.sizes[axis] * stride, stride))
+
+
+def mesh_of(axes: Sequence[Axis], sizes: Mapping[str, int] | None = None) -> Mesh:
+    """The mesh of a job with these `axes`; `sizes` are those that the run chooses."""
+    chosen = sizes or {}
+    return Mesh({axis.name: chosen.get(axis.name, axis.size) if axis.at_run_time else axis.size for axis in axes})

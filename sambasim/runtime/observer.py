@@ -1,0 +1,125 @@
+"""What a step reports while it runs: for the status file, traces, digests, numerics and section times.
+
+Executors, replicas and transports call an observer where there is one. A step without observers does no more than ask.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from sambasim.ir.graph import Section
+from sambasim.records.trace import Track
+
+if TYPE_CHECKING:
+    from sambasim.runtime.instructions import Instruction
+
+SpanArgs: TypeAlias = Mapping[str, int | float | str]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StepObserver:
+    """Override what is of interest: no method does anything here.
+
+    `replica` is the number of a replica; a rank that has none reports its rank. Times are those of `perf_counter_ns`.
+    """
+
+    def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
+        """The function that carries out `instruction` in every pass from now on."""
+        return instruction.function
+
+    def step_begins(self, step: int) -> None:
+        """Step `step`, which counts from 0, begins."""
+
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        """The batch of `micro_step`, which counts from 0, is in device memory; its sections run next."""
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        """These sections have run: one, or several that were compiled or fused together."""
+
+    def pass_ends(self, replica: int, loss: float) -> None:
+        """All sections of the micro-step have run; gradients are in device memory."""
+
+    def span_begins(self, replica: int, track: Track, name: str) -> None:
+        """Something begins that may take long: reading data, a copy, communication."""
+
+    def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
+        """And ends."""
+
+    def step_ends(self, step: int) -> None:
+        """The step is over: parameters are those of the next one."""
+
+
+class Observers(StepObserver):
+    """Several observers as one."""
+
+    def __init__(self, members: Sequence[StepObserver]) -> None:
+        self._members = tuple(members)
+
+    def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
+        for member in self._members:
+            instruction = replace(instruction, function=member.bind(replica, instruction))
+        return instruction.function
+
+    def step_begins(self, step: int) -> None:
+        for member in self._members:
+            member.step_begins(step)
+
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        for member in self._members:
+            member.pass_begins(replica, micro_step)
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        for member in self._members:
+            member.sections_end(replica, sections, began_ns)
+
+    def pass_ends(self, replica: int, loss: float) -> None:
+        for member in self._members:
+            member.pass_ends(replica, loss)
+
+    def span_begins(self, replica: int, track: Track, name: str) -> None:
+        for member in self._members:
+            member.span_begins(replica, track, name)
+
+    def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
+        for member in self._members:
+            member.span_ends(replica, track, name, began_ns, args)
+
+    def step_ends(self, step: int) -> None:
+        for member in self._members:
+            member.step_ends(step)
+
+
+class Observed(Protocol):
+    """What reports spans: an observer, if there is one, and the number to report them under."""
+
+    observer: StepObserver | None
+    replica: int
+
+
+S = TypeVar("S", bound=Observed)
+
+
+def span(
+    track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
+    """A method whose calls are spans. `args_of` is given what the method is, and gives what to say of the call."""
+
+    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+        @wraps(method)
+        def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+            observer = self.observer
+            if observer is None:
+                return method(self, *args, **kwargs)
+            observer.span_begins(self.replica, track, name)
+            began_ns = perf_counter_ns()
+            result = method(self, *args, **kwargs)
+            told: dict[str, Any] = dict(args_of(self, *args, **kwargs)) if args_of else {}
+            observer.span_ends(self.replica, track, name, began_ns, told)
+            return result
+
+        return call
+
+    return decorate

@@ -1,0 +1,171 @@
+"""The interface of transports, and of what they carry out.
+
+A transport knows one rank's place along an axis of the mesh. For each communication node it makes a `Communication`,
+bound to what the node works on: once, when a program is loaded. Groups of parameters are reduced and gathered by
+slices: the owner of a slice adds it up in the order of the tree, updates it, and the others get it from there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
+from sambasim.errors import InternalError
+from sambasim.ir.dataflow import is_clipped
+from sambasim.ir.graph import Node
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from sambasim.runtime.transports.values import Line
+
+
+@dataclass(slots=True)
+class BytesMoved:
+    """Bytes that communication moved, by kind, on this rank. Each transfer is counted once, where it arrives."""
+
+    device_to_host: int = 0
+    host_to_device: int = 0
+    peer: int = 0
+    network: int = 0
+
+
+class Communication(ABC):
+    """One communication of a step: `begin` with this rank's operands, then `finish` once `is_ready`."""
+
+    @abstractmethod
+    def begin(self, *operands: object) -> None:
+        """This rank's operands are there. Does not wait for other ranks."""
+
+    def is_ready(self) -> bool:
+        """Whether `finish` may be called. False only where ranks of this process must run first."""
+        return True
+
+    @abstractmethod
+    def finish(self) -> object:
+        """The result, or None where it is in device memory. May wait for other processes."""
+
+    @property
+    def update_s(self) -> float:
+        """Seconds of the last `finish` that a fused optimizer took, which are no communication."""
+        return 0.0
+
+
+class Overlapped(Communication):
+    """A communication that goes on beside the last pass of a step, and ends in `finish`."""
+
+    @abstractmethod
+    def begin_step(self) -> None:
+        """A step begins: gradients are about to be overwritten."""
+
+    @abstractmethod
+    def section_done(self, count: int) -> None:
+        """This rank has run `count` sections of the pass. What they complete may be sent or reduced from now on."""
+
+    @property
+    @abstractmethod
+    def hidden_s(self) -> float:
+        """Seconds of communication during the pass, in this step."""
+
+
+class Shared(NamedTuple):
+    """What ranks tell one another in a step: losses of replicas, in rank order, and the largest request of a rank."""
+
+    losses: Sequence[float]
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Runs of update nodes that one instruction carries out.
+
+    pattern: the operators of the runs, in order; `opt` stands for any optimizer
+    bind: makes the communication, given the optimizers. Its result is the norm, where the pattern has `opt.total_norm`
+    """
+
+    pattern: tuple[str, ...]
+    bind: Callable[[Optimizers], Communication]
+
+
+class Transport(ABC):
+    """One rank's end of a mesh axis: its `line` of ranks, and the parameter groups that they share.
+
+    `memory` is where the parameters and optimizer states lie that this rank updates. Sums are divided by the number of
+    replicas.
+    """
+
+    def __init__(self, program: Program, memory: DeviceMemory, line: "Line", replicas: int, replica: int) -> None:
+        self.program = program
+        self.memory = memory
+        self.line = line
+        self.replicas = replicas
+        self.replica = replica
+        self.bytes_moved = BytesMoved()
+        self.observer: StepObserver | None = None
+        self.offered = Shared((), 0)
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What users read for this way of communicating."""
+
+    @abstractmethod
+    def owned(self, group: ParameterGroup) -> Slice:
+        """The part of `group` whose parameters and optimizer states this rank updates."""
+
+    def share(self, group: ParameterGroup) -> Slice:
+        """The part of `group` whose squares this rank sums and which it saves: all ranks together have each once."""
+        return self.owned(group)
+
+    @abstractmethod
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        """After it, the owned slices of the gradients are means over the replicas. None if there is nothing to do."""
+
+    @abstractmethod
+    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        """After it, every replica reads the updated parameters of all slices. None if there is nothing to do."""
+
+    def offer(self, losses: Sequence[float], request: int) -> None:
+        """What this rank tells the others in this step: the loss of its replica, if it has one, and a request."""
+        self.offered = Shared(losses, request)
+
+    @abstractmethod
+    def end_step(self) -> Communication:
+        """The end of every step: when it has finished, all updates are visible to all replicas. Its result is what all
+        ranks offered, as `Shared`."""
+
+    def wait_for_readers(self) -> None:
+        """Return when other ranks have read this rank's gradients of the last step: they may be overwritten."""
+
+    @abstractmethod
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        """Collective. On rank 0, `state` of one parameter, flat, whoever owns its slices; None on other ranks."""
+
+    def fusions(self) -> Sequence[Fusion]:
+        """What this transport does faster in one instruction; the longest matching pattern counts."""
+        return ()
+
+    def group(self, name: str) -> ParameterGroup:
+        """The group called `name`. Raises InternalError if the program has none."""
+        for group in self.program.groups:
+            if group.name == name:
+                return group
+        raise InternalError(f"the program has no group {name}")
+
+
+def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
+    """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
+    granule = NORM_BLOCK_ELEMENTS if is_clipped(program) else CUT_ELEMENTS
+    return {group.name: cut(group.numel, ranks, granule) for group in program.groups}
+
+
+def value_type(node: Node, values: Mapping[str, TensorType]) -> TensorType:
+    """The type of the one result of `node`."""
+    (result,) = node.results
+    return values[result or ""]

@@ -1,0 +1,257 @@
+"""Ranks that one process plays in turn: the emulation, and a rank that is alone.
+
+Each rank runs until a communication needs what another has not computed yet; then the next one runs. What a rank puts
+down for the others is kept in the hub of its line. So the same program runs as on as many processes, in one debugger.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.slices import Slice
+from sambasim.errors import InternalError
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.types import TensorType
+from sambasim.runtime.device import DeviceMemory
+from sambasim.runtime.mean import tree_mean
+from sambasim.runtime.transports.base import Communication, Shared, Transport, slices_of
+from sambasim.runtime.transports.values import Combine, Line, tensor_operand
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Hub:
+    """What the ranks of one line have put down for one another. `changes` counts whatever happens here."""
+
+    size: int
+    changes: int = 0
+    _put: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
+    _taken: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+    _rounds: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+    _mail: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+
+    def put(self, key: Hashable, position: int, value: object) -> Hashable:
+        """Give `value` to the collective called `key`; returns what to ask for in this round of it."""
+        self._rounds[key, position] += 1
+        this_round = key, self._rounds[key, position]
+        self._put[this_round][position] = value
+        self.changes += 1
+        return this_round
+
+    def is_full(self, this_round: Hashable) -> bool:
+        """Whether all ranks have given something."""
+        return len(self._put[this_round]) == self.size
+
+    def take(self, this_round: Hashable) -> list[object]:
+        """What all ranks gave, in order. Every rank takes it once."""
+        found = [self._put[this_round][one] for one in range(self.size)]
+        self._taken[this_round] += 1
+        self.changes += 1
+        if self._taken[this_round] == self.size:
+            del self._put[this_round], self._taken[this_round]
+        return found
+
+    def box(self, source: int, to: int, tag: int) -> "deque[Tensor]":
+        """The messages on their way from one rank to another."""
+        return self._mail[(source, to, tag)]
+
+
+def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = None) -> list[R]:
+    """The results of `steps`, each of which is run until it waits for another, in turn.
+
+    Raises InternalError if all of them wait.
+    """
+    results: dict[int, R] = {}
+    waiting = dict(enumerate(steps))
+    while waiting:
+        changes = hub.changes if hub is not None else -1
+        done = []
+        for number, step in waiting.items():
+            try:
+                next(step)
+            except StopIteration as end:
+                results[number] = end.value
+                done.append(number)
+        for number in done:
+            del waiting[number]
+        if waiting and not done and (hub is None or hub.changes == changes):
+            numbers = ", ".join(map(str, waiting))
+            raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
+    return [results[number] for number in range(len(steps))]
+
+
+@final
+class HubLine(Line):
+    """Ranks of this process."""
+
+    def __init__(self, hub: Hub, position: int) -> None:
+        self.hub = hub
+        self.size = hub.size
+        self.position = position
+
+    def gather(self, key: Hashable, combine: Combine) -> Communication:
+        return _GatherHere(self, key, combine)
+
+    def send(self, to: int, tag: int) -> Communication:
+        return _SendHere(self.hub.box(self.position, to, tag), self.hub)
+
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
+        return _ReceiveHere(self.hub.box(source, self.position, tag), self.hub)
+
+
+class _Collective(Communication):
+    """What all ranks of the line begin before any finishes."""
+
+    def __init__(self, hub: Hub, key: Hashable, position: int) -> None:
+        self._hub = hub
+        self._key = key
+        self._position = position
+        self._round: Hashable = None
+
+    def put(self, value: object) -> None:
+        self._round = self._hub.put(self._key, self._position, value)
+
+    def is_ready(self) -> bool:
+        return self._hub.is_full(self._round)
+
+    def take(self) -> list[object]:
+        return self._hub.take(self._round)
+
+
+@final
+class _GatherHere(_Collective):
+    def __init__(self, line: HubLine, key: Hashable, combine: Combine) -> None:
+        super().__init__(line.hub, key, line.position)
+        self._combine = combine
+
+    def begin(self, *operands: object) -> None:
+        self.put(tensor_operand(operands))
+
+    def finish(self) -> object:
+        return self._combine([tensor_operand([tensor]) for tensor in self.take()])
+
+
+@final
+class _SendHere(Communication):
+    def __init__(self, box: "deque[Tensor]", hub: Hub) -> None:
+        self._box = box
+        self._hub = hub
+
+    def begin(self, *operands: object) -> None:
+        self._box.append(tensor_operand(operands).clone())
+        self._hub.changes += 1
+
+    def finish(self) -> object:
+        return None
+
+
+@final
+class _ReceiveHere(Communication):
+    def __init__(self, box: "deque[Tensor]", hub: Hub) -> None:
+        self._box = box
+        self._hub = hub
+
+    def begin(self, *operands: object) -> None:
+        """Nothing is sent."""
+
+    def is_ready(self) -> bool:
+        return bool(self._box)
+
+    def finish(self) -> object:
+        self._hub.changes += 1
+        return self._box.popleft()
+
+
+@final
+class InProcess(Transport):
+    """Replica `replica` of those that this process plays. `memories` are those of all, in order."""
+
+    def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
+        super().__init__(program, memories[replica], HubLine(hub, replica), len(memories), replica)
+        self.memories = memories
+        self.hub = hub
+        self.slices = slices_of(program, len(memories))
+
+    @property
+    def title(self) -> str:
+        if self.replicas == 1:
+            return "none (one replica)"
+        return f"emulated ({self.replicas} replicas in one process)"
+
+    def owned(self, group: ParameterGroup) -> Slice:
+        return self.slices[group.name][self.replica]
+
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        return None if self.replicas == 1 else _ReduceHere(self, groups)
+
+    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        return None if self.replicas == 1 else _SpreadHere(self, groups)
+
+    def end_step(self) -> Communication:
+        return _Meeting(self)
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        """The same on every rank."""
+        whole = torch.empty(member.numel, dtype=getattr(torch, group.dtype))
+        for memory, (start, stop) in zip(self.memories, self.slices[group.name], strict=True):
+            low, high = max(start, member.start), min(stop, member.start + member.numel)
+            if low < high:
+                whole[low - member.start : high - member.start] = memory.region(group, state)[low:high]
+        return whole
+
+
+class _OnMemory(_Collective):
+    """A collective on device memory: every rank may read that of all, once all have begun."""
+
+    def __init__(self, transport: InProcess, groups: Sequence[ParameterGroup]) -> None:
+        key = (type(self).__name__, *(group.name for group in groups))
+        super().__init__(transport.hub, key, transport.replica)
+        self.transport = transport
+        self.groups = groups
+
+    def begin(self, *operands: object) -> None:
+        self.put(None)
+
+
+@final
+class _ReduceHere(_OnMemory):
+    def finish(self) -> object:
+        own = self.transport
+        for group in self.groups:
+            part = slice(*own.owned(group))
+            gradients = [memory.region(group, "gradient")[part] for memory in own.memories]
+            tree_mean(gradients, gradients[own.replica], own.replicas)
+        self.take()
+        return None
+
+
+@final
+class _SpreadHere(_OnMemory):
+    def finish(self) -> object:
+        own = self.transport
+        for group in self.groups:
+            whole = own.memory.region(group, "parameter")
+            for replica, (start, stop) in enumerate(own.slices[group.name]):
+                if replica != own.replica:
+                    whole[start:stop].copy_(own.memories[replica].region(group, "parameter")[start:stop])
+        self.take()
+        return None
+
+
+@final
+class _Meeting(_Collective):
+    def __init__(self, transport: InProcess) -> None:
+        super().__init__(transport.hub, "end of step", transport.replica)
+        self._transport = transport
+
+    def begin(self, *operands: object) -> None:
+        self.put(self._transport.offered)
+
+    def finish(self) -> object:
+        everybody = [one for one in self.take() if isinstance(one, Shared)]
+        return Shared([loss for one in everybody for loss in one.losses], max(one.request for one in everybody))

@@ -1,0 +1,172 @@
+"""Device sync for programs of few parameters, where waiting costs more than arithmetic.
+
+Every replica adds up all slices itself, and updates parameters of its own: the bits are those of owners, because every
+replica computes the same. So a step has one meeting instead of two, when all gradients are there. That all replicas
+have read them matters only when the next step is about to overwrite them, and by then they mostly have.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.slices import Slice
+from sambasim.collectives.tree import additions
+from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
+from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.transports.base import Communication, Fusion, Shared, Transport, slices_of
+from sambasim.runtime.transports.flags import Counter, NodeFlags
+from sambasim.runtime.transports.values import MessageLine
+from sambasim.runtime.transports.window import Devices
+
+
+@final
+class SmallWindow(Transport):
+    """Every replica reads its peers' device memory, and owns everything. For one node."""
+
+    def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
+        rank, size = communicator.rank, communicator.world_size
+        super().__init__(program, devices.by_rank[rank], MessageLine(communicator, range(size)), size, rank)
+        self.flags = NodeFlags(communicator, self)
+        self.steps = 0
+        self.shared: Shared | None = None
+        self._slices = slices_of(program, size)
+        self.means: dict[str, Tensor] = {}
+        self.reductions = []
+        for group in program.groups:
+            gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
+            mean = self.means[group.name] = torch.empty_like(gradients[0])
+            add_up = TreeMean(additions(len(gradients)), size, mean.dtype)
+            self.reductions.append(add_up.of(gradients, mean, near=True))
+        self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
+
+    @property
+    def title(self) -> str:
+        return "device (peers' device memory)"
+
+    def owned(self, group: ParameterGroup) -> Slice:
+        return (0, group.numel)
+
+    def share(self, group: ParameterGroup) -> Slice:
+        return self._slices[group.name][self.replica]
+
+    def fusions(self) -> Sequence[Fusion]:
+        clipped = ("opt.square_sums", "comm.all_reduce", "opt.total_norm")
+        return [
+            Fusion(("comm.reduce_scatter", "opt", "comm.all_gather"), lambda optimizers: _Step(self, optimizers)),
+            Fusion(
+                ("comm.reduce_scatter", *clipped, "opt", "comm.all_gather"),
+                lambda optimizers: _Step(self, optimizers, clips=True),
+            ),
+        ]
+
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
+        return _Reduce(self)
+
+    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        return None
+
+    def offer(self, losses: Sequence[float], request: int) -> None:
+        self.flags.put(self.steps % 2, losses[0], request)  # a rank may be one step ahead of who reads
+
+    def end_step(self) -> Communication:
+        return _End(self)
+
+    def wait_for_readers(self) -> None:
+        self.flags.wait(Counter.UPDATED, self.steps)
+
+    def reduce(self) -> None:
+        """Collective. Every mean is in `means`; peers may still be reading this rank's gradients."""
+        self.flags.meet(Counter.PROGRESS, self.steps + 1)
+        self.shared = Shared(*self.flags.numbers(self.steps % 2))
+        for add_up in self.reductions:
+            add_up()
+        self.steps += 1
+        self.flags.publish(Counter.UPDATED, self.steps)
+        self.bytes_moved.peer += self.peer_bytes
+
+    def take_shared(self) -> Shared:
+        """Collective. What all ranks offered in this step; they meet for it, if they have not yet."""
+        if self.shared is None:
+            self.flags.meet(Counter.PROGRESS, self.steps + 1)
+            self.shared = Shared(*self.flags.numbers(self.steps % 2))
+            self.steps += 1
+            self.flags.publish(Counter.UPDATED, self.steps)
+        shared, self.shared = self.shared, None
+        return shared
+
+    def mean_parts(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
+        """After `reduce`, the mean of `group`, whole, and the number of its first element."""
+        yield 0, self.means[group.name]
+
+    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+        own = self.memory.region(group, state)[member.start : member.start + member.numel]
+        return own if self.replica == 0 else None
+
+
+@final
+class _Step(Communication):
+    """REDUCE, GRADNORM where the program clips, OPT and GATHER of all groups."""
+
+    def __init__(self, window: SmallWindow, optimizers: Optimizers, *, clips: bool = False) -> None:
+        self._window = window
+        self._optimizers = optimizers
+        self._clips = clips
+        self._means = list(window.means.values())
+        self._updates = [optimizers.slice(group, 0, group.numel) for group in window.program.groups]
+        self._update_s = 0.0
+
+    def begin(self, *operands: object) -> None:
+        """Nothing: the losses that were offered are published with the gradients."""
+
+    def finish(self) -> object:
+        self._window.reduce()
+        began_s = time.perf_counter()
+        norm = None
+        if self._clips:
+            norm = total_norm(block for mean in self._means for block in block_sums(mean, (0, mean.numel())))
+            clip(self._means, norm, self._optimizers.first("max_grad_norm"))
+        for update, mean in zip(self._updates, self._means, strict=True):
+            update(mean)
+        self._update_s = time.perf_counter() - began_s
+        return norm
+
+    @property
+    def update_s(self) -> float:
+        return self._update_s
+
+
+@final
+class _Reduce(Communication):
+    """REDUCE by itself: the means go over this rank's gradients, once all have read them."""
+
+    def __init__(self, window: SmallWindow) -> None:
+        self._window = window
+
+    def begin(self, *operands: object) -> None:
+        """Nothing."""
+
+    def finish(self) -> object:
+        window = self._window
+        window.reduce()
+        window.wait_for_readers()
+        for group in window.program.groups:
+            window.memory.region(group, "gradient").copy_(window.means[group.name])
+        return None
+
+
+@final
+class _End(Communication):
+    def __init__(self, window: SmallWindow) -> None:
+        self._window = window
+
+    def begin(self, *operands: object) -> None:
+        """Nothing."""
+
+    def finish(self) -> Shared:
+        return self._window.take_shared()

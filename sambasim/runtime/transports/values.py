@@ -1,0 +1,154 @@
+"""Communication of values: all_reduce, all_gather, broadcast, send and recv, over any line of ranks.
+
+Every collective is a gather: each rank sends its tensor to all others, directly, and every rank computes the result by
+itself, a sum in the order of the tree. So the bits are the same whatever carries the tensors.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.errors import InternalError
+from sambasim.ir.types import TensorType
+from sambasim.runtime.mean import tree_mean
+from sambasim.runtime.ranks import Communicator, Request
+from sambasim.runtime.device import bytes_of
+from sambasim.runtime.transports.base import Communication
+
+Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+"""Makes the result of a collective from the tensors of all ranks of the line, in order."""
+
+_GATHER_TAG = 31
+_SEND_TAG = 1000
+"""Messages of a program's own `send` nodes have this tag plus that of the node."""
+
+
+class Line(ABC):
+    """The ranks along an axis, as the one at `position` of `size` sees them. `key` tells communications apart."""
+
+    position: int
+    size: int
+
+    @abstractmethod
+    def gather(self, key: Hashable, combine: Combine) -> Communication:
+        """A collective: all ranks give a tensor of one type."""
+
+    @abstractmethod
+    def send(self, to: int, tag: int) -> Communication:
+        """Send a tensor to the rank at position `to`."""
+
+    @abstractmethod
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
+        """Receive a tensor of `type_` from the rank at position `source`."""
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum, in the order of the tree."""
+    flat = [tensor.contiguous().view(-1) for tensor in tensors]
+    total = torch.empty_like(flat[0])
+    tree_mean(flat, total, 1)
+    return total.view(tensors[0].shape)
+
+
+def mean_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum in the order of the tree, divided by the number of ranks."""
+    flat = [tensor.contiguous().view(-1) for tensor in tensors]
+    mean = torch.empty_like(flat[0])
+    tree_mean(flat, mean, len(flat))
+    return mean.view(tensors[0].shape)
+
+
+def joined(dim: int) -> Combine:
+    """The tensors of all ranks, side by side along `dim`."""
+    return lambda tensors: torch.cat(list(tensors), dim=dim)
+
+
+def of_root(root: int) -> Combine:
+    """The tensor of the rank at position `root`."""
+    return lambda tensors: tensors[root].clone()
+
+
+def tensor_operand(operands: Sequence[object]) -> Tensor:
+    """The one operand of a communication of values. Raises InternalError if it is no tensor."""
+    if len(operands) == 1 and isinstance(operands[0], Tensor):
+        return operands[0]
+    raise InternalError(f"a communication of {len(operands)} operands, or of one that is no tensor")
+
+
+class MessageLine(Line):
+    """Ranks of different processes: tensors travel as messages. `ranks` are their world ranks, in order."""
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        self.communicator = communicator
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.position = self.ranks.index(communicator.rank)
+
+    def gather(self, key: Hashable, combine: Combine) -> Communication:
+        return _GatherMessages(self, combine)
+
+    def send(self, to: int, tag: int) -> Communication:
+        return _Send(self.communicator, self.ranks[to], _SEND_TAG + tag)
+
+    def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
+        return _Receive(self.communicator, self.ranks[source], _SEND_TAG + tag, type_)
+
+
+class _GatherMessages(Communication):
+    def __init__(self, line: MessageLine, combine: Combine) -> None:
+        self._line = line
+        self._combine = combine
+        self._tensors: list[Tensor] = []
+        self._requests: list[Request] = []
+
+    def begin(self, *operands: object) -> None:
+        own, line = tensor_operand(operands).contiguous(), self._line
+        self._tensors = [own if one == line.position else torch.empty_like(own) for one in range(line.size)]
+        communicator = line.communicator
+        peers = [(one, rank) for one, rank in enumerate(line.ranks) if one != line.position]
+        receives = [communicator.irecv(bytes_of(self._tensors[one]), rank, _GATHER_TAG) for one, rank in peers]
+        sends = [communicator.isend(bytes_of(own), rank, _GATHER_TAG) for _, rank in peers]
+        self._requests = receives + sends
+
+    def finish(self) -> object:
+        self._line.communicator.wait_all(self._requests)
+        tensors, self._tensors = self._tensors, []
+        return self._combine(tensors)
+
+
+class _Send(Communication):
+    """The message is under way after `begin`; its buffer is kept until the next one, or the end."""
+
+    def __init__(self, communicator: Communicator, rank: int, tag: int) -> None:
+        self._communicator = communicator
+        self._rank = rank
+        self._tag = tag
+        self._under_way: tuple[Tensor, Request] | None = None
+
+    def begin(self, *operands: object) -> None:
+        if self._under_way is not None:
+            self._communicator.wait_all([self._under_way[1]])
+        tensor = tensor_operand(operands).contiguous()
+        self._under_way = tensor, self._communicator.isend(bytes_of(tensor), self._rank, self._tag)
+
+    def finish(self) -> object:
+        return None
+
+
+class _Receive(Communication):
+    def __init__(self, communicator: Communicator, rank: int, tag: int, type_: TensorType) -> None:
+        self._communicator = communicator
+        self._rank = rank
+        self._tag = tag
+        self._type = type_
+
+    def begin(self, *operands: object) -> None:
+        """Nothing is sent."""
+
+    def finish(self) -> object:
+        tensor = torch.empty(self._type.shape, dtype=getattr(torch, self._type.dtype))
+        self._communicator.wait_all([self._communicator.irecv(bytes_of(tensor), self._rank, self._tag)])
+        return tensor
