@@ -51,7 +51,9 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
 @click.option("--host-sync", type=_HOST_SYNC, help="How hosts exchange gradients. Default: mpi.")
 @click.option("--parameter-servers", type=int, help="Ranks that only serve, the last ones. Default: 0, rank 0 serves.")
 @click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
-@click.option("--trust-data-source", is_flag=True, default=None, help="Open what a PEF from elsewhere names as data.")
+@click.option(
+    "--trust", is_flag=True, default=None, help="Execute a PEF that someone else compiled, and its data source."
+)
 @click.option("--workers", type=int, help="Processes that read data, for each rank.")
 @click.option("--epochs", type=int, help="How many times to go through the data.")
 @click.option("--steps", type=int, help="How many optimizer steps to take, instead of epochs.")

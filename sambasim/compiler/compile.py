@@ -262,7 +262,7 @@ def _unnoted(digest: str) -> list[str]:
     why = note_compiled(digest)
     if why is None:
         return []
-    return [f"it could not be noted that this account compiled it ({why}): its runs will ask for --trust-data-source"]
+    return [f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"]
 
 
 def _notices(program: Program, model: nn.Module) -> list[str]:

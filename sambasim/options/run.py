@@ -55,10 +55,10 @@ class RunOptions(Options):
 
     `pef` is a path, or the name of a PEF found as `out/NAME/NAME.pef`. `data_parallel` None means: on, if the PEF is
     data parallel and there are two replicas or more. `overrides` changes what a PEF carries, in the layout of the TOML
-    config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `trust_data_source` confirms the data source that a
-    PEF from elsewhere names. `weights` replaces those of the PEF before the first step. `host_sync` says how gradients
-    go from host to host, None by MPI; of a parameter server, the last `parameter_servers` ranks only serve, or rank 0
-    serves beside its work. `threads` are intra-op threads of each rank; None shares the cores of the node out.
+    config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it. `trust` allows a PEF that another account
+    compiled. `weights` replaces those of the PEF before the first step. `host_sync` says how gradients go from host to
+    host, None by MPI; of a parameter server, the last `parameter_servers` ranks only serve, or rank 0 serves beside its
+    work. `threads` are intra-op threads of each rank; None shares the cores of the node out.
     `metrics`, `trace`, `save` and `predictions` are files; a trace is of `trace_steps` steps, None of a few; `log_dir`
     takes one file of each rank. `sync_timeout` is for how many seconds ranks wait for one that does not move.
     `emulate_replicas` plays that many replicas in one process. `checkpoint` says where and how often a run saves where
@@ -73,7 +73,7 @@ class RunOptions(Options):
     host_sync: HostSyncName | None = None
     parameter_servers: int | None = Field(default=None, ge=0)
     inference: bool = False
-    trust_data_source: bool = False
+    trust: bool = False
     overrides: JsonTable = Field(default_factory=dict)
     weights: FilePath | None = None
     threads: int | None = Field(default=None, ge=1)
@@ -195,7 +195,7 @@ RUN_FLAGS: Mapping[str, tuple[str, str]] = {
     "host_sync": ("--host-sync", "host_sync"),
     "parameter_servers": ("--parameter-servers", "parameter_servers"),
     "inference": ("--inference", "inference"),
-    "trust_data_source": ("--trust-data-source", "trust_data_source"),
+    "trust": ("--trust", "trust"),
     "weights": ("--weights", "weights"),
     "threads": ("--threads", "threads"),
     "engine": ("--engine", "engine"),

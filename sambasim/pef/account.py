@@ -76,7 +76,7 @@ def _lines(descriptor: int) -> list[bytes]:
 def _drop_oldest(path: Path, descriptor: int) -> None:
     """Puts a file with the newer half of the lines in the place of this one.
 
-    A process that adds its line to the old file meanwhile loses it: its next run asks for --trust-data-source, no more.
+    A process that adds its line to the old file meanwhile loses it: its next run asks for --trust, no more.
     """
     kept = [line for line in _lines(descriptor) if len(line) == DIGEST_CHARACTERS][-_FEWEST_KEPT:]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

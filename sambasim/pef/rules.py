@@ -46,15 +46,12 @@ TYPES = Rule(21, "types", WEIGHTS_MEMBER)
 LAYOUT = Rule(22, "layout", WEIGHTS_MEMBER)
 CONTENT = Rule(23, "content", WEIGHTS_MEMBER)
 
-# Rules keep their numbers, so these two, which are about the arguments of operators, stand after those of the weights.
 CONSTANTS = Rule(24, "constants", MANIFEST_MEMBER)
-OPERANDS = Rule(25, "operands", MANIFEST_MEMBER)
-RESULTS = Rule(26, "results", MANIFEST_MEMBER)
 
 RULES = (
     READABLE, ARCHIVE, MEMBERS, STORED, PLAIN, CONTIGUOUS, FRAMING, BOUNDED, CHECKSUM, JSON, FORMAT, VERSION,
     CANONICAL, DIGEST, SCHEMA, NODES, PROGRAM, SIZE, HEADER, TENSORS, TYPES, LAYOUT, CONTENT,
-    CONSTANTS, OPERANDS, RESULTS,
+    CONSTANTS,
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
-from sambasim.pef.operands import check_operands, returns_one_tensor
 from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.runtime.engine.builtins import builtin
 
@@ -83,8 +82,7 @@ def lower(
     values in `keep` are not freed.
 
     A view of a symbol shows the same memory in every pass: it is taken here, once, and its node has no instruction.
-    Raises PefError for an operator that this torch does not have, and for a node whose arguments or results do not fit
-    its operator.
+    Raises PefError for an operator or a constant that this torch does not have.
     """
     lowered: list[Instruction | None] = []
     for node in nodes:
@@ -146,7 +144,6 @@ def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
 
 def _instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
     operator = find_operator(node.operator)
-    check_operands(node, operator._schema)
     function, operands = _call(operator, node, registers)
     results = tuple(None if name is None else registers.value(name) for name in node.results)
     return Instruction(
@@ -181,6 +178,11 @@ def _stores(
 ) -> tuple[tuple[int, Tensor], ...]:
     named = [name for name in node.results if name is not None]
     return tuple((registers.value(name), tensor) for name in named for tensor in stores.get(name, ()))
+
+
+def returns_one_tensor(schema: torch.FunctionSchema) -> bool:
+    """Whether an operator of this schema returns one tensor, and not several or a list."""
+    return [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
 def find_operator(name: str) -> OpOverload:

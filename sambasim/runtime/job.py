@@ -13,7 +13,6 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
-from sambasim.runtime.admission import blaming
 from sambasim.runtime.agreement import check_sources
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settled
 from sambasim.runtime.checkpoint.claim import Claim, claim
@@ -81,7 +80,6 @@ class TrainingJob:
         """Train, evaluate, save; returns the summary."""
         with ExitStack() as stack:
             keep_freed_memory()
-            stack.enter_context(blaming(self._setup.known))
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
                 self._activity.waits("connecting the ranks")

@@ -11,7 +11,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
-from sambasim.runtime.admission import admit, blaming
+from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.agreement import check_sources
 from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.determinism import repeatable
@@ -38,11 +38,11 @@ class PredictionJob:
         self._document = read(path)
         self._program = self._document.program
         self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
-        self._known = admit(self._document, self._resolved, communicator)
+        check_trusted(path, self._document, options, communicator)
 
     def run(self) -> PredictionRecord:
         """Collective. Predict, save, and return what was found."""
-        with blaming(self._known), repeatable(self._options.threads or default_threads(self._communicator, 1)):
+        with repeatable(self._options.threads or default_threads(self._communicator, 1)):
             return self._predict()
 
     def _predict(self) -> PredictionRecord:

@@ -11,7 +11,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
-from sambasim.runtime.admission import admit, blaming
+from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device
 from sambasim.runtime.engine.choice import Tiles, agree_on_tiles
@@ -26,13 +26,12 @@ from sambasim.runtime.threads import default_threads
 class Setup:
     """One rank's view of a run. `emulated` is the number of replicas that this process plays: one, but in an emulation.
 
-    `known` says that this account compiled the PEF, `roles` which ranks have replicas, and which only serve;
-    `placement` where replicas sit on `inventory`, the simulated machine; `arguments` are the runtime arguments of the
-    program, `threads` those of a rank, and `tiles` says whether they multiply by tiles.
+    `roles` says which ranks have replicas, and which only serve; `placement` where replicas sit on `inventory`, the
+    simulated machine; `arguments` are the runtime arguments of the program, `threads` those of a rank, and `tiles` says
+    whether they multiply by tiles.
     """
 
     path: Path
-    known: bool
     options: RunOptions
     communicator: Communicator
     document: PefDocument
@@ -89,19 +88,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     document = read(path)
     check_device(document)
     resolved = resolve_run(options, document.training_defaults, document.data_source)
-    known = admit(document, resolved, communicator)
-    with blaming(known):
-        return _settle(path, options, communicator, document, resolved, known)
-
-
-def _settle(
-    path: Path,
-    options: RunOptions,
-    communicator: Communicator,
-    document: PefDocument,
-    resolved: ResolvedRun,
-    known: bool,
-) -> Setup:
+    check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
     check_is_for_run(document.program)
@@ -112,7 +99,6 @@ def _settle(
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(
         path=path,
-        known=known,
         options=options,
         communicator=communicator,
         document=document,

@@ -26,10 +26,6 @@ def main() -> int:
     print(f"{tally.mutants} mutants, {tally.sound} of them taken as sound; {len(tally.findings)} findings, in {folder}")
     for name, count in sorted(tally.mutations.items()):
         print(f"  {count:6} {name}")
-    if tally.blamed:
-        print("what only a run has found, by the place where it came out; each is told as the file's fault:")
-    for place, count in tally.blamed.most_common():
-        print(f"  {count:6} {place}\n         {tally.examples[place]}")
     for finding in tally.findings[:50]:
         last = str(finding["finding"]).strip().splitlines()[-1][:200]
         print(f"  mutant {finding['number']}, {finding['mutation']}, {finding.get('way')}: {last}")

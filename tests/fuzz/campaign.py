@@ -25,17 +25,12 @@ WARM_UP_S = 300
 
 @dataclass(slots=True)
 class Tally:
-    """What came out: `mutants` tried, `sound` ones among them, and the findings, each a JSON object.
-
-    `blamed` counts, by their places, what only a run has found; of each place, `examples` has the first.
-    """
+    """What came out: `mutants` tried, `sound` ones among them, and the findings, each a JSON object."""
 
     mutants: int = 0
     sound: int = 0
     mutations: Counter[str] = field(default_factory=Counter)
     findings: list[dict[str, object]] = field(default_factory=list)
-    blamed: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,11 +100,6 @@ class _Campaign:
         told = json.loads(line)
         if "finding" in told:
             self._keep(told)
-        elif "blamed" in told:
-            self._tally.blamed[told["blamed"]] += 1
-            now = worker.now
-            example = f"mutant {now['number']}, {now['mutation']}, {now['way']}: {told['why']}"
-            self._tally.examples.setdefault(told["blamed"], example)
         elif "number" in told:
             worker.now = told
             self._tally.mutants += 1

@@ -16,7 +16,6 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef.layout import WEIGHT_KINDS, weights_layout
 from tests.faults.command import sambasim
-from tests.fuzz.author import authored
 from tests.fuzz.json_edits import NUMBERS, TEXTS, edit
 from tests.fuzz.nets import COMPILATIONS
 from tests.fuzz.subject import MIB, Mutation, Subject, Way
@@ -188,11 +187,6 @@ def edited_options(random: Random, samples: Sequence[bytes]) -> bytes:
     return _with(random, samples, change)
 
 
-def foreign_nodes(random: Random, samples: Sequence[bytes]) -> bytes:
-    """Nodes that no capture gives, written into a graph with the types that they should have."""
-    return _with(random, samples, lambda random, fields: authored(random, random.choice(_graphs(fields))))
-
-
 def spliced_members(random: Random, samples: Sequence[bytes]) -> bytes:
     """The manifest of one PEF and the weights of another."""
     fields, _ = take_apart(random.choice(samples))
@@ -270,7 +264,7 @@ def zip_tricks(random: Random, samples: Sequence[bytes]) -> bytes:
 
 
 MUTATIONS: Sequence[Mutation] = (
-    foreign_nodes, foreign_nodes, foreign_nodes, edited, edited, edited_program, edited_program,
+    edited, edited, edited_program, edited_program,
     edited_node, edited_node, edited_node, edited_types, edited_options,
     spliced_members, spliced_parts, other_weights, edited_header, edited_text, zip_tricks,
 )  # fmt: skip
@@ -297,8 +291,6 @@ def _map(path: Path) -> None:
         tensor.sum()
 
 
-_RUN = ("run", "--pef", "PEF", "--data", "synthetic", "--threads", "1")
-
 PEF = Subject(
     name="pef",
     suffix=".pef",
@@ -316,8 +308,6 @@ PEF = Subject(
         Way("simulate", command("simulate", "PEF", "--replicas", "1,4"), seconds=30, if_sound=True),
         Way("report", command("report", "PEF", "--html", "page.html"), seconds=30, if_sound=True),
         Way("run unasked", command("run", "--pef", "PEF", "--steps", "1", "--threads", "1"), if_sound=True),
-        Way("run", command(*_RUN, "--steps", "1"), seconds=30, constant_bytes=512 * MIB, if_sound=True),
-        Way("predict", command(*_RUN, "--inference"), seconds=30, constant_bytes=512 * MIB, if_sound=True),
     ),
 )
 

@@ -1,19 +1,13 @@
 """A small part of what `make fuzz` does, the same mutants each time; and that the fuzzer sees what it is to see."""
 
 import os
-import re
 import time
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from sambasim.errors import InternalError, PefError
-from sambasim.pef.canonical import parse_json
-from sambasim.runtime.admission import blaming
-from tests.fuzz.blamed import Blamed
 from tests.fuzz.campaign import campaign
 from tests.fuzz.raw import RAW
 from tests.fuzz.subject import MIB, Way
@@ -108,31 +102,6 @@ def test_a_refusal_is_no_finding(watch: Watch, tmp_path: Path) -> None:
 
     (tmp_path / "file").write_bytes(b"x")
     assert attempt(Way("a way", refuses, constant_bytes=MIB), tmp_path / "file", watch) == (None, False)
-
-
-def refused_by_the_run(path: Path) -> None:
-    with blaming(known=False):
-        parse_json(b"{")
-
-
-def told_by_a_command(path: Path) -> None:
-    try:
-        refused_by_the_run(path)
-    except PefError as error:
-        import_module("sambasim.cli.main").explain(error)
-
-
-@pytest.mark.parametrize("enter", [refused_by_the_run, told_by_a_command])
-def test_what_only_a_run_has_found_is_counted_by_its_place(
-    enter: Callable[[Path], None], watch: Watch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    counted: list[Blamed] = []
-    fault, _ = attempt(Way("a way", enter), tmp_path / "file", watch, counted.append)
-    assert fault is None
-    (one,) = counted
-    assert re.fullmatch(r"sambasim/pef/canonical\.py:\d+ parse_json: \w+Error", one.place)
-    assert one.why
 
 
 def test_a_process_that_dies_is_a_finding_and_the_rest_is_tried(tmp_path: Path) -> None:

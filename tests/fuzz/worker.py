@@ -1,6 +1,6 @@
 """A process that tries mutants, one after another: `python -m tests.fuzz.worker SUBJECT FOLDER SEED START STOP STEP`.
 
-It writes a JSON line before each mutant, and one for each finding, and for what is to be counted; if it dies, the last
+It writes a JSON line before each mutant, and one for each finding; if it dies, the last
 line says of which.
 """
 
@@ -10,11 +10,10 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sambasim.errors import InternalError, PeerError, SambasimError
-from tests.fuzz.blamed import Blamed, blamed, overhearing
 from tests.fuzz.subject import Subject, Way
 from tests.fuzz.subjects import ALL
 from tests.fuzz.watch import TooSlow, Watch, forget_peak, limit_memory, resident_bytes, within
@@ -42,7 +41,7 @@ def main(subject_name: str, folder: Path, seed: int, numbers: range) -> None:
             if way.if_sound and not sound:
                 continue
             _say(way=way.name)
-            fault, passed = attempt(way, path, watch, lambda one: _say(blamed=one.place, why=one.why))
+            fault, passed = attempt(way, path, watch)
             sound = sound and passed
             if fault is not None:
                 _say(finding=fault, number=number, mutation=mutation, way=way.name)
@@ -54,37 +53,31 @@ def too_slow(way: Way) -> str:
     return f"it took more than {way.seconds} s"
 
 
-def _nobody(one: Blamed) -> None:
-    """Nobody counts them."""
-
-
-def attempt(way: Way, path: Path, watch: Watch, count: Callable[[Blamed], None] = _nobody) -> tuple[str | None, bool]:
+def attempt(way: Way, path: Path, watch: Watch) -> tuple[str | None, bool]:
     """What is wrong with how `way` takes the file, or None; and whether it took it as sound.
 
-    `count` is called with what only a run has found. A way in that took too long by waiting, maybe for what else the
+    A way in that took too long by waiting, maybe for what else the
     machine does, is tried once more: by its own doing it waits twice.
     """
     busy_s = time.process_time()
-    fault, passed = _attempt_once(way, path, watch, count)
+    fault, passed = _attempt_once(way, path, watch)
     if fault == too_slow(way) and time.process_time() - busy_s < way.seconds:
-        fault, passed = _attempt_once(way, path, watch, count)
+        fault, passed = _attempt_once(way, path, watch)
     return fault, passed
 
 
-def _attempt_once(way: Way, path: Path, watch: Watch, count: Callable[[Blamed], None]) -> tuple[str | None, bool]:
+def _attempt_once(way: Way, path: Path, watch: Watch) -> tuple[str | None, bool]:
     gc.collect(0)
     forget_peak()
     before = resident_bytes()
     fault, passed = None, False
-    with watch.looking() as seen, overhearing() as heard:
+    with watch.looking() as seen:
         try:
             with within(way.seconds):
                 way.enter(path)
             passed = True
         except SambasimError as error:
             told = str(error)
-            if (found := blamed(error)) is not None:
-                heard.append(found)
             if isinstance(error, InternalError | PeerError):
                 fault = f"{type(error).__name__}: {told}"
             elif len(told) > 4000:
@@ -99,8 +92,6 @@ def _attempt_once(way: Way, path: Path, watch: Watch, count: Callable[[Blamed], 
         fault = f"it took {taken >> 20} MiB, and {allowed >> 20} are allowed"
     if fault is None and seen:
         fault = "; ".join(seen[:5])
-    for one in heard:
-        count(one)
     return fault, passed
 
 

@@ -37,7 +37,7 @@ def test_it_is_loaded_and_whole(path: Path) -> None:
 @EVERY_ONE
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     flags = RUN if path.stem in TRAINED else ("--inference", "--data", "synthetic", "--json")
-    outcome = sambasim(["run", "--pef", str(path), *flags], tmp_path)
+    outcome = sambasim(["run", "--pef", str(path), "--trust", *flags], tmp_path)
     assert outcome.exit_code == 0, outcome.stderr
     summary = json.loads(outcome.stdout)
     if path.stem in TRAINED:

@@ -12,10 +12,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Argument as FxArgument
 
 from sambasim.ir.graph import Argument, Node, Ref
-from sambasim.pef.operands import returns_one_tensor
 from sambasim.runtime.engine.linear import LINEAR, by_onednn
 from sambasim.runtime.engine.tiles import PRODUCT, by_tiles
-from sambasim.runtime.instructions import find_operator, plain_argument
+from sambasim.runtime.instructions import find_operator, plain_argument, returns_one_tensor
 
 T = TypeVar("T")
 """What stands for a value: a tensor, or a node of torch.fx."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sambasim.errors import SambasimError
-from sambasim.pef.operands import operands_error
+from sambasim.errors import PefError, SambasimError
+from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.runtime.engine.parts import Part
 from sambasim.runtime.instructions import Instruction, Registers
 
@@ -61,7 +61,8 @@ class StraightLine:
 def misfit(instruction: Instruction) -> SambasimError:
     """The error for an instruction that raised Misfit."""
     node = instruction.node
-    return operands_error(node, f"{node.operator} does not return the {len(node.results)} tensors that are stated")
+    what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
+    return PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN)
 
 
 def _function(
