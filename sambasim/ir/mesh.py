@@ -36,8 +36,8 @@ class Mesh:
 
     def coordinates(self, rank: int) -> Mapping[str, int]:
         """The coordinate of `rank` on each axis."""
-        found = {}
-        for name in reversed(self.sizes):
+        found: dict[str, int] = {}
+        for name in reversed(list(self.sizes)):
             rank, found[name] = divmod(rank, self.sizes[name])
         return {name: found[name] for name in self.sizes}
 

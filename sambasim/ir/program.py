@@ -88,9 +88,9 @@ class Program:
     """A compiled model.
 
     `mesh` holds the axes of its ranks; none for a program of one rank. `batch_size` is that of one replica. `loss`
-    names the output symbol of the training step's loss. `per_sample_loss` says that the evaluation graph gives one loss for
-    each sample; otherwise it gives the model's own mean, and `single` is the same graph at batch 1. `device_bytes` is
-    the device memory that one replica needs.
+    names the output symbol of the training step's loss. `per_sample_loss` says that the evaluation graph gives one loss
+    for each sample; otherwise it gives the model's own mean, and `single` is the same graph at batch 1. `device_bytes`
+    is the device memory that one replica needs.
     """
 
     name: str

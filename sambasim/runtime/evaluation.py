@@ -22,7 +22,7 @@ from sambasim.options.data import DataOptions
 from sambasim.options.training import LossOptions
 from sambasim.records.metrics import EvaluationRecord
 from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.executor import Executable, outputs_in_order
+from sambasim.runtime.executor import Executor, outputs_in_order
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
@@ -70,15 +70,15 @@ class Evaluator:
             for name, symbol in program.symbols.items()
             if symbol.kind in (SymbolKind.BUFFER, SymbolKind.INPUT)
         }
-        self._batch = Executable(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
+        self._batch = Executor(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
         self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in self._inputs}
         self._single = self._bind_single(program.single, memory)
 
-    def _bind_single(self, graph: Graph | None, memory: DeviceMemory) -> Executable | None:
+    def _bind_single(self, graph: Graph | None, memory: DeviceMemory) -> Executor | None:
         if graph is None:
             return None
         own = {**self._own, **self._single_inputs}
-        return Executable(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
+        return Executor(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Evaluate on these running statistics: those of replica 0."""

@@ -1,55 +1,86 @@
-"""Run a graph's forward and backward sections against one replica's device memory.
+"""Execute a graph against one rank's device memory: its pass, and its update.
 
-Sections are flat lists of instructions over registers. Symbols sit in their registers for good, as views of device
+Sections are flat lists of instructions over registers. Symbols are in their registers for good, as views of device
 memory; activations come and go. A gradient is stored in its place in the group as soon as it is complete: written by
-the first micro-step of an accumulation, added to by the others. From the second pass on, kernels that can write to
-that place do so (see `engine.routes`), and what they make is not copied any more.
+the first micro-step of an accumulation, added to by the others.
+
+Execution is a generator: it yields where it must wait for another rank of this process, and nowhere else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, SambasimError
+from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.parts import Part, by_part
-from sambasim.runtime.engine.products import Products
-from sambasim.runtime.engine.routes import Watch, find_routes
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine, add, misfit, overwrite
-from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, lower
+from sambasim.runtime.engine.lines import PassLines
+from sambasim.runtime.engine.parts import by_part
+from sambasim.runtime.engine.straight_line import Misfit, StraightLine, misfit
+from sambasim.runtime.handlers import Binding
+from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
+from sambasim.runtime.lowering import lower, lower_update
+from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.operator_failure import operator_error
+from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.transports.base import Communication, Overlapped, Shared, Transport
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
 
+R = TypeVar("R")
+
+Steps: TypeAlias = Generator[None, None, R]
+"""What is executed until it waits for another rank of this process, and then goes on."""
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """What a backward starts from: the gradient of the loss, or, by symbol, those of several outputs."""
 
 
-def _unheard(count: int) -> None:
-    """Nobody waits for sections."""
+class Updated(NamedTuple):
+    """What came of an update.
+
+    losses: of all replicas, in rank order
+    request: the largest request of a rank
+    norm: of the mean gradients before they were clipped; None for a program that does not clip
+    exposed_s: seconds in communication after this rank's own pass had ended, waiting for other processes included
+    hidden_s: seconds in communication before that, beside the pass
+    """
+
+    losses: Sequence[float]
+    request: int
+    norm: float | None
+    exposed_s: float
+    hidden_s: float
 
 
-_DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
+def finished(steps: Steps[R]) -> R:
+    """The result of `steps` of a rank that is alone in its process. Raises InternalError if they wait for another."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    raise InternalError("the program waits for a rank that does not run in this process")
 
 
-class Executable:
+class Executor:
     """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps: always
     the same one, whose contents may change between passes.
 
+    transport, optimizers: carry out communication and updates; a graph that only computes needs neither
+    engine: compiles the pass here, before it is run; None runs its operators as they are
     wanted: the output that a pass returns, by symbol; None for all of them
-    look: gives, for each instruction, what is called in place of its function
+    observer: binds each instruction of the pass; `observe` attaches one to what happens
 
-    With `engine` inductor, the graph is compiled here, before any pass. Raises PefError for a node that this torch
-    cannot carry out, and MachineError if the graph cannot be compiled.
+    Raises PefError for a node that this torch cannot carry out, and MachineError if the graph cannot be compiled.
     """
 
     def __init__(
@@ -59,11 +90,19 @@ class Executable:
         tensor_of: Callable[[str], Tensor],
         engine: "Inductor | None" = None,
         wanted: str | None = None,
-        look: Callable[[Instruction], Callable[..., object]] | None = None,
+        *,
+        transport: Transport | None = None,
+        optimizers: Optimizers | None = None,
+        replica: int = 0,
+        observer: StepObserver | None = None,
     ) -> None:
         self._program = program
         self._graph = graph
         self._tensor_of = tensor_of
+        self._transport = transport
+        self._optimizers = optimizers
+        self._replica = replica
+        self._observer: StepObserver | None = None
         self._registers = RegisterFile()
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
@@ -77,7 +116,8 @@ class Executable:
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
         self._handed_out = [o for o in outputs if wanted in (None, o.symbol)]
-        backward = (graph.section_nodes(one) for one in graph.sections if one.kind is SectionKind.BCKWD)
+        self._pass_sections, self._update_sections = pass_and_update(graph)
+        backward = [graph.section_nodes(one) for one in self._pass_sections if one.kind is SectionKind.BCKWD]
         late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
         self._of_forward = [o for o in self._handed_out if o.value not in late]
         self._of_backward = [o for o in self._handed_out if o.value in late]  # gradients of inputs
@@ -86,59 +126,148 @@ class Executable:
             tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
         }
         self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
-        self._watch: Watch | None = None
-        self._products = Products()
-        self._forward_parts = 0
-        self._parts: list[Part] = []
-        self._adding: list[StraightLine] = []
-        self._writing: list[StraightLine] = []
-        self._look = look
-        self._lower(engine, [o for o in gradients if o.value in computed])
         self._live: Registers = []
+        self._bind(engine, [o for o in gradients if o.value in computed], observer)
 
-    def run(
-        self,
-        tangent: Tangent = None,
-        *,
-        accumulate: bool = False,
-        section_done: Callable[[int], None] = _unheard,
-    ) -> dict[str, Tensor]:
-        """All sections in order, the backward starting from `tangent`; returns the outputs by symbol.
+    def _bind(self, engine: "Inductor | None", gradients: Sequence[Output], observer: StepObserver | None) -> None:
+        graph = self._graph
+        stores: dict[str, list[Tensor]] = {}
+        for output in gradients:
+            stores.setdefault(output.value, []).append(self._tensor_of(output.symbol))
+        binding = Binding(self._registers, graph.values, stores, self._transport, self._optimizers)
+        nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
+        sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
+        # Gradients are stored at once, so the pass's end needs only what it hands out and the changed buffers.
+        keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
+        lowered = lower(nodes, binding, keep)
+        if observer is not None:
+            lowered = [
+                None if one is None else replace(one, function=observer.bind(self._replica, one)) for one in lowered
+            ]
+        if engine is None:
+            parts = by_part(lowered, [(1, size) for _, size in sizes])
+        else:
+            parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
+        self._pass = PassLines(parts, stores, keep)
+        forward_sections = sum(section.kind is SectionKind.FWD for section in self._pass_sections)
+        self._forward_parts = sum(part.sections <= forward_sections for part in parts)
+        self._update: list[StraightLine] = []
+        self._overlapped: list[Overlapped] = []
+        self._end: Communication | None = None
+        self._norm: int | None = None
+        self._update_registers = RegisterFile()
+        if self._transport is not None and self._optimizers is not None:
+            self.bind_update(self._transport, self._optimizers)
 
-        With `accumulate`, gradients are added to those that are there instead of overwriting them. `section_done` is
-        told how many sections have been run: after each, or after several that were compiled together. Raises
-        DataError if an operator fails on the values of the inputs, MachineError if memory runs out, and PefError if an
-        operator returns a list of another length than its node states.
+    def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
+        """From now on, updates are carried out by these. A graph that was bound without them is given them once."""
+        self._transport, self._optimizers = transport, optimizers
+        transport.observer = self._observer
+        registers = self._update_registers = RegisterFile()
+        binding = Binding(registers, self._graph.values, {}, transport, optimizers)
+        parts = lower_update(self._graph, self._update_sections, binding)
+        self._update = [StraightLine(part, accumulate=False) for part in parts]
+        self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
+        self._end = transport.end_step()
+        norms = [node.results[0] for node in self._graph.nodes if node.operator == "opt.total_norm"]
+        self._norm = registers.value(norms[0]) if norms and norms[0] else None
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """From now on, report to `observer`; to nobody, if it is None."""
+        self._observer = observer
+        if self._transport is not None:
+            self._transport.observer = observer
+
+    def run(self, tangent: Tangent = None, *, accumulate: bool = False) -> dict[str, Tensor]:
+        """One pass of a rank that is alone in its process: `passed`, all at once."""
+        return finished(self.passed(tangent, accumulate=accumulate))
+
+    def passed(
+        self, tangent: Tangent = None, *, accumulate: bool = False, last: bool = False
+    ) -> Steps[dict[str, Tensor]]:
+        """All sections of the pass in order, the backward starting from `tangent`; returns the outputs by symbol.
+
+        With `accumulate`, gradients are added to those that are there instead of overwriting them. `last` says that the
+        update comes next, so that communication may go on beside the pass. Raises DataError if an operator fails on the
+        values of the inputs, MachineError if memory runs out, and PefError if an operator returns a list of another
+        length than its node states.
         """
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
-        self._run_parts(self._adding if accumulate else self._writing, section_done)
+        yield from self._run(self._pass.adding if accumulate else self._pass.writing, 0, self._live, overlap=last)
         outputs = self._outputs(self._handed_out)
         self._keep_buffers()
         self._end_pass(accumulate)
         return outputs
 
-    def forward(self, section_done: Callable[[int], None] = _unheard) -> dict[str, Tensor]:
-        """The forward sections alone; returns the outputs by symbol. `section_done` and what it raises are as in `run`.
+    def forward(self) -> dict[str, Tensor]:
+        """The forward sections alone; returns the outputs by symbol. Raises what `passed` does.
 
         Buffers are changed at the end of it. Activations are kept until `backward`, or until the next pass begins.
         """
         self._live = self._registers.initial.copy()
-        self._run_parts(self._writing[: self._forward_parts], section_done)
+        finished(self._run(self._pass.writing[: self._forward_parts], 0, self._live))
         outputs = self._outputs(self._of_forward)
         self._keep_buffers()
         return outputs
 
     def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
         """The backward sections, from `tangent`, of the pass whose `forward` was last; returns the gradients of inputs
-        that require one, by symbol. Raises what `run` does."""
+        that require one, by symbol. Raises what `passed` does."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
-        self._run_parts((self._adding if accumulate else self._writing)[self._forward_parts :], _unheard)
+        lines = self._pass.adding if accumulate else self._pass.writing
+        first = lines[self._forward_parts - 1].sections if self._forward_parts else 0
+        finished(self._run(lines[self._forward_parts :], first, self._live))
         outputs = self._outputs(self._of_backward)
         self._end_pass(accumulate)
         return outputs
+
+    def begin_step(self, number: int, rate: float) -> None:
+        """Optimizer step `number`, which counts from 1, begins, and its last pass is still to come. `rate` multiplies
+        the learning rates. Returns when gradients may be overwritten."""
+        transport, optimizers = self._bound_update()
+        optimizers.begin(number, rate)
+        transport.wait_for_readers()
+        for one in self._overlapped:
+            one.begin_step()
+
+    def updated(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
+        """The update: gradients are complete here; afterwards, the parameters of every replica are those of the next
+        step. `losses` are those of this rank's replica, `request` is what it asks of the run."""
+        transport, _ = self._bound_update()
+        transport.offer(losses, request)
+        hidden_s = sum(one.hidden_s for one in self._overlapped)
+        live = self._update_registers.initial.copy()
+        exposed_s = yield from self._run(self._update, len(self._pass_sections), live)
+        told = yield from self._end_of_step()
+        norm = None if self._norm is None else live[self._norm]
+        return told._replace(
+            norm=norm if isinstance(norm, float) else None, exposed_s=told.exposed_s + exposed_s, hidden_s=hidden_s
+        )
+
+    def told(self, losses: Sequence[float], request: int) -> Steps[Updated]:
+        """What all ranks tell one another at the end of a step, and nothing else: no parameter is updated."""
+        transport, _ = self._bound_update()
+        transport.offer(losses, request)
+        return (yield from self._end_of_step())
+
+    def _end_of_step(self) -> Steps[Updated]:
+        end = self._end
+        if end is None:
+            raise InternalError("the end of a step of a graph that is bound to no transport")
+        began_s = time.perf_counter()
+        end.begin()
+        exposed_s = time.perf_counter() - began_s
+        while not end.is_ready():
+            yield
+        began_s = time.perf_counter()
+        shared = end.finish()
+        exposed_s += time.perf_counter() - began_s
+        if not isinstance(shared, Shared):
+            raise InternalError("the end of a step gave no losses")
+        return Updated(shared.losses, shared.request, None, exposed_s, 0.0)
 
     @property
     def awaits_backward(self) -> bool:
@@ -150,19 +279,51 @@ class Executable:
         held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
+    def _bound_update(self) -> tuple[Transport, Optimizers]:
+        if self._transport is None or self._optimizers is None:
+            raise InternalError("an update of a graph that is bound to no transport")
+        return self._transport, self._optimizers
+
     def _begin_from(self, tangent: Tangent) -> None:
         for name, register in self._tangents.items():
             self._live[register] = tangent[name] if type(tangent) is dict else tangent
 
-    def _run_parts(self, parts: Sequence[StraightLine], section_done: Callable[[int], None]) -> None:
-        for part in parts:
+    def _run(self, lines: Sequence[StraightLine], done: int, live: Registers, *, overlap: bool = False) -> Steps[float]:
+        """Run `lines`; `done` sections have been run before. Returns the seconds of communication among them."""
+        observer, exposed_s = self._observer, 0.0
+        overlapped = self._overlapped if overlap else ()
+        began_ns = perf_counter_ns() if observer is not None else 0
+        for line in lines:
+            communication = line.communication
             try:
-                part(self._live)
+                if communication is None:
+                    line(live)
+                else:
+                    began_s = time.perf_counter()
+                    line.begin(live)
+                    exposed_s += time.perf_counter() - began_s
+                    while not communication.is_ready():
+                        yield
+                    began_s = time.perf_counter()
+                    line(live)
+                    exposed_s += time.perf_counter() - began_s - communication.update_s
             except Misfit as error:
-                raise misfit(part.failed(error)) from error
+                raise misfit(line.failed(error)) from error
+            except SambasimError:
+                raise
             except Exception as error:
-                raise self._failure(part.failed(error), error) from error
-            section_done(part.sections)
+                raise self._failure(line.failed(error), error) from error
+            count = line.sections
+            if count == done:
+                continue
+            if observer is not None:
+                observer.sections_end(self._replica, self._graph.sections[done:count], began_ns)
+            for one in overlapped:
+                one.section_done(count)
+            done = count
+            if observer is not None:
+                began_ns = perf_counter_ns()
+        return exposed_s
 
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
@@ -178,44 +339,14 @@ class Executable:
             destination.copy_(self._value(output))
 
     def _end_pass(self, accumulate: bool) -> None:
-        keep = add if accumulate else overwrite
         for output, destination in self._late:
-            keep(self._value(output), destination)
+            if accumulate:
+                destination.add_(self._value(output))
+            else:
+                destination.copy_(self._value(output))
         self._live = []
-        if self._watch is not None and not accumulate:
-            self._writing, self._adding = self._direct(self._watch), self._quicker()
-            self._watch = None
-
-    def _lower(self, engine: "Inductor | None", gradients: Sequence[Output]) -> None:
-        """Make the instructions of passes that add to gradients, and of the first pass that writes them."""
-        stores: dict[str, list[Tensor]] = {}
-        for output in gradients:
-            stores.setdefault(output.value, []).append(self._tensor_of(output.symbol))
-        sections = [section for section in self._graph.sections if section.kind in _DIFFERENTIATING]
-        nodes = [node for section in sections for node in self._graph.section_nodes(section)]
-        sizes = [(section.kind, section.stop - section.start) for section in sections]
-        forward_sections = sum(section.kind is SectionKind.FWD for section in sections)
-        # Gradients are stored at once, so the graph's end needs only what it hands out and the changed buffers.
-        keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
-        lowered = lower(nodes, self._registers, stores, keep)
-        if self._look is not None:
-            lowered = [None if one is None else replace(one, function=self._look(one)) for one in lowered]
-        if engine is None:
-            self._parts = by_part(lowered, [(1, size) for _, size in sizes])
-        else:
-            self._parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
-        self._adding = [StraightLine(part, accumulate=True) for part in self._parts]
-        self._forward_parts = sum(part.sections <= forward_sections for part in self._parts)
-        flat = [one for part in self._parts for one in part.instructions]
-        part_of = [part.sections for part in self._parts for _ in part.instructions]
-        single = {value: places[0] for value, places in stores.items() if len(places) == 1}
-        routes = find_routes([one.node for one in flat], part_of, list(stores), keep)
-        routes = [route for route in routes if route.value in single]
-        watch = Watch(routes, single)
-        self._watch = watch if routes else None
-        told = [self._products.watched(i, one.function) for i, one in enumerate(flat)]
-        watched = [replace(one, function=watch.watched(i, told[i])) for i, one in enumerate(flat)]
-        self._writing = self._like(watched)
+        if not accumulate:
+            self._pass.end_writing_pass()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that the graph begins from; one like the tangent in its place."""
@@ -223,42 +354,6 @@ class Executable:
         tangents = {name: symbols[name].type for name in self._graph.inputs if symbols[name].kind is SymbolKind.TANGENT}
         like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
         return like | {name: self._tensor_of(name) for name in self._graph.inputs if name not in like}
-
-    def _direct(self, watch: Watch) -> list[StraightLine]:
-        """The instructions of passes in which kernels write to the places of gradients, as far as `watch` says."""
-        direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
-        for position, one in enumerate(direct):
-            out = watch.outs.get(position)
-            quicker = self._products.quicker(position, out)
-            if one is not None and quicker is not None:
-                direct[position] = replace(one, function=quicker)
-            elif one is not None and out is not None:
-                direct[position] = replace(one, function=partial(one.function, out=out))
-        for route in watch.routes:
-            if route.maker in watch.outs:
-                last = direct[route.last]
-                direct[route.last] = None if last is None else replace(last, stores=())
-                for position in route.unread:
-                    direct[position] = None
-        return self._like(direct)
-
-    def _quicker(self) -> list[StraightLine]:
-        """The instructions of passes that add to gradients, with the products that are quicker."""
-        flat = [one for part in self._parts for one in part.instructions]
-        found = [self._products.quicker(position) for position in range(len(flat))]
-        quick = [
-            one if function is None else replace(one, function=function)
-            for one, function in zip(flat, found, strict=True)
-        ]
-        return self._like(quick, accumulate=True)
-
-    def _like(self, instructions: Sequence[Instruction | None], *, accumulate: bool = False) -> list[StraightLine]:
-        """Other `instructions` in the same parts; None where one of them is left out. They write gradients, or add."""
-        rest, lines = iter(instructions), []
-        for part in self._parts:
-            kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
-            lines.append(StraightLine(replace(part, instructions=kept), accumulate=accumulate))
-        return lines
 
     def _value(self, output: Output) -> Tensor:
         value = self._live[self._registers.value(output.value)]

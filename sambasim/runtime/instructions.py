@@ -1,4 +1,4 @@
-"""From a graph's nodes to a flat list of instructions over numbered registers.
+"""Instructions over numbered registers, and how a node of an ATen operator becomes one.
 
 Everything that can be decided once is decided here: which function, where its operands are, what to keep, what to free.
 What is left for each step is one call after another (`engine.straight_line`).
@@ -7,6 +7,7 @@ What is left for each step is one call after another (`engine.straight_line`).
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from torch._ops import OpOverload
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
 from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.runtime.engine.builtins import builtin
+
+if TYPE_CHECKING:
+    from sambasim.runtime.transports.base import Communication
 
 Registers = list[object]
 
@@ -37,7 +39,8 @@ class Instruction:
 
     `single` says that the operator returns one tensor, and not several. `results` has a register for each tensor, None
     for one that nobody reads: an operator that draws random numbers runs even so. `stores` are (register, destination):
-    gradients that are complete now. `frees` are registers that nothing reads any more. `node` is what it carries out.
+    gradients that are complete now. `frees` are registers that nothing reads any more. `node` is what it carries out;
+    of several, the first. A `communication` begins with the operands; `function` then finishes it, and takes none.
     """
 
     node: Node
@@ -46,7 +49,8 @@ class Instruction:
     single: bool
     results: tuple[int | None, ...]
     stores: tuple[tuple[int, Tensor], ...]
-    frees: tuple[int, ...]
+    frees: tuple[int, ...] = ()
+    communication: "Communication | None" = None
 
 
 class RegisterFile:
@@ -72,25 +76,6 @@ class RegisterFile:
         return name in self._number_of
 
 
-def lower(
-    nodes: Sequence[Node],
-    registers: RegisterFile,
-    stores: Mapping[str, Sequence[Tensor]],
-    keep: Iterable[str],
-) -> list[Instruction | None]:
-    """The instructions of `nodes`. `stores` says, by value, into which tensors a gradient goes as soon as it is there;
-    values in `keep` are not freed.
-
-    A view of a symbol shows the same memory in every pass: it is taken here, once, and its node has no instruction.
-    Raises PefError for an operator or a constant that this torch does not have.
-    """
-    lowered: list[Instruction | None] = []
-    for node in nodes:
-        instruction = _instruction(node, registers, stores)
-        lowered.append(None if _is_taken(instruction, registers) else instruction)
-    return free_after_use(lowered, keep, registers)
-
-
 def free_after_use(
     instructions: Sequence[Instruction | None], keep: Iterable[str], registers: RegisterFile
 ) -> list[Instruction | None]:
@@ -100,30 +85,6 @@ def free_after_use(
         None if one is None else replace(one, frees=tuple(map(registers.value, names)))
         for one, names in zip(instructions, dying, strict=True)
     ]
-
-
-def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
-    """Whether `instruction` is a view of symbols, which is in its register from now on."""
-    node, result = instruction.node, instruction.results[0] if instruction.results else None
-    if OPERATORS[node.operator].kind is not OperatorKind.VIEW or not instruction.single:
-        return False
-    if result is None or instruction.stores:
-        return False
-    operands = [registers.initial[registers.value(name)] for name in node_references(node)]
-    if not operands or not all(isinstance(operand, Tensor) for operand in operands):
-        return False
-    try:
-        view = instruction.function(*(registers.initial[operand] for operand in instruction.operands))
-    except Exception:  # it is told where it happens again: in the first pass
-        return False
-    if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
-        return False
-    registers.initial[result] = view
-    return True
-
-
-def _same_memory(view: Tensor, operand: object) -> bool:
-    return isinstance(operand, Tensor) and view.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr()
 
 
 def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
@@ -142,7 +103,8 @@ def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
     return dying
 
 
-def _instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
+def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
+    """The call of an ATen operator. Raises PefError for an operator or a constant that this torch does not have."""
     operator = find_operator(node.operator)
     function, operands = _call(operator, node, registers)
     results = tuple(None if name is None else registers.value(name) for name in node.results)

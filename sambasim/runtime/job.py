@@ -22,26 +22,25 @@ from sambasim.runtime.checkpoint.snapshot import restore
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
-from sambasim.runtime.listener import Listener, Start
+from sambasim.runtime.listener import Listener, Start, Step
 from sambasim.runtime.nonfinite import LossWatch, as_typed
 from sambasim.runtime.notices import notices
-from sambasim.runtime.numerics.update import UpdateProbe
+from sambasim.runtime.numerics.probes import Probes
+from sambasim.runtime.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.outcome import summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.record.run import RunDigests, recorded
+from sambasim.runtime.record.run import recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
-from sambasim.runtime.sync.interface import Synced
-from sambasim.runtime.sync.skipping import Skipping
 from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
 from sambasim.runtime.watch.judgement import WATCHDOG_FIRST_S
-from sambasim.runtime.watch.steps import follow
+from sambasim.runtime.watch.steps import StepStatus
 from sambasim.runtime.weights import save_weights
 
 
@@ -102,9 +101,9 @@ class TrainingJob:
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
-        team = assemble(setup, sources, self._listener)
-        sync = self._sync(team, steps.start.step)
-        trainer = Trainer(program, team.replicas, sync, steps, training, team.sync.optimizers, self._wish)
+        probes = Probes(program) if setup.options.debug_numerics else None
+        team = assemble(setup, sources, self._listener, probes)
+        trainer = Trainer(team.replicas, steps, training, team.hub, self._wish)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
@@ -116,10 +115,13 @@ class TrainingJob:
         told = (*notices(setup, team), *begun, *(resumption.notices if resumption else ()))
         start = self._start(steps, team, sources[0], told)
         self._listener.started(start)
-        follow(self._activity, program, team.replicas, (team.sync, sync), lambda: trainer.totals.steps)
-        trace = self._trace(team, steps)
+        observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
+        if self._activity.writer is not None:
+            observers.append(StepStatus(self._activity.writer, program))
+        always = together(observers)
+        trainer.observe(always)
         with self._signals:
-            evaluation = self._epochs(trainer, evaluator, sources, steps, team, trace)
+            evaluation = self._epochs(trainer, evaluator, sources, steps, team, self._recorder(team, steps), always)
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
@@ -157,14 +159,6 @@ class TrainingJob:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
 
-    def _sync(self, team: Team, steps_before: int) -> Synced:
-        setup, sync = self._setup, team.sync
-        if setup.options.debug_numerics:
-            return UpdateProbe(sync, setup.program, team.memories, steps_before)
-        if setup.options.on_nonfinite == "skip":
-            return Skipping(sync, setup.program, team.memories, self._communicator, setup.roles.workers)
-        return sync
-
     def _open_sources(self) -> Sequence[Source]:
         """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
         whatever state they keep. A data function that draws random numbers draws the same for all."""
@@ -176,14 +170,28 @@ class TrainingJob:
         check_sources(self._communicator, sources)
         return sources
 
-    def _trace(self, team: Team, steps: Plan) -> RunTrace | RunDigests | None:
-        """Collective. What takes the steps instead of the trainer: for a trace, or for digests."""
+    def _step(self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, always: StepObserver | None) -> Step:
+        """One step, observed by `recorder` if it is one of its steps."""
+        number = trainer.totals.steps
+        if recorder is None or number not in recorder.steps:
+            return trainer.step(epoch)
+        recorder.begin(number)
+        trainer.observe(together([one for one in (always, recorder) if one is not None]))
+        step = trainer.step(epoch)
+        trainer.observe(always)
+        recorder.end(number, epoch, step.loss)
+        return step
+
+    def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
+        """Collective. What records steps: for a trace, or for digests."""
         setup = self._setup
         emulated = setup.emulated > 1
-        traced = traced_run(setup.options, setup.document, steps, team.sync.title, setup.placement, emulated=emulated)
+        traced = traced_run(
+            setup.options, setup.document, steps, team.transport.title, setup.placement, emulated=emulated
+        )
         if traced is None:
             return recorded(setup, team, steps, self._listener)
-        return RunTrace(traced, setup.program, team.replicas, team.sync, self._communicator, self._listener)
+        return RunTrace(traced, setup.program, team.replicas, self._communicator, self._listener)
 
     def _epochs(
         self,
@@ -192,19 +200,21 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        trace: RunTrace | RunDigests | None,
+        recorder: StepRecorder | None,
+        always: StepObserver | None,
     ) -> EvaluationRecord | None:
         evaluation, position = None, steps.start
         for epoch in range(steps.start.epoch, steps.epochs):
+            self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < steps.last_step(epoch):
-                step = trainer.step(epoch) if trace is None else trace.step(trainer, epoch)
+                step = self._step(trainer, epoch, recorder, always)
                 self._listener.stepped(step)
                 self._losses.look(step, trainer.losses)  # before a checkpoint could keep what came of it
                 position = steps.position(trainer.totals.steps, epoch)
-                self._stop_if(trainer.wished, position, trainer.totals)
+                self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
-                    self._saver.after_step(position, trainer.totals, wished=trainer.wished == SAVE)
+                    self._saver.after_step(position, trainer.totals, wished=trainer.requested == SAVE)
             if evaluator is not None:
                 evaluation, wished = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
@@ -214,7 +224,7 @@ class TrainingJob:
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
-                    self._saver.after_epoch(position, trainer.totals, wished=trainer.wished == SAVE)
+                    self._saver.after_epoch(position, trainer.totals, wished=trainer.requested == SAVE)
         self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
@@ -270,7 +280,7 @@ class TrainingJob:
         return Start(
             name=self._setup.program.name,
             plan=steps,
-            sync=team.sync.title,
+            sync=team.transport.title,
             threads=self._setup.threads,
             data=source.description,
             notices=tuple(told),

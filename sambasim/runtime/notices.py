@@ -1,8 +1,8 @@
 """What a run says when it starts, of how it was asked for: what was changed, what has nothing to do, what to know."""
 
 from sambasim.runtime.setup import Setup
-from sambasim.runtime.sync.network import scattered
 from sambasim.runtime.team import Team, changes_buffers
+from sambasim.runtime.transports.network import scattered
 
 
 def notices(setup: Setup, team: Team) -> list[str]:

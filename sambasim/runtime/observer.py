@@ -3,9 +3,9 @@
 Executors, replicas and transports call an observer where there is one. A step without observers does no more than ask.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -48,8 +48,8 @@ class StepObserver:
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         """And ends."""
 
-    def step_ends(self, step: int) -> None:
-        """The step is over: parameters are those of the next one."""
+    def step_ends(self, step: int, norm: float | None) -> None:
+        """The step is over: parameters are those of the next one. `norm` is that of gradients that are clipped."""
 
 
 class Observers(StepObserver):
@@ -87,16 +87,38 @@ class Observers(StepObserver):
         for member in self._members:
             member.span_ends(replica, track, name, began_ns, args)
 
-    def step_ends(self, step: int) -> None:
+    def step_ends(self, step: int, norm: float | None) -> None:
         for member in self._members:
-            member.step_ends(step)
+            member.step_ends(step, norm)
+
+
+class StepRecorder(StepObserver, ABC):
+    """An observer of some steps of a run, those numbered `steps` from 0: they are observed for it alone."""
+
+    steps: range
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Collective. Step `step`, one of `steps`, is about to begin."""
+
+    @abstractmethod
+    def end(self, step: int, epoch: int, loss: float) -> None:
+        """Collective. It has ended, with this mean loss."""
+
+
+def together(observers: Sequence[StepObserver]) -> StepObserver | None:
+    """All of `observers` as one; None if there are none."""
+    return observers[0] if len(observers) == 1 else Observers(observers) if observers else None
 
 
 class Observed(Protocol):
     """What reports spans: an observer, if there is one, and the number to report them under."""
 
-    observer: StepObserver | None
-    replica: int
+    @property
+    def observer(self) -> StepObserver | None: ...
+
+    @property
+    def replica(self) -> int: ...
 
 
 S = TypeVar("S", bound=Observed)
@@ -108,8 +130,7 @@ def span(
     """A method whose calls are spans. `args_of` is given what the method is, and gives what to say of the call."""
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        @wraps(method)
-        def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             observer = self.observer
             if observer is None:
                 return method(self, *args, **kwargs)

@@ -23,7 +23,7 @@ SliceUpdate: TypeAlias = Callable[[Tensor], None]
 """Updates one slice of a group's parameters and states in place, given the mean gradient of that slice."""
 
 
-_KERNELS: Mapping[str, Callable[..., object]] = {
+KERNELS: Mapping[str, Callable[..., object]] = {
     "sgd": torch._fused_sgd_,
     "adam": torch._fused_adam_,
     "adamw": torch._fused_adamw_,
@@ -79,7 +79,7 @@ def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scala
     if parameter.numel() == 0:
         return lambda gradient: None
     parameters, keywords = [parameter], scalars.keywords
-    kernel = partial(_KERNELS[scalars.kind], grad_scale=None if divisor == 1 else torch.tensor(float(divisor)))
+    kernel = partial(KERNELS[scalars.kind], grad_scale=None if divisor == 1 else torch.tensor(float(divisor)))
     if scalars.kind == "sgd":
         momenta = [states["momentum"]] if "momentum" in states else []
 

@@ -15,11 +15,10 @@ from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.seating import placement_record
 from sambasim.runtime.setup import Setup
-from sambasim.runtime.sync.gloo import EXEMPT as GLOO_EXEMPT
-from sambasim.runtime.sync.gloo import GlooSync
-from sambasim.runtime.sync.interface import GradientSync
 from sambasim.runtime.team import Team
 from sambasim.runtime.training import Totals
+from sambasim.runtime.transports.factory import Way
+from sambasim.runtime.transports.gloo import EXEMPT as GLOO_EXEMPT
 from sambasim.simulation.sync import SyncPath
 
 
@@ -64,7 +63,7 @@ def summarize(
         first_nonfinite_step=totals.first_nonfinite_step,
         skipped_steps=totals.skipped_steps,
         evaluation=evaluation,
-        bytes=_bytes_of_all(setup.communicator, team.sync),
+        bytes=_bytes_of_all(setup.communicator, team),
         weights_sha256=_weights_sha256(setup, team),
         state_sha256=_state_sha256(setup, team, totals.steps - totals.skipped_steps),
         exempt_from_exactness=exempt(setup, team),
@@ -89,7 +88,7 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
 def exempt(setup: Setup, team: Team) -> list[str]:
     """What of this run has bits of its own."""
     of_pef = setup.document.metadata.get("exempt_from_exactness")
-    of_sync = GLOO_EXEMPT if isinstance(team.sync, GlooSync) else None
+    of_sync = GLOO_EXEMPT if team.way is Way.GLOO else None
     of_engine = INDUCTOR_EXEMPT if team.engine.inductor else None
     return [reason for reason in (of_pef, of_sync, of_engine) if reason]
 
@@ -114,14 +113,15 @@ def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
     memory, nothing = team.memory, torch.empty(0)
 
     def tensor_of(name: str) -> Tensor:
-        tensor = team.sync.whole_state(*states[name]) if name in states else memory.tensor(name)
+        tensor = team.transport.whole_state(*states[name]) if name in states else memory.tensor(name)
         return tensor if setup.is_first and tensor is not None else nothing
 
     return setup.communicator.broadcast_object(state_sha256(program, tensor_of, steps))
 
 
-def _bytes_of_all(communicator: Communicator, sync: GradientSync) -> BytesRecord:
-    everybody = communicator.all_gather_object(sync.bytes_moved)
+def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
+    """Collective. What all ranks moved."""
+    everybody = communicator.all_gather_object(team.transport.bytes_moved)
     return BytesRecord(
         device_to_host=sum(moved.device_to_host for moved in everybody),
         host_to_device=sum(moved.host_to_device for moved in everybody),

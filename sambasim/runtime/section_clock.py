@@ -1,14 +1,15 @@
 """How long each section of a step takes on this machine.
 
-Whoever runs sections tells the clock as each is over. What is not told apart, such as REDUCE, OPT and GATHER where they
-are one pass over memory, gets one time together.
+Sections that were compiled or fused together, such as REDUCE, OPT and GATHER where they are one pass over memory, get
+one time together.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.graph import Section, SectionKind
+from sambasim.ir.graph import Section
+from sambasim.runtime.observer import StepObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,41 +20,30 @@ class SectionTime:
     elapsed_s: float
 
 
-class SectionClock:
-    """Times the same sections in one pass after another: `begin`, then what tells of sections, then `end`."""
+class SectionClock(StepObserver):
+    """Times the same sections in one pass after another: `begin`, the sections as they end, and `end`."""
 
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
         """The times of each pass that has ended, in the order in which its sections ran."""
         self._sections: Sequence[Section] = ()
         self._times: list[SectionTime] = []
-        self._over = 0
-        self._began_s = 0.0
+        self._ended = 0
+        self._last_ns = 0
 
     def begin(self, sections: Sequence[Section]) -> None:
         """A pass through `sections` begins."""
-        self._sections, self._times, self._over = sections, [], 0
-        self.go_on()
+        self._sections, self._times, self._ended = sections, [], 0
+        self._last_ns = time.perf_counter_ns()
 
-    def go_on(self) -> None:
-        """What was done since the last section is no part of the next one."""
-        self._began_s = time.perf_counter()
-
-    def count_over(self, count: int) -> None:
-        """The first `count` sections of the pass are over."""
-        now_s = time.perf_counter()
-        self._times.append(SectionTime(tuple(self._sections[self._over : count]), now_s - self._began_s))
-        self._over, self._began_s = count, now_s
-
-    def kind_over(self, kind: SectionKind) -> None:
-        """The next section of `kind` is over. Where the pass has none, its time is the next section's."""
-        for position, section in enumerate(self._sections):
-            if position >= self._over and section.kind is kind:
-                self.count_over(position + 1)
-                return
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        self._last_ns = time.perf_counter_ns()
+        self._times.append(SectionTime(tuple(sections), (self._last_ns - began_ns) / 1e9))
+        self._ended += len(sections)
 
     def end(self) -> None:
-        """All sections of the pass are over; those that nobody told of, at once."""
-        if self._over < len(self._sections):
-            self.count_over(len(self._sections))
+        """The pass is over: sections that were not reported have taken the time since the last one, together."""
+        if self._ended < len(self._sections):
+            now_ns = time.perf_counter_ns()
+            self._times.append(SectionTime(tuple(self._sections[self._ended :]), (now_ns - self._last_ns) / 1e9))
         self.passes.append(self._times)

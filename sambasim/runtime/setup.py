@@ -18,8 +18,8 @@ from sambasim.runtime.engine.choice import Tiles, agree_on_tiles
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.runnable import check_is_for_run
 from sambasim.runtime.seating import seat
-from sambasim.runtime.sync.parameter_server import Roles, roles
 from sambasim.runtime.threads import default_threads
+from sambasim.runtime.transports.host import Roles, roles_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     check_is_for_run(document.program)
     emulated = options.emulate_replicas or 1
     topology = communicator.topology
-    who = roles(topology.world_size, options.parameter_servers or 0)
+    who = roles_of(topology.world_size, options.parameter_servers or 0)
     threads = options.threads or default_threads(communicator, emulated)
     inventory = inventory_of(document.compile_options, cluster=options.cluster)
     return Setup(

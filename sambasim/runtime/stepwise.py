@@ -2,11 +2,11 @@
 
     FWD                 forward; activations are kept for a backward
     BCKWD               backward of the last forward; gradients are added to those that no OPT has used yet
-    OPT                 REDUCE and GRADNORM before it, GATHER behind it: what the program has of them
-    all three at once   a whole step, in which sync goes on beside the backward
+    OPT                 the whole update: REDUCE and GRADNORM before it, GATHER after it
+    all three at once   a whole step, in which communication may go on beside the backward
 
 How replicas sync is said with each OPT. Until the first of them, device memory is this process's own; then it moves to
-where that sync wants it.
+where that way of syncing needs it.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,20 +21,14 @@ from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.runtime.arguments import Arguments
-from sambasim.runtime.capacity import check_node_memory
-from sambasim.runtime.device import SHARED_KINDS, DeviceMemory, private_storage
-from sambasim.runtime.executor import Executable, Tangent
+from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.executor import Executor, Tangent, finished
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.section_clock import SectionClock
-from sambasim.runtime.sync.device import DeviceSync
-from sambasim.runtime.sync.device_memories import Devices, allocate_devices
-from sambasim.runtime.sync.interface import BytesMoved, GradientSync, slices_of
-from sambasim.runtime.sync.replicated import ReplicatedHostSync
-from sambasim.runtime.sync.single import SingleSync
-from sambasim.runtime.sync.small_device import SmallDeviceSync
+from sambasim.runtime.transports.base import BytesMoved, Transport, slices_of
+from sambasim.runtime.transports.factory import Allocated, Way, allocate, connect
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
 """What makes a whole step."""
@@ -57,14 +51,13 @@ class StepwiseReplica:
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._program = program
         self._communicator = communicator
-        check_node_memory(communicator, program.device_bytes)
-        self._memory = DeviceMemory(program, private_storage(program.device_bytes))
-        self._devices: Devices | None = None
+        self._allocated = allocate(program, communicator, Way.IN_PROCESS)
         self._mode: Mode | None = None
         self._hyperparameters: dict[int, Mapping[str, float | bool]] = {}
-        self._executable = self._bound()
-        self._sync: GradientSync | None = None
-        self._begun = False  # the sync's step, before the first gradient of it is overwritten
+        self._executor = Executor(self._graph, program, self._memory.tensor)
+        self._transport: Transport | None = None
+        self._optimizers: Optimizers | None = None
+        self._begun = False  # the step, before the first gradient of it is overwritten
         self._unused_backwards = 0
         self._loss = 0.0
         self._members = {
@@ -76,8 +69,22 @@ class StepwiseReplica:
         }
         self.steps = 0
         """OPTs that were run: what Adam corrects its averages by."""
-        self.clock: SectionClock | None = None
-        """Times the sections of whole steps and of FWD alone. While there is one, sync waits for the backward's end."""
+        self._clock: SectionClock | None = None
+
+    @property
+    def clock(self) -> SectionClock | None:
+        """Times the sections of whole steps and of FWD alone. While there is one, the update begins when the backward
+        has ended."""
+        return self._clock
+
+    @clock.setter
+    def clock(self, clock: SectionClock | None) -> None:
+        self._clock = clock
+        self._executor.observe(clock)
+
+    @property
+    def _memory(self) -> DeviceMemory:
+        return self._allocated.memories[0]
 
     @property
     def mode(self) -> Mode | None:
@@ -87,7 +94,7 @@ class StepwiseReplica:
     @property
     def bytes_moved(self) -> BytesMoved:
         """What sync moved so far."""
-        return BytesMoved() if self._sync is None else self._sync.bytes_moved
+        return BytesMoved() if self._transport is None else self._transport.bytes_moved
 
     def run(
         self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
@@ -117,13 +124,13 @@ class StepwiseReplica:
     def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
         """Optimizer number `optimizer` takes these hyperparameters from the next OPT on."""
         self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
-        if self._sync is not None:
-            self._sync.optimizers.change(optimizer, hyperparameters)
+        if self._optimizers is not None:
+            self._optimizers.change(optimizer, hyperparameters)
 
     def run_graph(self, graph: Graph) -> None:
         """Run `graph` in place of the training step from the next forward on: the same one with other constants."""
         self._program = replace(self._program, training=graph)
-        self._executable = self._bound()
+        self._bind()
 
     @property
     def loss(self) -> float:
@@ -165,7 +172,8 @@ class StepwiseReplica:
 
     def read(self, symbol: str) -> Tensor:
         """A copy of `symbol`, whole. Raises OptionError for a state of which another node has a part."""
-        if symbol not in self._members or not self._sliced or self._devices is None:
+        devices = self._allocated.devices
+        if symbol not in self._members or not self._sliced or devices is None:
             return self._memory.tensor(symbol).clone()
         group, member, state = self._members[symbol]
         if self._communicator.topology.node_count > 1:
@@ -178,14 +186,14 @@ class StepwiseReplica:
         for rank, (start, stop) in enumerate(slices_of(self._program, self._communicator.world_size)[group.name]):
             low, high = max(start, member.start), min(stop, member.start + member.numel)
             if low < high:
-                region = self._devices.by_rank[rank].region(group, state)
+                region = devices.by_rank[rank].region(group, state)
                 flat[low - member.start : high - member.start].copy_(region[low:high])
         return whole
 
     @property
     def _sliced(self) -> bool:
         """Whether each rank has only its own slices of the optimizer's state."""
-        return self._devices is not None and self._devices.shares_parameters
+        return self._allocated.devices is not None and self._allocated.devices.shares_parameters
 
     def _own_slice(self, group: ParameterGroup) -> tuple[int, int]:
         return slices_of(self._program, self._communicator.world_size)[group.name][self._communicator.rank]
@@ -194,68 +202,67 @@ class StepwiseReplica:
     def _graph(self) -> Graph:
         return self._program.training or self._program.evaluation
 
-    def _bound(self) -> Executable:
-        return Executable(self._graph, self._program, self._memory.tensor)
+    def _bind(self) -> None:
+        self._executor = Executor(
+            self._graph,
+            self._program,
+            self._memory.tensor,
+            transport=self._transport,
+            optimizers=self._optimizers,
+        )
+        self._executor.observe(self._clock)
 
     def _forward(self) -> dict[str, Tensor]:
-        if self.clock is None:
-            return self._executable.forward()
-        self.clock.begin([section for section in self._graph.sections if section.kind is SectionKind.FWD])
-        outputs = self._executable.forward(self.clock.count_over)
-        self.clock.end()
+        if self._clock is None:
+            return self._executor.forward()
+        self._clock.begin([section for section in self._graph.sections if section.kind is SectionKind.FWD])
+        outputs = self._executor.forward()
+        self._clock.end()
         return outputs
 
     def _whole_step(self, tangent: Tangent, mode: Mode) -> Mapping[str, Tensor]:
-        sync = self._begin_update(mode)
-        if self.clock is not None:
-            return self._timed_step(tangent, sync, self.clock)
-        outputs = self._executable.run(tangent, section_done=sync.section_done)
+        self._begin_update(mode)
+        clock = self._clock
+        if clock is not None:
+            clock.begin(self._graph.sections)
+        outputs = finished(self._executor.passed(tangent, last=clock is None))
         self._note_loss(outputs)
-        self._finish_update(sync)
-        return outputs
-
-    def _timed_step(self, tangent: Tangent, sync: GradientSync, clock: SectionClock) -> Mapping[str, Tensor]:
-        clock.begin(self._graph.sections)
-        outputs = self._executable.run(tangent, section_done=clock.count_over)
-        self._note_loss(outputs)
-        clock.go_on()
-        unheard, sync.kind_over = sync.kind_over, clock.kind_over
-        try:
-            self._finish_update(sync)
-        finally:
-            sync.kind_over = unheard
-        clock.end()
+        self._finish_update()
+        if clock is not None:
+            clock.end()
         return outputs
 
     def _backward(self, tangent: Tangent) -> dict[str, Tensor]:
-        if not self._executable.awaits_backward:
+        if not self._executor.awaits_backward:
             raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
-        if self._sync is not None:
-            self._begin_sync(self._sync)
-        gradients = self._executable.backward(tangent, accumulate=self._unused_backwards > 0)
+        if self._transport is not None:
+            self._begin_step()
+        gradients = self._executor.backward(tangent, accumulate=self._unused_backwards > 0)
         self._unused_backwards += 1
         return gradients
 
     def _optimize(self, mode: Mode) -> None:
         if not self._unused_backwards:
             raise OptionError("there are no gradients that an optimizer could use", remedy="run section BCKWD first")
-        self._finish_update(self._begin_update(mode))
+        self._begin_update(mode)
+        self._finish_update()
 
-    def _begin_update(self, mode: Mode) -> GradientSync:
-        sync = self._enter(mode)
-        self.steps += 1
-        sync.optimizers.begin(self.steps, 1.0)
-        self._begin_sync(sync)
-        return sync
+    def _begin_update(self, mode: Mode) -> None:
+        optimizers = self._enter(mode)
+        if self._begun:  # hyperparameters may have been changed since
+            optimizers.begin(self.steps + 1, 1.0)
+        self._begin_step()
 
-    def _begin_sync(self, sync: GradientSync) -> None:
-        """On return, peers have read the gradients that are overwritten next. Once for each step."""
+    def _begin_step(self) -> None:
+        """On return, peers have read the gradients that are overwritten next. Once for each step, whose number counts
+        OPTs."""
         if not self._begun:
-            sync.begin_step()
+            self._executor.begin_step(self.steps + 1, 1.0)
             self._begun = True
 
-    def _finish_update(self, sync: GradientSync) -> None:
-        sync.finish_step([self._loss])
+    def _finish_update(self) -> None:
+        self.steps += 1
+        finished(self._executor.updated([self._loss]))
         self._begun = False
         self._unused_backwards = 0
 
@@ -263,49 +270,45 @@ class StepwiseReplica:
         if self._program.loss is not None:
             self._loss = float(outputs[self._program.loss].mean())
 
-    def _enter(self, mode: Mode) -> GradientSync:
-        """The sync of `mode`; at the first use device memory moves to where it belongs."""
-        if self._sync is not None:
+    def _enter(self, mode: Mode) -> Optimizers:
+        """Connect the replicas by `mode`; at the first use, device memory moves to where it belongs."""
+        if self._optimizers is not None:
             if mode is not self._mode:
                 raise OptionError(
                     f"gradients were synced in the mode {self._mode}, and now are to be in the mode {mode}",
                     remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
                 )
-            return self._sync
-        if self._program.training is None:
+            return self._optimizers
+        program, communicator = self._program, self._communicator
+        if program.training is None:
             raise InternalError("an optimizer step of a program without one")
         self._mode = mode
-        world_size = 1 if mode is Mode.ALONE else self._communicator.world_size
-        defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
-        arguments: Arguments = {**defaults, "dp_scale_factor": world_size, "dp_replica": self._communicator.rank}
-        if mode is Mode.DEVICE:
-            self._move(allocate_devices(self._program, self._communicator))
-        optimizers = Optimizers(self._program, self._memory, arguments)
+        way = _WAYS[mode]
+        if way is Way.DEVICE:
+            self._move(allocate(program, communicator, way))
+        (self._transport,) = connect(program, communicator, way, self._allocated)
+        arguments = {argument.name: argument.default for argument in program.runtime_arguments}
+        self._optimizers = Optimizers(program, self._memory, arguments)
         for index, hyperparameters in self._hyperparameters.items():
-            optimizers.change(index, hyperparameters)
-        self._sync = self._made(mode, arguments, optimizers)
-        return self._sync
+            self._optimizers.change(index, hyperparameters)
+        if way is Way.DEVICE:
+            self._bind()
+        else:
+            self._executor.bind_update(self._transport, self._optimizers)
+        return self._optimizers
 
-    def _made(self, mode: Mode, arguments: Arguments, optimizers: Optimizers) -> GradientSync:
-        if mode is Mode.ALONE:
-            return SingleSync(self._program, arguments, optimizers, self._memory)
-        if mode is Mode.HOST:
-            return ReplicatedHostSync(self._program, arguments, optimizers, self._memory, self._communicator)
-        if self._devices is None:
-            raise InternalError("sync between devices without their memories")
-        one = DeviceSync if self._devices.shares_parameters else SmallDeviceSync
-        return one(self._program, arguments, optimizers, self._devices, self._communicator)
-
-    def _move(self, devices: Devices) -> None:
-        """Device memory becomes `devices`, with the values that it has. What a node has once is written by its first
-        rank."""
+    def _move(self, allocated: Allocated) -> None:
+        """Device memory becomes what was `allocated`, with the values that it has. What a node has once is written by
+        its first rank."""
         before = self._memory
-        self._devices, self._memory = devices, devices.by_rank[self._communicator.rank]
+        self._allocated = allocated
         for symbol in self._program.symbols.values():
             if symbol.offset is None or symbol.kind is SymbolKind.REDUCE_BUFFER:
                 continue
             if symbol.kind is SymbolKind.OPTIMIZER_STATE and not self.steps:
                 continue  # zeros, and so they are in new memory
             self.write(symbol.name, before.tensor(symbol.name))
-        self._executable = self._bound()
         self._communicator.node_barrier()
+
+
+_WAYS = {Mode.ALONE: Way.IN_PROCESS, Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}

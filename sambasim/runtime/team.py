@@ -1,4 +1,4 @@
-"""The replicas that a process plays, with their device memory, their shards of the data, and their sync."""
+"""The replicas that a process plays, with their device memory, their shards of the data, and their transports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,17 @@ from typing import Literal, TypeAlias
 from sambasim.data.sources import Source
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
-from sambasim.runtime.capacity import check_node_memory
-from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.engine.choice import Engine, choose_engine
 from sambasim.runtime.listener import Listener
+from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.sync.device import DeviceSync
-from sambasim.runtime.sync.device_memories import Devices, allocate_devices
-from sambasim.runtime.sync.emulation import EmulatedSync
-from sambasim.runtime.sync.gloo import GlooSync
-from sambasim.runtime.sync.host import HostSync
-from sambasim.runtime.sync.interface import GradientSync
-from sambasim.runtime.sync.parameter_server import ParameterServerSync
-from sambasim.runtime.sync.single import SingleSync
-from sambasim.runtime.sync.small_device import SmallDeviceSync
+from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.factory import Way, allocate, connect
+from sambasim.runtime.transports.in_process import Hub, InProcess
 from sambasim.runtime.weights import load_weights
 
 SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
@@ -31,40 +25,64 @@ SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The replicas that this process plays, and how they sync with one another and with those of other ranks.
+    """The replicas that this process plays; a rank that only serves has one without data.
 
-    `memories` are those of the replicas; a rank that only serves has one, with parameters in it, and no replica.
+    hub: where replicas of one process meet
     """
 
     replicas: Sequence[Replica]
-    memories: Sequence[DeviceMemory]
-    sync: GradientSync
-    sync_name: SyncName
+    way: Way
     engine: Engine
+
+    @property
+    def sync_name(self) -> SyncName:
+        """What the summary calls the way of syncing."""
+        if self.way is Way.IN_PROCESS:
+            return "none" if len(self.replicas) == 1 else "emulated"
+        return "device" if self.way is Way.DEVICE else "host"
+
+    @property
+    def hub(self) -> Hub | None:
+        """Where the replicas of this process meet."""
+        return self.transport.hub if isinstance(self.transport, InProcess) else None
+
+    @property
+    def memories(self) -> Sequence[DeviceMemory]:
+        """Those of the replicas."""
+        return [replica.memory for replica in self.replicas]
 
     @property
     def memory(self) -> DeviceMemory:
         """That of the first replica."""
-        return self.memories[0]
+        return self.replicas[0].memory
+
+    @property
+    def transport(self) -> Transport:
+        """That of the first replica, which stands for all: it knows what they moved, and what is kept where."""
+        return self.replicas[0].transport
 
 
-def assemble(setup: Setup, sources: Sequence[Source], listener: Listener) -> Team:
-    """Collective. The team of this process, with the weights of the PEF in place; `sources` are those of its replicas.
+def assemble(setup: Setup, sources: Sequence[Source], listener: Listener, observer: StepObserver | None = None) -> Team:
+    """Collective. The team of this process, with the weights of the PEF in place; `sources` are those of its replicas,
+    `observer` binds the instructions of their passes.
 
     Raises MachineError if there is too little memory.
     """
-    program, communicator = setup.program, setup.communicator
-    devices = None
-    if setup.emulated == 1 and communicator.world_size > 1 and setup.options.reduce_on_rdu:
-        devices = allocate_devices(program, communicator)
-        memories = [devices.by_rank[communicator.rank]]
-    else:
-        check_node_memory(communicator, program.device_bytes * setup.emulated)
-        memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(setup.emulated)]
-    _place_weights(setup, memories)
-    sync, name = _sync(setup, memories, devices)
+    program, communicator, way = setup.program, setup.communicator, _way(setup)
+    allocated = allocate(program, communicator, way, setup.emulated)
+    _place_weights(setup, allocated.memories)
+    transports = connect(program, communicator, way, allocated, setup.roles)
     engine = choose_engine(setup.options.engine, setup.tiles, communicator, listener.preparing)
-    return Team(_replicas(setup, memories, sources, engine), memories, sync, name, engine)
+    replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
+    return Team(replicas, way, engine)
+
+
+def _way(setup: Setup) -> Way:
+    if setup.emulated > 1 or setup.communicator.world_size == 1:
+        return Way.IN_PROCESS
+    if setup.options.reduce_on_rdu:
+        return Way.DEVICE
+    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
 
 
 def changes_buffers(setup: Setup) -> bool:
@@ -83,46 +101,41 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
     setup.communicator.node_barrier()  # a peer may have placed what is read here
 
 
-def _sync(setup: Setup, memories: Sequence[DeviceMemory], devices: Devices | None) -> tuple[GradientSync, SyncName]:
-    program, arguments, communicator = setup.program, setup.arguments, setup.communicator
-    optimizers = Optimizers(program, memories[0], arguments)
-    if setup.emulated > 1:
-        return EmulatedSync(program, arguments, optimizers, memories), "emulated"
-    if communicator.world_size == 1:
-        return SingleSync(program, arguments, optimizers, memories[0]), "none"
-    if devices is not None:
-        one = DeviceSync if devices.shares_parameters else SmallDeviceSync
-        return one(program, arguments, optimizers, devices, communicator), "device"
-    if setup.host_sync == "gloo":
-        return GlooSync(program, arguments, optimizers, memories[0], communicator), "host"
-    if setup.host_sync == "parameter-server":
-        return ParameterServerSync(program, arguments, memories[0], setup.roles, communicator), "host"
-    return HostSync(program, arguments, optimizers, memories[0], communicator), "host"
-
-
 def _replicas(
-    setup: Setup, memories: Sequence[DeviceMemory], sources: Sequence[Source], engine: Engine
+    setup: Setup,
+    memories: Sequence[DeviceMemory],
+    transports: Sequence[Transport],
+    sources: Sequence[Source],
+    engine: Engine,
+    observer: StepObserver | None,
 ) -> Sequence[Replica]:
     """Collective. What one rank of a node has compiled, the others find on the disk."""
-    communicator = setup.communicator
+    communicator, options = setup.communicator, setup.options
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
+    first = communicator.rank
     replicas = [
         Replica(
             number,
             setup.program,
             memory,
-            _shard(setup, source, number),
+            _shard(setup, source, number) if setup.works else None,
             setup.seed,
-            engine.inductor,
-            debug_numerics=setup.options.debug_numerics,
+            transport,
+            Optimizers(setup.program, transport.memory, setup.arguments),
+            engine.inductor if setup.works else None,
+            overlaps=not options.debug_numerics,
+            skips_nonfinite=options.on_nonfinite == "skip",
+            observer=observer,
         )
-        for number, memory, source in zip(setup.own_replicas, memories, sources, strict=False)
+        for number, memory, transport, source in zip(
+            range(first, first + setup.emulated), memories, transports, sources, strict=True
+        )
     ]
     if engine.inductor:
         if communicator.local_rank == 0:
             communicator.node_barrier()
-        communicator.barrier()  # so that the first step waits for nobody's compiler
+        communicator.barrier()  # so that the first step waits for no compiler
     return replicas
 
 

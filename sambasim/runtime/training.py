@@ -1,19 +1,17 @@
 """The training loop: forward and backward on every replica, and their sync, once a step."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 
-from sambasim.errors import InternalError
-from sambasim.ir.program import Program
 from sambasim.options.training import TrainingOptions
 from sambasim.runtime.listener import Step
-from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan
-from sambasim.runtime.replica import Replica
+from sambasim.runtime.replica import Replica, StepNumbers
 from sambasim.runtime.schedules import factor
-from sambasim.runtime.sync.interface import StepSync, Synced
+from sambasim.runtime.transports.in_process import Hub, run_together
 
 
 @dataclass(slots=True)
@@ -41,76 +39,84 @@ def _nothing() -> int:
 
 
 class Trainer:
-    """Trains the replicas that this process plays: one, or all of them in an emulation.
+    """Trains the replicas that this process plays: one, all of them in an emulation, or none, where it only serves.
 
-    `optimizers` is what `sync` updates parameters with; its step begins here, and counts applied steps alone. `wish`
-    says what this rank wishes of the run: the largest wish of a rank is known to all after each step.
+    hub: where the replicas of this process meet
+    request: what this rank asks of the run; the largest request of a rank is known to all after each step
     """
 
     def __init__(
         self,
-        program: Program,
         replicas: Sequence[Replica],
-        sync: Synced,
         plan: Plan,
         training: TrainingOptions,
-        optimizers: Optimizers,
-        wish: Callable[[], int] = _nothing,
+        hub: Hub | None = None,
+        request: Callable[[], int] = _nothing,
     ) -> None:
-        if program.training is None:
-            raise InternalError("training a program without a training step")
-        self._program = program
         self._replicas = replicas
-        self._sync = sync
+        self._hub = hub
         self._plan = plan
         self._training = training
-        self._optimizers = optimizers
-        self._wish = wish
+        self._optimizers = replicas[0].optimizers
+        self._request = request
+        self.observer: StepObserver | None = None
         self.totals = Totals(steps=plan.start.step)
-        self.wished = 0
+        self.requested = 0
         self.losses: Sequence[float] = ()
         """Of all replicas, in the last step."""
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """From now on, report steps to `observer`; to nobody, if it is None."""
+        self.observer = observer
+        for replica in self._replicas:
+            replica.observe(observer)
 
     def begin_epoch(self, epoch: int) -> None:
         """Deal the samples of `epoch` out to the replicas; of the one in which the run starts, those that are left."""
         start = self._plan.start
         for replica in self._replicas:
-            replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
+            if replica.works:
+                replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
     def step(self, epoch: int) -> Step:
-        """One optimizer step on the next batches of every replica. What ranks wish of the run is in `wished` then."""
-        number = self.totals.steps
-        began_s = time.perf_counter()
+        """One optimizer step on the next batches of every replica. What ranks ask of the run is in `requested` then."""
+        number, observer = self.totals.steps, self.observer
+        if observer is not None:
+            observer.step_begins(number)
+        began_ns = perf_counter_ns()
         rate = factor(self._training.schedule, number, self._plan.steps)
-        self._optimizers.begin(number - self.totals.skipped_steps + 1, rate)
-        self._sync.begin_step()
-        micro_steps = self._plan.accumulation_steps
-        losses = [replica.differentiate(number, micro_steps, self._sync.section_done) for replica in self._replicas]
-        self.totals.model_s += time.perf_counter() - began_s
-        sync = self._sync.finish_step(losses, self._wish())
-        self.wished, self.losses = sync.wish, sync.losses
-        loss = sum(sync.losses) / len(sync.losses)
-        step_s = time.perf_counter() - began_s
-        self._count(loss, step_s, sync)
+        numbers = StepNumbers(number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps)
+        done = run_together([replica.step(numbers, self._request) for replica in self._replicas], self._hub)
+        updated = done[0].updated
+        if observer is not None:
+            observer.step_ends(number, updated.norm)
+        step_s = (perf_counter_ns() - began_ns) / 1e9
+        self.requested, self.losses = updated.request, updated.losses
+        loss = sum(updated.losses) / len(updated.losses)
+        self.totals.model_s += (max(one.pass_ended_ns for one in done) - began_ns) / 1e9
+        # Replicas of one process communicate one after the other.
+        exposed_s = sum(one.updated.exposed_s for one in done)
+        hidden_s = sum(one.updated.hidden_s for one in done)
+        self._count(loss, step_s, exposed_s, hidden_s, applied=done[0].applied)
         return Step(
             step=number + 1,
             epoch=epoch + 1,
             loss=loss,
             lr=self._optimizers.first("lr") * rate,
             step_s=step_s,
-            sync_s=sync.exposed_s,
-            hidden_sync_s=sync.hidden_s,
+            sync_s=exposed_s,
+            hidden_sync_s=hidden_s,
             samples_per_s=self._plan.samples_per_step / step_s,
-            grad_norm=sync.norm,
+            grad_norm=updated.norm,
         )
 
-    def _count(self, loss: float, step_s: float, sync: StepSync) -> None:
+    def _count(self, loss: float, step_s: float, exposed_s: float, hidden_s: float, *, applied: bool) -> None:
         totals = self.totals
         totals.steps += 1
-        totals.skipped_steps += not sync.applied
+        totals.skipped_steps += not applied
         totals.training_s += step_s
-        totals.sync_s += sync.exposed_s
-        totals.hidden_sync_s += sync.hidden_s
+        totals.sync_s += exposed_s
+        totals.hidden_sync_s += hidden_s
         totals.samples += self._plan.samples_per_step
         totals.loss_last = loss
         if totals.steps == 1:

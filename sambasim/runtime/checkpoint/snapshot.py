@@ -48,12 +48,12 @@ def untrained_models(program: Program) -> tuple[TensorModel, ...]:
 
 def spans_of(program: Program, team: Team) -> tuple[Slice, ...]:
     """Of each group, what this rank saves."""
-    return tuple(_span(team.sync.saved(group)) for group in program.groups)
+    return tuple(_span(team.transport.saved(group)) for group in program.groups)
 
 
 def take(setup: Setup, team: Team) -> dict[str, Tensor]:
     """The tensors of this rank's shard, by name: views of what will change with the next step."""
-    program, keeper = setup.program, team.sync.keeper
+    program, keeper = setup.program, team.transport.memory
     tensors = {}
     for group, span in zip(program.groups, spans_of(program, team), strict=True):
         if span[0] < span[1]:
@@ -80,7 +80,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
 
     A replica that the checkpoint does not have gets the buffers of replica 0.
     """
-    program, keeper = setup.program, team.sync.keeper
+    program, keeper = setup.program, team.transport.memory
     shards = _Shards(checkpoint)
     memories = {id(memory): memory for memory in (*team.memories, keeper) if memory.has_own_parameters}
     for number, group in enumerate(program.groups):
@@ -88,7 +88,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
         for memory in memories.values():
             shards.read(number, PARAMETER, whole, memory.region(group, PARAMETER))
         for state in program.optimizers[group.optimizer].states:
-            shards.read(number, state, team.sync.owned(group), keeper.region(group, state))
+            shards.read(number, state, team.transport.kept(group), keeper.region(group, state))
     for model in untrained_models(program):
         for memory in memories.values():
             memory.tensor(model.name).copy_(shards.of(0)[model.name])
@@ -126,7 +126,7 @@ class _Shards:
 
 def _own_nonfinite_parameter(program: Program, team: Team) -> str | None:
     for group, (start, stop) in zip(program.groups, spans_of(program, team), strict=True):
-        part = team.sync.keeper.region(group, PARAMETER)[start:stop]
+        part = team.transport.memory.region(group, PARAMETER)[start:stop]
         if not len(part) or all(one.isfinite() for one in part.aminmax()):
             continue
         for member in group.members:

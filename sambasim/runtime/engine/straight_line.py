@@ -37,6 +37,7 @@ class StraightLine:
 
     def __init__(self, part: Part, *, accumulate: bool) -> None:
         self.sections = part.sections
+        self.communication = part.instructions[0].communication if len(part.instructions) == 1 else None
         self._instructions = part.instructions
         self._keep = add if accumulate else overwrite
         self._run: Callable[[Registers], None] | None = None
@@ -47,12 +48,17 @@ class StraightLine:
             self._run = _function(self._instructions, self._keep)
         self._run(registers)
 
+    def begin(self, registers: Registers) -> None:
+        """Begin the communication that this part is, with its operands."""
+        if self.communication is not None:
+            self.communication.begin(*[registers[operand] for operand in self._instructions[0].operands])
+
     def failed(self, error: BaseException) -> Instruction:
         """The instruction that raised `error`."""
         code: CodeType | None = self._run.__code__ if self._run is not None else None
         line, traceback = _FIRST_LINE, error.__traceback__
         while traceback is not None:
-            if traceback.tb_frame.f_code is code:
+            if code is not None and traceback.tb_frame.f_code is code:
                 line = traceback.tb_lineno
             traceback = traceback.tb_next
         return self._instructions[line - _FIRST_LINE]
@@ -82,10 +88,12 @@ def _line(number: int, instruction: Instruction, names: dict[str, Any]) -> str:
     """What carries out instruction `number`; what it calls and where it stores goes into `names`."""
     names[f"f{number}"] = instruction.function
     line = f"f{number}({', '.join(f'r[{operand}]' for operand in instruction.operands)})"
-    if not instruction.single:
+    if instruction.communication is not None:
+        line = f"f{number}()"  # it was begun with its operands
+    if instruction.results and not instruction.single:
         names[f"t{number}"] = instruction.results
         line = f"unpack({line}, t{number}, r)"
-    elif instruction.results[0] is not None:
+    elif instruction.results and instruction.results[0] is not None:
         line = f"r[{instruction.results[0]}] = {line}"
     for index, (register, destination) in enumerate(instruction.stores):
         names[f"d{number}_{index}"] = destination

@@ -2,6 +2,7 @@
 
 from sambasim.collectives.slices import CUT_ELEMENTS
 from sambasim.ir.graph import Graph
+from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import DataParallel, GradientGroup, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
 
@@ -20,7 +21,7 @@ def flat_program(numel: int) -> Program:
     """
     numel = align(max(numel, 1), CUT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
-    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, 0, {"parameter": 0, "gradient": 0})
+    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0})
     buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType(_DTYPE, (numel,)), offset=size_bytes)
     return Program(
         name="flat",
@@ -34,6 +35,7 @@ def flat_program(numel: int) -> Program:
         optimizers=(Optimizer("sgd0", "sgd", ()),),
         groups=(group,),
         runtime_arguments=(RuntimeArgument("dp_scale_factor", 1, "replicas"),),
-        data_parallel=DataParallel(1, (GradientGroup(_GROUP, _GROUP),), buffer.name),
+        data_parallel=DataParallel((GradientGroup(_GROUP, _GROUP),), buffer.name),
         device_bytes=2 * size_bytes,
+        mesh=(Axis(DATA_PARALLEL, 1, at_run_time=True),),
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.runtime.sync.mean import tree_mean
+from sambasim.runtime.mean import tree_mean
 
 PERIOD_ELEMENTS = 65_521
 """The length of a block: a prime, so that no slice, page or chunk is mistaken for another one."""

@@ -14,6 +14,7 @@ are written anew, and what the run before left is spoiled: to do nothing gives a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, final
 
 import torch
@@ -26,15 +27,12 @@ from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.flat_program import ELEMENT_BYTES
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, Operands, fill
-from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.sync.device import DeviceSync
-from sambasim.runtime.sync.device_memories import Devices, is_small
-from sambasim.runtime.sync.gloo import GlooSync
-from sambasim.runtime.sync.host import HostSync
-from sambasim.runtime.sync.parameter_server import ParameterServerSync, roles
-from sambasim.runtime.sync.phased import PhasedSync
-from sambasim.runtime.sync.small_device import SmallDeviceSync
+from sambasim.runtime.transports.factory import Allocated, Way, connect
+from sambasim.runtime.transports.host import roles_of
+from sambasim.runtime.transports.small_window import SmallWindow
+from sambasim.runtime.transports.window import Devices, Window, is_small
+from sambasim.runtime.transports.window_reduce import WindowReduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,6 @@ class Setting:
     memory: DeviceMemory
     operand: Tensor
     result: Tensor
-
-    @property
-    def arguments(self) -> Mapping[str, int]:
-        """The runtime arguments: what a sum is divided by."""
-        return {"dp_scale_factor": self.communicator.topology.world_size}
-
-    @property
-    def optimizers(self) -> Optimizers:
-        """What a sync on `memory` is given; nothing here updates a parameter."""
-        return Optimizers(self.program, self.memory, self.arguments)
 
 
 class Measured(ABC):
@@ -113,48 +101,65 @@ class DevicePath(AllReduce):
         if setting.window is None:
             raise InternalError("the device path without device memory")
         program, topology = setting.program, setting.communicator.topology
-        memories = {
+        by_rank = {
             rank: DeviceMemory(program, setting.window.of(index)[: program.device_bytes])
             for index, rank in enumerate(topology.local_ranks)
         }
-        own = memories[topology.rank]
-        optimizers = Optimizers(program, own, setting.arguments)
-        devices = Devices(setting.window, memories)
-        one = SmallDeviceSync if is_small(program, topology) else DeviceSync
-        self._sync = one(program, setting.arguments, optimizers, devices, setting.communicator)
-        self._own = own.region(program.groups[0], "gradient")
-        self._parts = tuple(self._sync.means(program.groups[0]))
+        devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, topology))
+        allocated = Allocated([by_rank[topology.rank]], devices)
+        (transport,) = connect(program, setting.communicator, Way.DEVICE, allocated)
+        self._own = by_rank[topology.rank].region(program.groups[0], "gradient")
+        if isinstance(transport, SmallWindow):
+            self._reduce: Callable[[], None] = partial(_reduce_small, transport)
+            self._parts = tuple(transport.mean_parts(program.groups[0]))
+        elif isinstance(transport, Window):
+            self._reduce = partial(_reduce_in_window, transport, transport.reduce_scatter(program.groups))
+            self._parts = tuple(transport.means(program.groups[0]))
 
     def refill(self, block: Tensor) -> None:
         fill(self._own, block)
 
     def run(self) -> None:
-        self._sync.reduce_alone()
+        self._reduce()
 
     def readable(self) -> Iterator[tuple[int, Tensor]]:
         yield from self._parts
+
+
+def _reduce_small(transport: SmallWindow) -> None:
+    transport.wait_for_readers()
+    transport.reduce()
+
+
+def _reduce_in_window(transport: Window, reduce: WindowReduce) -> None:
+    """REDUCE without an optimizer; the means go to each other node."""
+    reduce.begin_step()
+    reduce.begin()
+    reduce.finish()
+    transport.spread()
+    transport.meet()
 
 
 class HostPath(AllReduce):
     """REDUCE and GATHER of a sync through the host, from this rank's device memory to the same."""
 
     result = "mean"
+    way: ClassVar[Way]
 
     def __init__(self, setting: Setting) -> None:
-        self._sync = self._made(setting)
-        self._gradient = setting.memory.region(setting.program.groups[0], "gradient")
-
-    @staticmethod
-    @abstractmethod
-    def _made(setting: Setting) -> PhasedSync:
-        """The sync, on the setting's memory."""
+        program, roles = setting.program, roles_of(setting.communicator.world_size, dedicated=0)
+        (transport,) = connect(program, setting.communicator, self.way, Allocated([setting.memory]), roles)
+        both = transport.reduce_scatter(program.groups), transport.all_gather(program.groups)
+        self._communications = [one for one in both if one is not None]
+        self._gradient = setting.memory.region(program.groups[0], "gradient")
 
     def refill(self, block: Tensor) -> None:
         fill(self._gradient, block)
 
     def run(self) -> None:
-        self._sync.reduce()
-        self._sync.gather()
+        for communication in self._communications:
+            communication.begin()
+            communication.finish()
 
     def readable(self) -> Iterator[tuple[int, Tensor]]:
         yield 0, self._gradient
@@ -166,10 +171,7 @@ class HostMpiPath(HostPath):
 
     name = "host-mpi"
     checked = "bits"
-
-    @staticmethod
-    def _made(setting: Setting) -> PhasedSync:
-        return HostSync(setting.program, setting.arguments, setting.optimizers, setting.memory, setting.communicator)
+    way = Way.HOST
 
 
 @final
@@ -178,10 +180,7 @@ class HostGlooPath(HostPath):
 
     name = "host-gloo"
     checked = "rounding"
-
-    @staticmethod
-    def _made(setting: Setting) -> PhasedSync:
-        return GlooSync(setting.program, setting.arguments, setting.optimizers, setting.memory, setting.communicator)
+    way = Way.GLOO
 
 
 @final
@@ -190,11 +189,7 @@ class HostServerPath(HostPath):
 
     name = "host-parameter-server"
     checked = "bits"
-
-    @staticmethod
-    def _made(setting: Setting) -> PhasedSync:
-        who = roles(setting.communicator.topology.world_size, dedicated=0)
-        return ParameterServerSync(setting.program, setting.arguments, setting.memory, who, setting.communicator)
+    way = Way.PARAMETER_SERVER
 
 
 class MpiReduction(AllReduce):

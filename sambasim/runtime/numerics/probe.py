@@ -18,7 +18,7 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.instructions import Instruction
 from sambasim.runtime.numerics.count import Count, count
-from sambasim.runtime.numerics.origins import Lineage, has_infinite_constant, is_origin, leaves_memory_as_it_is
+from sambasim.runtime.numerics.origins import Lineage, has_infinite_constant, is_origin
 
 _TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
@@ -61,22 +61,6 @@ class Probe:
         """The step that was looked at last, counted from 1."""
         self._micro_step = 0
 
-    def watched(self, instruction: Instruction) -> Callable[..., object]:
-        """The function of `instruction`, which lets the probe look at what it returns."""
-        node, function = instruction.node, instruction.function
-        if leaves_memory_as_it_is(node):
-            return function
-
-        def looked_at(*operands: object, **keywords: object) -> object:
-            result = function(*operands, **keywords)
-            results = result if isinstance(result, tuple | list) else (result,)
-            for name, value in zip(node.results, results, strict=False):  # the engine refuses another number itself
-                if name is not None and isinstance(value, Tensor):
-                    self._look(instruction, name, value, operands)
-            return result
-
-        return looked_at
-
     def begin(self, step: int, micro_step: int) -> None:
         """A pass begins; both count from 0. Its batch is in place."""
         self.step, self._micro_step = step + 1, micro_step + 1
@@ -92,7 +76,7 @@ class Probe:
         if bad:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
-    def _look(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
+    def look(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
         made = self._seen[name] = count(value)
         if made.finite:
             return

@@ -34,7 +34,7 @@ def recorded_run(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> Reco
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.world_size,
         emulated=setup.emulated > 1,
-        sync=team.sync.title,
+        sync=team.transport.title,
         seed=setup.seed,
         options=dict(_options(setup)),
         steps=plan.steps,

@@ -4,24 +4,24 @@
     every micro-step        inputs; as each section is over, the values that leave it, gradients, buffers, the loss
     after the update        parameters as every replica has them, and optimizer states, whole, with replica 0
 
-Stand-ins see to it, as those of a trace do: a step that is not recorded runs the code that it always ran. What a
-section has made is read before sync is told that the section is over, so no peer has written to it.
+What a section has made is read before peers learn that the section has ended, so none of them has written to it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
+from sambasim.ir.graph import Section
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.options.step_range import step_range
 from sambasim.records.digests import StepDigests, ValueDigest
 from sambasim.records.read_digests import is_recording
-from sambasim.runtime.listener import Listener, Step
+from sambasim.runtime.listener import Listener
+from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.record.digest import digested
 from sambasim.runtime.record.facts import recorded_run
@@ -30,8 +30,6 @@ from sambasim.runtime.record.seen import Seen, seen_in_memory, seen_of_sections
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
-from sambasim.runtime.trace.watched import StandIns
-from sambasim.runtime.training import Trainer
 
 _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
@@ -44,7 +42,7 @@ def recorded(setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDi
     return None if setup.options.record_digests is None else RunDigests(setup, team, plan, listener)
 
 
-class RunDigests:
+class RunDigests(StepRecorder):
     """Records the steps that were asked for. Collective."""
 
     def __init__(self, setup: Setup, team: Team, plan: Plan, listener: Listener) -> None:
@@ -66,38 +64,34 @@ class RunDigests:
         if setup.is_first:
             begin_folder(folder, run)
         setup.communicator.barrier()
-        self._steps = range(run.first_step, run.last_step + 1)
+        self.steps = range(run.first_step - 1, run.last_step)
         self._setup = setup
         self._team = team
         self._listener = listener
-        self._stand_ins = StandIns()
         self._first: int | None = None
         sections = seen_of_sections(program.training, program)
         inputs = seen_in_memory(program, SymbolKind.INPUT)
-        self._passes = [_Pass(replica, inputs, sections) for replica in team.replicas]
-        self._files = [ReplicaFile(folder, replica.rank) for replica in team.replicas]
+        self._passes = {one.rank: _Pass(one, inputs, sections) for one in team.replicas if one.works}
+        self._files = [ReplicaFile(folder, rank) for rank in self._passes]
 
-    def step(self, trainer: Trainer, epoch: int) -> Step:
-        """A step of `trainer`, recorded or not."""
-        number = trainer.totals.steps + 1
-        if number not in self._steps:
-            return trainer.step(epoch)
+    def begin(self, step: int) -> None:
         if self._first is None:
-            self._first = number
-            self._begin(number)
-        for one in self._passes:
-            one.begin_step()
-        step = trainer.step(epoch)
-        self._add(number, [one.values for one in self._passes], (SymbolKind.PARAMETER,), loss=step.loss)
-        if number == self._steps[-1]:
-            self._stand_ins.remove()
-            self._listener.noted(self._told())
-        return step
+            self._first = step + 1
+            self._add(step, [[] for _ in self._passes], _AT_FIRST, begins=True)
+        for one in self._passes.values():
+            one.values = []
 
-    def _begin(self, number: int) -> None:
-        self._add(number - 1, [[] for _ in self._passes], _AT_FIRST, begins=True)
-        for one in self._passes:
-            self._stand_ins.put(one.replica.executable, "run", one.watched)
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        self._passes[replica].begin(micro_step)
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        if replica in self._passes:
+            self._passes[replica].end_sections(sections)
+
+    def end(self, step: int, epoch: int, loss: float) -> None:
+        self._add(step + 1, [one.values for one in self._passes.values()], (SymbolKind.PARAMETER,), loss=loss)
+        if step == self.steps[-1]:
+            self._listener.noted(self._told())
 
     def _add(
         self,
@@ -112,7 +106,7 @@ class RunDigests:
         states = self._states()
         kept = seen_in_memory(self._setup.program, *kinds)
         told = loss if loss is not None and math.isfinite(loss) else None
-        for file, own, one in zip(self._files, values, self._passes, strict=True):
+        for file, own, one in zip(self._files, values, self._passes.values(), strict=True):
             replica = one.replica
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
             more = states if replica.rank == 0 else []
@@ -125,14 +119,14 @@ class RunDigests:
             optimizer = program.optimizers[group.optimizer]
             for member in group.members:
                 for state in optimizer.states:
-                    whole = self._team.sync.whole_state(group, member, state)
+                    whole = self._team.transport.whole_state(group, member, state)
                     if whole is not None and self._setup.is_first:
                         name = state_name(member.parameter, optimizer.name, state)
                         found.append(digested(Seen("state", name), whole))
         return found
 
     def _told(self) -> str:
-        first, last, folder = self._first, self._steps[-1], self._setup.options.record_digests
+        first, last, folder = self._first, self.steps[-1] + 1, self._setup.options.record_digests
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
 
@@ -147,29 +141,16 @@ class _Pass:
         self._sections = sections
         self._micro_step = -1
 
-    def begin_step(self) -> None:
-        self.values = []
+    def begin(self, micro_step: int) -> None:
+        """A pass begins; its batch is in place."""
+        self._micro_step = micro_step
+        self._see(self._inputs)
 
-    def watched(self, run: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
-        """What stands in for the `run` of the replica's executable."""
-
-        def recording(
-            tangent: Tensor | None, *, accumulate: bool, section_done: Callable[[int], None], **more: Any
-        ) -> Mapping[str, Tensor]:
-            over = 0
-            self._micro_step = self._micro_step + 1 if accumulate else 0
-            self._see(self._inputs)
-
-            def done(count: int) -> None:
-                nonlocal over
-                for section in self._sections[over:count]:
-                    self._see(section)
-                over = count
-                section_done(count)
-
-            return run(tangent, accumulate=accumulate, section_done=done, **more)
-
-        return recording
+    def end_sections(self, sections: Sequence[Section]) -> None:
+        """What these sections have made is there."""
+        for section in sections:
+            if section.index < len(self._sections):
+                self._see(self._sections[section.index])
 
     @torch.no_grad()
     def _see(self, seen: Sequence[Seen]) -> None:
@@ -181,5 +162,5 @@ class _Pass:
     def _tensor(self, seen: Seen) -> Tensor | None:
         """None for what is not seen: a value within sections that were compiled together."""
         if seen.value is not None:
-            return self.replica.executable.present(seen.value)
+            return self.replica.executor.present(seen.value)
         return self.replica.memory.tensor(seen.name)

@@ -6,12 +6,12 @@ Values within a section are not seen. What they come to is: they differ where wh
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sambasim.ir.graph import Graph, SectionKind, node_references
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.records.digests import What
 
-_DIFFERENTIATING = (SectionKind.FWD, SectionKind.BCKWD)
 UNWRITTEN: Mapping[str, int] = {
     "aten.mkldnn_rnn_layer.default": 3,  # a kernel's own notes for its backward
     "aten.empty.memory_format": 0,
@@ -38,11 +38,11 @@ class Seen(NamedTuple):
 
 
 def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
-    """For each FWD and BCKWD section of `graph`, in order, what can be seen when it is over, in the order of its nodes.
+    """For each section of the pass of `graph`, in order, what can be seen when it is over, in the order of its nodes.
 
     A gradient lies in its place then, and all else in a register, because something after it needs it.
     """
-    sections = [section for section in graph.sections if section.kind in _DIFFERENTIATING]
+    sections, _ = pass_and_update(graph)
     section_of = {
         result: section.index
         for section in sections

@@ -13,27 +13,26 @@ from time import perf_counter_ns
 from sambasim import __version__
 from sambasim.errors import MachineError
 from sambasim.hardware.placement import Placement, Seat
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.line_file import write_whole
-from sambasim.runtime.listener import Listener, Step
+from sambasim.runtime.listener import Listener
+from sambasim.runtime.observer import SpanArgs, StepRecorder
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica
-from sambasim.runtime.sync.interface import GradientSync
-from sambasim.runtime.trace import stopwatches
 from sambasim.runtime.trace.clocks import Clock, compare_clocks
 from sambasim.runtime.trace.recorder import Recorder
-from sambasim.runtime.trace.watched import StandIns
-from sambasim.runtime.training import Trainer
 from sambasim.units import format_seconds
 
 DEFAULT_STEPS = 3
 WARM_UP_STEPS = 2
 
-Spans = Mapping[int, Sequence[TraceSpan]]
+_EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
 
 
 def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
@@ -81,7 +80,7 @@ def traced_run(
     )
 
 
-class RunTrace:
+class RunTrace(StepRecorder):
     """Traces the steps that `traced` names, and writes its file after the last of them. Collective."""
 
     def __init__(
@@ -89,37 +88,43 @@ class RunTrace:
         traced: Traced,
         program: Program,
         replicas: Sequence[Replica],
-        sync: GradientSync,
         communicator: Communicator,
         listener: Listener,
     ) -> None:
+        self.steps = traced.steps
         self._traced = traced
-        self._graph = program.training or program.evaluation
-        self._replicas = replicas
-        self._sync = sync
+        self._in_pass = len(pass_and_update(program.training)[0]) if program.training else 0
+        self._replicas = {replica.rank for replica in replicas if replica.works}
         self._communicator = communicator
         self._listener = listener
         self._recorder = Recorder()
-        self._stand_ins = StandIns()
+        self._began_ns = 0
+        self._micro_step: dict[int, int] = {}
 
-    def step(self, trainer: Trainer, epoch: int) -> Step:
-        """A step of `trainer`, traced or not."""
-        number, steps = trainer.totals.steps, self._traced.steps
-        if number not in steps:
-            return trainer.step(epoch)
-        recorder, rank = self._recorder, self._communicator.rank
-        if number == steps[0]:
-            stopwatches.start(self._stand_ins, recorder, self._graph, self._replicas, self._sync, rank)
-        recorder.step = number + 1
-        began_ns = perf_counter_ns()
-        step = trainer.step(epoch)
-        stopped_ns = perf_counter_ns()
-        recorder.room = max(recorder.room, 1)  # there is always room for the whole step
-        recorder.add(rank, Track.HOST, f"step {number + 1}", began_ns, stopped_ns, {"epoch": epoch + 1})
-        if number == steps[-1]:
-            self._stand_ins.remove()
+    def begin(self, step: int) -> None:
+        self._recorder.step = step + 1
+        self._began_ns = perf_counter_ns()
+
+    def end(self, step: int, epoch: int, loss: float) -> None:
+        self._recorder.room = max(self._recorder.room, 1)  # there is always room for the whole step
+        rank = self._communicator.rank
+        self._recorder.add(rank, Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1})
+        if step == self.steps[-1]:
             self._end()
-        return step
+
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        self._micro_step[replica] = micro_step
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        kinds = {section.kind for section in sections}
+        track = Track.COLLECTIVES if kinds <= _EXCHANGED else Track.SECTIONS
+        args: dict[str, int | float | str] = {"section": _numbers(sections)}
+        if sections[0].index < self._in_pass:
+            args["micro_step"] = self._micro_step.get(replica, 0)
+        self._recorder.add(replica, track, _title(sections), began_ns, None, args)
+
+    def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
+        self._recorder.add(replica, track, name, began_ns, None, args)
 
     def _end(self) -> None:
         clocks = compare_clocks(self._communicator)
@@ -142,7 +147,7 @@ class RunTrace:
         if traced.emulated:
             plays = f"emulated by one process on {host}"
             return f"replica {number} as {traced.seats[number]}, {plays}, measured"
-        if any(replica.rank == number for replica in self._replicas):
+        if number in self._replicas:
             return f"replica {number} as {traced.seats[number]}, host {host}, measured"
         return f"parameter server, rank {number}, host {host}, measured"
 
@@ -182,6 +187,17 @@ class RunTrace:
         return (
             f"traced {which} of {self._traced.of_steps} (measured): {spans} spans, {clocks}{full}; {self._traced.path}"
         )
+
+
+def _numbers(sections: Sequence[Section]) -> int | str:
+    """The number of one section, or those of several, as text."""
+    return sections[0].index if len(sections) == 1 else ", ".join(str(section.index) for section in sections)
+
+
+def _title(sections: Sequence[Section]) -> str:
+    kinds = "+".join(dict.fromkeys(section.kind.value for section in sections))
+    first, last = sections[0], sections[-1]
+    return f"{kinds} {first.name}" if first is last else f"{kinds} {first.name} … {last.name}"
 
 
 def _on_time(span: TraceSpan, clock: Clock) -> TraceSpan:

@@ -120,8 +120,16 @@ class Transport(ABC):
         """The part of `group` whose parameters and optimizer states this rank updates."""
 
     def share(self, group: ParameterGroup) -> Slice:
-        """The part of `group` whose squares this rank sums and which it saves: all ranks together have each once."""
+        """The part of `group` whose squares this rank sums: all ranks together sum each once."""
         return self.owned(group)
+
+    def kept(self, group: ParameterGroup) -> Slice:
+        """The part of `group` whose parameters and optimizer states are up to date in `memory`."""
+        return self.owned(group)
+
+    def saved(self, group: ParameterGroup) -> Slice:
+        """The part of `group` that this process writes into a checkpoint: all together write each part once."""
+        return self.share(group)
 
     @abstractmethod
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
@@ -142,6 +150,7 @@ class Transport(ABC):
 
     def wait_for_readers(self) -> None:
         """Return when other ranks have read this rank's gradients of the last step: they may be overwritten."""
+        return  # where a step ends after all have been read
 
     @abstractmethod
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:

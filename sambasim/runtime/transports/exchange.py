@@ -23,7 +23,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, bytes_of
 from sambasim.runtime.kernels.tree_mean import Sum
 from sambasim.runtime.mean import TreeMean
-from sambasim.runtime.observer import SpanArgs, StepObserver, span
+from sambasim.runtime.observer import Observed, SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import BytesMoved
 
@@ -126,12 +126,11 @@ class Exchange:
             to.copy_(source)
 
 
-class Endpoint(Protocol):
+class Endpoint(Observed, Protocol):
     """The transport of which an exchange is a part."""
 
-    communicator: Communicator
-    replica: int
-    observer: StepObserver | None
+    @property
+    def communicator(self) -> Communicator: ...
 
 
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: int, owner: Endpoint) -> Exchange:

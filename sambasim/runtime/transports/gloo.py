@@ -8,7 +8,8 @@ gloo adds in an order of its own, so the bits are not those of the other paths. 
 piece goes round a ring to be added up, and the sum goes round once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -63,6 +64,15 @@ class Gloo(Transport):
         return own if self.replica == 0 else None
 
 
+@contextmanager
+def _as_peer_error() -> Iterator[None]:
+    """Raises PeerError for what gloo raises."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(f"gloo's all_reduce failed: {str(error).splitlines()[0]}") from error
+
+
 @final
 class _AllReduce(Communication):
     def __init__(self, transport: Gloo, groups: Sequence[ParameterGroup]) -> None:
@@ -77,17 +87,16 @@ class _AllReduce(Communication):
         return self._transport.observer
 
     def begin(self, *operands: object) -> None:
-        self._under_way = [self._start(device, host) for device, host in self._staged]
+        with _as_peer_error():
+            self._under_way = [self._start(device, host) for device, host in self._staged]
 
     def finish(self) -> object:
         """Raises PeerError if a rank is gone, or does not answer before the process group's timeout."""
         moved = self._transport.bytes_moved
-        try:
+        with _as_peer_error():
             for work, (device, host) in zip(self._under_way, self._staged, strict=True):
                 work.wait()
                 device.copy_(host.div_(self._transport.replicas))
-        except RuntimeError as error:
-            raise PeerError(f"gloo's all_reduce failed: {str(error).splitlines()[0]}") from error
         staged_bytes = sum(host.nbytes for _, host in self._staged)
         moved.device_to_host += staged_bytes
         moved.host_to_device += staged_bytes
@@ -104,7 +113,7 @@ class _AllReduce(Communication):
         return work
 
     def _ring_bytes(self, size_bytes: int) -> int:
-        """What arrives on this rank when gloo's ring reduces so much: gloo does not report it, its algorithm implies it.
+        """What arrives on this rank when gloo's ring reduces so much: gloo does not report it.
 
         Over all ranks it is 2 (N - 1) times the size; the shares here add up to that.
         """

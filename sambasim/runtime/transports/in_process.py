@@ -68,12 +68,16 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
     """
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
+    generators: dict[int, Tensor] = {}
     while waiting:
         changes = hub.changes if hub is not None else -1
         done = []
         for number, step in waiting.items():
+            if number in generators:  # it may draw random numbers after a communication
+                torch.set_rng_state(generators[number])
             try:
                 next(step)
+                generators[number] = torch.get_rng_state()
             except StopIteration as end:
                 results[number] = end.value
                 done.append(number)
@@ -169,10 +173,13 @@ class _ReceiveHere(Communication):
 
 @final
 class InProcess(Transport):
-    """Replica `replica` of those that this process plays. `memories` are those of all, in order."""
+    """Replica `replica` of those that this process plays. `memories` are those of all, in order.
+
+    Every replica updates its slices in the memory of the first, from which the others copy the parameters.
+    """
 
     def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
-        super().__init__(program, memories[replica], HubLine(hub, replica), len(memories), replica)
+        super().__init__(program, memories[0], HubLine(hub, replica), len(memories), replica)
         self.memories = memories
         self.hub = hub
         self.slices = slices_of(program, len(memories))
@@ -186,6 +193,12 @@ class InProcess(Transport):
     def owned(self, group: ParameterGroup) -> Slice:
         return self.slices[group.name][self.replica]
 
+    def kept(self, group: ParameterGroup) -> Slice:
+        return (0, group.numel)
+
+    def saved(self, group: ParameterGroup) -> Slice:
+        return (0, group.numel)
+
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicas == 1 else _ReduceHere(self, groups)
 
@@ -196,13 +209,7 @@ class InProcess(Transport):
         return _Meeting(self)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        """The same on every rank."""
-        whole = torch.empty(member.numel, dtype=getattr(torch, group.dtype))
-        for memory, (start, stop) in zip(self.memories, self.slices[group.name], strict=True):
-            low, high = max(start, member.start), min(stop, member.start + member.numel)
-            if low < high:
-                whole[low - member.start : high - member.start] = memory.region(group, state)[low:high]
-        return whole
+        return self.memory.region(group, state)[member.start : member.start + member.numel]
 
 
 class _OnMemory(_Collective):
@@ -225,7 +232,7 @@ class _ReduceHere(_OnMemory):
         for group in self.groups:
             part = slice(*own.owned(group))
             gradients = [memory.region(group, "gradient")[part] for memory in own.memories]
-            tree_mean(gradients, gradients[own.replica], own.replicas)
+            tree_mean(gradients, gradients[0], own.replicas)
         self.take()
         return None
 
@@ -235,10 +242,8 @@ class _SpreadHere(_OnMemory):
     def finish(self) -> object:
         own = self.transport
         for group in self.groups:
-            whole = own.memory.region(group, "parameter")
-            for replica, (start, stop) in enumerate(own.slices[group.name]):
-                if replica != own.replica:
-                    whole[start:stop].copy_(own.memories[replica].region(group, "parameter")[start:stop])
+            if own.replica > 0:
+                own.memories[own.replica].region(group, "parameter").copy_(own.memory.region(group, "parameter"))
         self.take()
         return None
 

@@ -18,9 +18,9 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.device import bytes_of
-from sambasim.runtime.ranks import Request
 from sambasim.runtime.mean import TreeMean
 from sambasim.runtime.observer import StepObserver, span
+from sambasim.runtime.ranks import Request
 
 if TYPE_CHECKING:
     from sambasim.runtime.transports.window import Window
@@ -129,9 +129,8 @@ class Network:
     def exchange(self, region: str) -> None:
         """Collective. In `region` of every group, the owners' slices come to each node, into the memory of one rank."""
         self._communicator.wait_all(self._sends)  # what comes may overwrite what goes
-            self._sends = []
-        requests = self._sends
         self._sends = []
+        requests: list[Request] = []
         for group in self._program.groups:
             tensor = self._own.region(group, region)
             start, stop = self._slices[group.name][self._rank]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.types import TensorType
+from sambasim.runtime.device import bytes_of
 from sambasim.runtime.mean import tree_mean
 from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.device import bytes_of
 from sambasim.runtime.transports.base import Communication
 
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]

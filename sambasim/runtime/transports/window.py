@@ -115,7 +115,7 @@ class Window(Transport):
             )
         ]
 
-    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> WindowReduce:
         return WindowReduce(self, groups, None)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:

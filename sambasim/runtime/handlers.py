@@ -1,0 +1,217 @@
+"""The handler table: what carries out each operator of a program.
+
+A handler is given nodes and what they are bound to, and makes one instruction. ATen operators have one handler in
+common; communication and the parts of an optimizer step have one each. Nothing else decides what a node does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sambasim.collectives.slices import pieces
+from sambasim.errors import InternalError
+from sambasim.ir.dataflow import groups_of
+from sambasim.ir.graph import Node, Ref
+from sambasim.ir.program import ParameterGroup
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.runtime.gradient_norm import block_sums, coefficient, total_norm
+from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
+from sambasim.runtime.mean import CHUNK_ELEMENTS
+from sambasim.runtime.optimizers import KERNELS, Optimizers, SliceUpdate
+from sambasim.runtime.transports.base import Communication, Transport
+from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What the nodes of one graph are bound to.
+
+    values: the types of values
+    stores: by value, the places of a gradient
+    transport, optimizers: None for a graph that only computes
+    """
+
+    registers: RegisterFile
+    values: Mapping[str, TensorType]
+    stores: Mapping[str, Sequence[Tensor]]
+    transport: Transport | None = None
+    optimizers: Optimizers | None = None
+
+    @property
+    def line(self) -> Transport:
+        """The transport. Raises InternalError for a graph without one."""
+        if self.transport is None:
+            raise InternalError("a communication node in a graph that is bound to no transport")
+        return self.transport
+
+
+Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
+
+
+def handler_of(operator: str) -> Handler:
+    """What binds nodes of `operator`. Raises InternalError for an operator that nothing carries out."""
+    if operator.startswith("aten."):
+        return _aten
+    handler = HANDLERS.get(operator)
+    if handler is None:
+        raise InternalError(f"nothing carries out {operator}")
+    return handler
+
+
+def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Instruction:
+    """An instruction that calls `function` with the values that `node` refers to; it returns the node's one result."""
+    return Instruction(
+        node=node,
+        function=function,
+        operands=tuple(binding.registers.value(one.name) for one in node.args if isinstance(one, Ref)),
+        single=True,
+        results=tuple(None if name is None else binding.registers.value(name) for name in node.results),
+        stores=(),
+    )
+
+
+def communicating(node: Node, binding: Binding, communication: Communication | None) -> Instruction:
+    """An instruction that carries out `communication`; nothing, if there is none."""
+    if communication is None:
+        return bound(node, binding, _nothing)
+    instruction = bound(node, binding, communication.finish)
+    return Instruction(
+        node, communication.finish, instruction.operands, True, instruction.results, (), communication=communication
+    )
+
+
+def _nothing(*operands: object) -> None:
+    """A communication of one rank."""
+
+
+def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    return aten_instruction(node, binding.registers, binding.stores)
+
+
+def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
+    """The groups that `nodes` work on, in order."""
+    return [binding.line.group(name) for node in nodes for name in groups_of(node)]
+
+
+def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    return communicating(nodes[0], binding, binding.line.reduce_scatter(_named(nodes, binding)))
+
+
+def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """Of parameter groups, or of one value along a dimension."""
+    node = nodes[0]
+    if groups_of(node):
+        return communicating(node, binding, binding.line.all_gather(_named(nodes, binding)))
+    return communicating(node, binding, binding.line.line.gather(node.name, joined(_number(node, "dim"))))
+
+
+def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    combine = mean_of if dict(node.kwargs).get("op") == "mean" else sum_of
+    return communicating(node, binding, binding.line.line.gather(node.name, combine))
+
+
+def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    return communicating(node, binding, binding.line.line.gather(node.name, of_root(_number(node, "root"))))
+
+
+def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    return communicating(node, binding, binding.line.line.send(_peer(node, binding), _number(node, "tag")))
+
+
+def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+    type_ = binding.values[node.results[0] or ""]
+    return communicating(node, binding, binding.line.line.recv(_peer(node, binding), _number(node, "tag"), type_))
+
+
+def _peer(node: Node, binding: Binding) -> int:
+    """The position of the rank that is `shift` further along the axis, which is closed to a ring."""
+    line = binding.line.line
+    return (line.position + _number(node, "shift")) % line.size
+
+
+def _number(node: Node, name: str) -> int:
+    value = dict(node.kwargs).get(name, 0)
+    if not isinstance(value, int):
+        raise InternalError(f"{node.name}: {name} is {value!r}, not a whole number")
+    return value
+
+
+def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """The sums of squares by block, of all groups; zero for blocks that other ranks sum."""
+    (node,) = nodes
+    transport = binding.line
+    parts: list[tuple[int, Tensor]] = []
+    first = 0
+    for group in _named(nodes, binding):
+        start, stop = transport.share(group)
+        parts.append((first + start // NORM_BLOCK_ELEMENTS, transport.memory.region(group, "gradient")[start:stop]))
+        first += group.norm_blocks
+
+    def square_sums() -> Tensor:
+        sums = [0.0] * first
+        for at, gradient in parts:
+            found = block_sums(gradient, (0, gradient.numel()))
+            sums[at : at + len(found)] = found
+        return torch.tensor(sums, dtype=torch.float64)
+
+    return bound(node, binding, square_sums)
+
+
+def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    (node,) = nodes
+
+    def norm(sums: Tensor) -> float:
+        return total_norm(sums.tolist())
+
+    return bound(node, binding, norm)
+
+
+def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
+    """One optimizer step on the owned slice of a group, in pieces that stay in a core's cache between kernels."""
+    (node,) = nodes
+    optimizers = binding.optimizers
+    if optimizers is None:
+        raise InternalError("an optimizer node in a graph that is bound to no optimizers")
+    (group,) = _named(nodes, binding)
+    start, stop = binding.line.owned(group)
+    gradient = binding.line.memory.region(group, "gradient")
+    done: list[tuple[Tensor, SliceUpdate]] = [
+        (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, CHUNK_ELEMENTS)
+    ]
+
+    def update() -> None:
+        for part, step in done:
+            step(part)
+
+    def clip_and_update(norm: float) -> None:
+        scale = coefficient(norm, optimizers.first("max_grad_norm"))
+        if scale < 1.0:
+            for part, step in done:
+                part.mul_(scale)
+                step(part)
+        else:
+            update()
+
+    return bound(node, binding, clip_and_update if any(isinstance(one, Ref) for one in node.args) else update)
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "comm.reduce_scatter": _reduce_scatter,
+    "comm.all_gather": _all_gather,
+    "comm.all_reduce": _all_reduce,
+    "comm.broadcast": _broadcast,
+    "comm.send": _send,
+    "comm.recv": _recv,
+    "opt.square_sums": _square_sums,
+    "opt.total_norm": _total_norm,
+    **{f"opt.{kind}": _optimizer for kind in KERNELS},
+}
+"""By operator. Every other one is an ATen operator."""

@@ -1,0 +1,114 @@
+"""From the nodes of a graph to instructions: each node by its handler, and runs of update nodes by a fusion.
+
+pass     node by node. A view of a symbol shows the same memory in every pass: it is taken here, once
+update   reduce_scatter and all_gather nodes that stand side by side are one communication. Where a transport has a
+         fusion for the runs that follow, one instruction carries them out: over a shared window, reduce_scatter,
+         optimizer and all_gather are one pass over memory
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch import Tensor
+
+from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.operator_table import OperatorKind
+from sambasim.ir.operators import OPERATORS
+from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.handlers import Binding, communicating, handler_of
+from sambasim.runtime.instructions import Instruction, RegisterFile, free_after_use
+from sambasim.runtime.optimizers import KERNELS
+from sambasim.runtime.transports.base import Fusion
+
+_MERGED = ("comm.reduce_scatter", "comm.all_gather")
+"""Operators on groups of which one communication may carry out several nodes."""
+
+
+def lower(nodes: Sequence[Node], binding: Binding, keep: Iterable[str]) -> list[Instruction | None]:
+    """The instructions of the nodes of a pass; None for a view that is taken here. Values in `keep` are not freed.
+
+    Raises PefError for an operator or a constant that this torch does not have.
+    """
+    lowered: list[Instruction | None] = []
+    for node in nodes:
+        instruction = handler_of(node.operator)([node], binding)
+        lowered.append(None if _is_taken(instruction, binding.registers) else instruction)
+    return free_after_use(lowered, keep, binding.registers)
+
+
+def lower_update(graph: Graph, sections: Sequence[Section], binding: Binding) -> list[Part]:
+    """The parts of the update, which is the last `sections` of `graph`."""
+    nodes = [node for section in sections for node in graph.section_nodes(section)]
+    runs = [_Run(operator, tuple(run)) for operator, run in groupby(nodes, key=_operator)]
+    fusions = sorted(binding.transport.fusions() if binding.transport else (), key=lambda one: -len(one.pattern))
+    parts: list[Part] = []
+    reached = sections[0].start if sections else 0
+
+    def add(instruction: Instruction, count: int) -> None:
+        nonlocal reached
+        reached += count
+        parts.append(Part(sum(section.stop <= reached for section in graph.sections), (instruction,)))
+
+    at = 0
+    while at < len(runs):
+        fusion = next((one for one in fusions if _fits(one, runs[at:])), None)
+        if fusion is not None:
+            fused = runs[at : at + len(fusion.pattern)]
+            add(_fused(fusion, fused, binding), sum(len(run.nodes) for run in fused))
+            at += len(fused)
+            continue
+        run = runs[at]
+        for few in [run.nodes] if run.operator in _MERGED else [(node,) for node in run.nodes]:
+            add(handler_of(few[0].operator)(few, binding), len(few))
+        at += 1
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Update nodes of one operator, side by side; `opt` stands for any optimizer."""
+
+    operator: str
+    nodes: tuple[Node, ...]
+
+
+def _operator(node: Node) -> str:
+    return "opt" if node.operator.removeprefix("opt.") in KERNELS else node.operator
+
+
+def _fits(fusion: Fusion, runs: Sequence[_Run]) -> bool:
+    return tuple(run.operator for run in runs[: len(fusion.pattern)]) == fusion.pattern
+
+
+def _fused(fusion: Fusion, runs: Sequence[_Run], binding: Binding) -> Instruction:
+    """One instruction for `runs`. Its result is that of the node that gives the norm, if there is one."""
+    first, normed = runs[0].nodes[0], [run.nodes[0] for run in runs if run.operator == "opt.total_norm"]
+    if binding.optimizers is None:
+        return communicating(first, binding, None)
+    node = Node(first.name, first.operator, results=normed[0].results if normed else ())
+    return communicating(node, binding, fusion.bind(binding.optimizers))
+
+
+def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
+    """Whether `instruction` is a view of symbols, which is in its register from now on."""
+    node, result = instruction.node, instruction.results[0] if instruction.results else None
+    if OPERATORS[node.operator].kind is not OperatorKind.VIEW or not instruction.single:
+        return False
+    if result is None or instruction.stores:
+        return False
+    operands = [registers.initial[registers.value(name)] for name in node_references(node)]
+    if not operands or not all(isinstance(operand, Tensor) for operand in operands):
+        return False
+    try:
+        view = instruction.function(*(registers.initial[operand] for operand in instruction.operands))
+    except Exception:  # it is raised again in the first pass, where it is explained
+        return False
+    if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
+        return False
+    registers.initial[result] = view
+    return True
+
+
+def _same_memory(view: Tensor, operand: object) -> bool:
+    return isinstance(operand, Tensor) and view.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr()
