@@ -23,8 +23,8 @@ from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.plan import plan
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.sync.single import SingleSync
 from sambasim.runtime.training import Trainer
+from sambasim.runtime.transports.in_process import Hub, InProcess
 from tests.parity.conftest import Variant
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
 from tests.support.examples import EXAMPLES, OPTIMIZERS
@@ -61,12 +61,12 @@ class Ours:
             inputs=input_specs(self.program),
             seed=resolved.training.seed,
         )
-        replica = Replica(0, self.program, self.memory, shard, resolved.training.seed)
         steps = plan(len(source.train), 1, resolved.training)
         arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
         optimizers = Optimizers(self.program, self.memory, arguments)
-        sync = SingleSync(self.program, arguments, optimizers, self.memory)
-        self.trainer = Trainer(self.program, [replica], sync, steps, resolved.training, optimizers)
+        transport = InProcess(self.program, [self.memory], Hub(1), 0)
+        replica = Replica(0, self.program, self.memory, shard, resolved.training.seed, transport, optimizers)
+        self.trainer = Trainer([replica], steps, resolved.training, transport.hub)
         self.trainer.begin_epoch(0)
 
     def regions(self, region: str) -> list[Tensor]:

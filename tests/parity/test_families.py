@@ -21,7 +21,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executable, outputs_in_order, tangent_of
+from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
 from tests.models import CASES, Case, case, evaluate_loss, recurrent
 
@@ -58,7 +58,7 @@ class Compiled:
         """Forward and backward on `memory`; returns the loss."""
         assert self.program.training is not None
         assert self.program.loss is not None
-        executable = Executable(self.program.training, self.program, memory.tensor)
+        executable = Executor(self.program.training, self.program, memory.tensor)
         torch.manual_seed(seed)
         return float(executable.run(tangent_of(self.program, 1.0))[self.program.loss])
 
@@ -71,7 +71,7 @@ class Compiled:
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         """What an evaluation graph gives out, on `memory` or on other `inputs`."""
         given = inputs or {}
-        executable = Executable(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
+        executable = Executor(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
         return outputs_in_order(graph, executable.run())
 
 

@@ -20,7 +20,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.executor import Executable, outputs_in_order, tangent_of
+from sambasim.runtime.executor import Executor, outputs_in_order, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
 
 Level = Literal["o0", "o1", "o3"]
@@ -78,7 +78,7 @@ def compiled(
 
 def evaluated(graph: Graph, program: Program, memory: DeviceMemory) -> list[Tensor]:
     torch.manual_seed(SEED)
-    return outputs_in_order(graph, Executable(graph, program, memory.tensor).run())
+    return outputs_in_order(graph, Executor(graph, program, memory.tensor).run())
 
 
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
@@ -90,7 +90,7 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: Level, tmp_path: Path) ->
     assert program.loss is not None
 
     torch.manual_seed(SEED)
-    ours = Executable(program.training, program, memory.tensor).run(tangent_of(program, 1.0))[program.loss]
+    ours = Executor(program.training, program, memory.tensor).run(tangent_of(program, 1.0))[program.loss]
     ours_then = torch.get_rng_state()
     torch.manual_seed(SEED)
     assert ours.equal(functional.cross_entropy(model.train()(x), target))

@@ -19,7 +19,7 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler, use_cache_folder
 from sambasim.runtime.engine.inductor import Compiling, Inductor
-from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights
 
 SEED = 3
@@ -71,14 +71,14 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
     place_inputs(memory, inputs)
     names = [member.gradient for group in program.groups for member in group.members]
     told: list[Compiling] = []
-    plain = Executable(program.training, program, memory.tensor)
-    compiled = Executable(program.training, program, memory.tensor, Inductor(told.append))
+    plain = Executor(program.training, program, memory.tensor)
+    compiled = Executor(program.training, program, memory.tensor, Inductor(told.append))
     assert [one.done for one in told] == list(range(told[0].parts + 1))
     written = "".join(path.read_text() for path in cache.rglob("*.py"))
     assert "torch.ops.aten.gelu.default(" in written
     assert "torch.ops.aten.gelu_backward.default(" in written
 
-    def differentiate(executable: Executable, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
+    def differentiate(executable: Executor, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
         torch.manual_seed(SEED)
         sections: list[int] = []
         outputs = executable.run(tangent_of(program, 1.0), accumulate=accumulate, section_done=sections.append)

@@ -14,7 +14,7 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import products as module
 from sambasim.runtime.engine.products import Layout, Operands, Products, Trial, quicker_product
-from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.product import COLUMNS, Multiply, block_of, product_kernel
 from sambasim.runtime.replica import place_inputs, place_weights
 
@@ -153,7 +153,7 @@ def test_a_pass_has_the_bits_of_eager_before_and_after(tmp_path: Path) -> None:
     memory = DeviceMemory(program, private_storage(program.device_bytes))
     place_weights(program, memory, map_weights(path))
     place_inputs(memory, {"x": x})
-    executable = Executable(program.training, program, memory.tensor)
+    executable = Executor(program.training, program, memory.tensor)
     tangent = tangent_of(program, 1.0)
     for accumulate in (False, False, True, False):
         executable.run(tangent, accumulate=accumulate)

@@ -10,7 +10,7 @@ from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.routes import find_routes
-from sambasim.runtime.executor import Executable
+from sambasim.runtime.executor import Executor
 
 SQUARE = TensorType("float32", (2, 2))
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -70,7 +70,7 @@ class Counted:
         section = Section(0, SectionKind.BCKWD, "bwd", 0, len(nodes))
         graph = Graph("training", ("x",), tuple(nodes), outputs, values, (section,))
         program = Program("net", 2, symbols, graph, graph, None, None, False, (), (), (), None, 512)
-        self.executable = Executable(graph, program, lambda name: self.places.get(name, X))
+        self.executable = Executor(graph, program, lambda name: self.places.get(name, X))
 
     def calls(self, *, accumulate: bool = False) -> list[str]:
         """The kernels of one pass, in order, without how the first one sees a place."""

@@ -22,7 +22,7 @@ from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.engine.rebuild import fake_values, rebuild
 from sambasim.runtime.engine.tiles import by_tiles, product
-from sambasim.runtime.executor import Executable, tangent_of
+from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.build import build
 from sambasim.runtime.kernels.tile_product import NO_TILES, has_tiles, tile_product, why_no_tiles
 from sambasim.runtime.replica import place_inputs, place_weights
@@ -286,7 +286,7 @@ def test_each_pass_of_compiled_code_gives_the_same_bits(tmp_path: Path, monkeypa
         return product(a, b, bias, out=out)
 
     monkeypatch.setattr("sambasim.runtime.engine.inductor.product", counted)
-    executable = Executable(program.training, program, memory.tensor, Inductor(tiles=True))
+    executable = Executor(program.training, program, memory.tensor, Inductor(tiles=True))
     written = "".join(path.read_text() for path in (tmp_path / "cache").rglob("*.py"))
     # Both products of the forward, and the gradient of what lies between them.
     assert written.count("torch.ops.sambasim.product.default(") == 3
@@ -298,7 +298,7 @@ def test_each_pass_of_compiled_code_gives_the_same_bits(tmp_path: Path, monkeypa
     assert multiplied == [False, False, True, True, True, True]  # the gradients of both weights, in each pass
     executable.run(tangent_of(program, 1.0), accumulate=True)
     assert all(torch.equal(memory.tensor(name), 2 * one) for name, one in zip(names, passes[0], strict=True))
-    plain = Executable(program.training, program, memory.tensor)
+    plain = Executor(program.training, program, memory.tensor)
     plain.run(tangent_of(program, 1.0))
     torch.testing.assert_close(passes[0], [memory.tensor(name) for name in names], rtol=1e-4, atol=1e-8)
     for later in passes[1:]:

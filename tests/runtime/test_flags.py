@@ -11,7 +11,7 @@ import pytest
 
 from sambasim.runtime.buffers import ByteArray
 from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
-from sambasim.runtime.sync.flags import Counter, NodeFlags
+from sambasim.runtime.transports.flags import Counter, NodeFlags
 
 
 @dataclass
@@ -41,7 +41,7 @@ def both(cores: int) -> tuple[NodeFlags, NodeFlags]:
             allocate_shared=lambda size_bytes: window,
             all_gather_object=lambda own: (set(range(cores)),) * 2,
         )
-        return NodeFlags(cast(Communicator, communicator))
+        return NodeFlags(cast(Communicator, communicator), SimpleNamespace(observer=None, replica=rank))
 
     return of(0), of(1)
 

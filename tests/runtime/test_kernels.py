@@ -11,7 +11,7 @@ import torch
 from sambasim.errors import MachineError
 from sambasim.runtime.kernels.build import build, find_c_compiler
 from sambasim.runtime.kernels.tree_mean import tree_mean_build
-from sambasim.runtime.sync.mean import tree_mean
+from sambasim.runtime.mean import tree_mean
 
 
 def _has_compiler() -> bool:

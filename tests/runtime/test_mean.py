@@ -10,7 +10,7 @@ from sambasim.collectives.tree import Addition, additions
 from sambasim.errors import MachineError
 from sambasim.runtime.kernels.build import find_c_compiler
 from sambasim.runtime.kernels.tree_mean import Finish, Kernel, tree_mean_build, tree_mean_kernel
-from sambasim.runtime.sync.mean import CHUNK_ELEMENTS, torch_tree_mean, tree_mean
+from sambasim.runtime.mean import CHUNK_ELEMENTS, torch_tree_mean, tree_mean
 
 
 def _operands(count: int, numel: int) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """What a run says of ranks that are dealt round the nodes."""
 
-from sambasim.runtime.sync.network import scattered
+from sambasim.runtime.transports.network import scattered
 
 
 def test_blocks_of_neighbouring_ranks_are_no_news() -> None:

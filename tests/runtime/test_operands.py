@@ -10,7 +10,7 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.executor import Executable
+from sambasim.runtime.executor import Executor
 from sambasim.runtime.instructions import RegisterFile, find_operator, lower
 
 X = Ref("x")
@@ -24,14 +24,14 @@ def node(
     return Node("n", operator, args, kwargs, results, "", SourceLine("net.py", 7, "return x"))
 
 
-def executable(*nodes: Node) -> Executable:
+def executable(*nodes: Node) -> Executor:
     """A graph of these nodes, from x = [1, 2] to y."""
     symbols = {"x": Symbol("x", SymbolKind.INPUT, TYPE, 0), "out": Symbol("out", SymbolKind.OUTPUT, TYPE)}
     values = {name: TYPE for one in nodes for name in one.results if name is not None}
     section = Section(0, SectionKind.FWD, "fwd", 0, len(nodes))
     graph = Graph("evaluation", ("x",), nodes, (Output("y", "out"),), values, (section,))
     program = Program("net", 2, symbols, None, graph, None, None, False, (), (), (), None, 512)
-    return Executable(graph, program, lambda name: torch.tensor([1.0, 2.0]))
+    return Executor(graph, program, lambda name: torch.tensor([1.0, 2.0]))
 
 
 def test_a_list_of_another_length_than_stated_is_refused() -> None:

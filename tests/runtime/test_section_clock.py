@@ -1,11 +1,9 @@
-"""What the clock of sections makes of what it is told."""
-
-import itertools
-import time
+"""What the clock of sections makes of the sections that are reported."""
 
 import pytest
 
 from sambasim.ir.graph import Section, SectionKind
+from sambasim.runtime import section_clock
 from sambasim.runtime.section_clock import SectionClock
 
 KINDS = ("FWD", "BCKWD", "REDUCE", "OPT", "OPT", "GATHER")
@@ -17,49 +15,39 @@ def rows(clock: SectionClock) -> list[tuple[int, ...]]:
     return [tuple(section.index for section in one.sections) for one in clock.passes[-1]]
 
 
-def test_each_section_that_is_told_of_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments_s = (float(2**number) for number in itertools.count())  # no two differences are alike
-    monkeypatch.setattr(time, "perf_counter", lambda: next(moments_s))
+def test_each_section_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+
+    def clock_ns() -> int:
+        return now_ns
+
+    monkeypatch.setattr(section_clock.time, "perf_counter_ns", clock_ns)
     clock = SectionClock()
     clock.begin(SECTIONS)
-    clock.count_over(1)
-    clock.count_over(2)
-    clock.go_on()
-    for kind in (SectionKind.REDUCE, SectionKind.OPT, SectionKind.OPT, SectionKind.GATHER):
-        clock.kind_over(kind)
+    for number, section in enumerate(SECTIONS):
+        now_ns = 10**9 * 2**number
+        clock.sections_end(0, [section], now_ns // 2)
     clock.end()
     assert rows(clock) == [(index,) for index in range(6)]
-    forward_s, backward_s, reduce_s, *_ = (one.elapsed_s for one in clock.passes[-1])
-    assert (forward_s, backward_s) == (2 - 1, 4 - 2)
-    assert reduce_s == 16 - 8, "what came between, from 4 to 8, is no part of it"
+    assert [one.elapsed_s for one in clock.passes[-1]] == [2.0**number / 2 for number in range(6)]
 
 
-def test_what_is_told_together_has_one_time() -> None:
-    clock = SectionClock()
-    clock.begin(SECTIONS)
-    clock.count_over(2)
-    clock.end()
-    assert rows(clock) == [(0, 1), (2, 3, 4, 5)]
-
-
-def test_a_kind_that_the_pass_does_not_have_is_part_of_the_next() -> None:
+def test_sections_that_are_reported_together_have_one_time() -> None:
     clock = SectionClock()
     for _ in range(2):
         clock.begin(SECTIONS)
-        clock.count_over(2)
-        clock.kind_over(SectionKind.GRADNORM)
-        clock.kind_over(SectionKind.OPT)
-        clock.kind_over(SectionKind.FWD)  # it is over already
+        clock.sections_end(0, SECTIONS[:2], 0)
+        clock.sections_end(0, SECTIONS[2:], 0)
         clock.end()
-    assert rows(clock) == [(0, 1), (2, 3), (4, 5)]
+    assert rows(clock) == [(0, 1), (2, 3, 4, 5)]
     assert len(clock.passes) == 2
 
 
-@pytest.mark.parametrize("told", [0, 6])
-def test_a_pass_has_all_its_sections(told: int) -> None:
+@pytest.mark.parametrize("reported", [0, 2, 6])
+def test_a_pass_has_all_its_sections(reported: int) -> None:
     clock = SectionClock()
     clock.begin(SECTIONS)
-    for count in range(1, told + 1):
-        clock.count_over(count)
+    for section in SECTIONS[:reported]:
+        clock.sections_end(0, [section], 0)
     clock.end()
-    assert sum(rows(clock), ()) == tuple(range(6))
+    assert [index for row in rows(clock) for index in row] == list(range(6))

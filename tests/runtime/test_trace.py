@@ -1,6 +1,5 @@
 """What a trace is made of: which steps, what stands in for methods and for how long, how much there is room for."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from sambasim.runtime.trace import run
 from sambasim.runtime.trace.clocks import Clock, compare_clocks
 from sambasim.runtime.trace.recorder import Recorder
 from sambasim.runtime.trace.run import traced_steps
-from sambasim.runtime.trace.watched import StandIns
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 
@@ -36,43 +34,6 @@ from tests.support.trace_format import read_trace
 )
 def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, steps: int, traced: list[int]) -> None:
     assert list(traced_steps(asked, steps)) == traced
-
-
-class _Owner:
-    def __init__(self) -> None:
-        self.kept = self.double
-
-    def double(self, number: int) -> int:
-        return 2 * number
-
-
-def test_what_stands_in_goes_away_without_a_trace() -> None:
-    owner, other, calls = _Owner(), _Owner(), []
-    before, stand_ins = dict(vars(owner)), StandIns()
-
-    def counting(name: str) -> Callable[[Callable[[int], int]], Callable[[int], int]]:
-        def make(function: Callable[[int], int]) -> Callable[[int], int]:
-            def call(number: int) -> int:
-                calls.append(name)
-                return function(number)
-
-            return call
-
-        return make
-
-    stand_ins.put(owner, "double", counting("inner"))
-    stand_ins.put(owner, "double", counting("outer"))
-    stand_ins.put(owner, "kept", counting("kept"))
-    assert (owner.double(4), other.double(4), owner.kept(5)) == (8, 8, 10)
-    assert calls == ["outer", "inner", "kept"]
-    stand_ins.remove()
-    assert vars(owner) == before
-    assert (owner.double(4), len(calls)) == (8, 3)
-
-
-def test_a_method_that_is_not_there_is_told_of() -> None:
-    with pytest.raises(AttributeError, match="triple"):
-        StandIns().put(_Owner(), "triple", lambda function: function)
 
 
 def test_a_recorder_that_is_full_counts_what_it_leaves_out() -> None:
@@ -138,6 +99,5 @@ def test_a_run_without_a_trace_has_no_stand_ins(pef: Path, monkeypatch: pytest.M
     def refuse(*arguments: object) -> None:
         raise AssertionError("something stands in, and no trace was asked for")
 
-    monkeypatch.setattr(StandIns, "put", refuse)
     monkeypatch.setattr(Recorder, "add", refuse)
     _train(pef)

@@ -13,10 +13,10 @@ from sambasim.cli.main import main
 from sambasim.runtime import capacity, shared_memory
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.shared_memory import Demand
-from sambasim.runtime.sync.device import DeviceSync
-from sambasim.runtime.sync.gloo import GlooSync
-from sambasim.runtime.sync.host import HostSync
-from sambasim.runtime.sync.small_device import SmallDeviceSync
+from sambasim.runtime.transports import gloo
+from sambasim.runtime.transports.host import Host
+from sambasim.runtime.transports.small_window import SmallWindow
+from sambasim.runtime.transports.window_reduce import WindowReduce
 from sambasim.units import KIB
 
 
@@ -48,26 +48,26 @@ def gloo_does_nothing() -> None:
 
 
 def device_does_nothing() -> None:
-    DeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]  # the fault
+    WindowReduce.finish = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def small_device_does_nothing() -> None:
-    SmallDeviceSync.reduce_alone = lambda self: None  # type: ignore[method-assign]  # the fault
+    SmallWindow.reduce = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def host_forgets_to_gather() -> None:
-    HostSync.gather = lambda self: None  # type: ignore[method-assign]  # the fault
+    Host.all_gather = lambda self, groups: None  # type: ignore[method-assign]  # the fault
 
 
 def host_adds_one_replica_twice_by_gloo() -> None:
-    begin = GlooSync._begin
+    start = gloo._AllReduce._start
 
-    def begin_with_double(device: Tensor, host: Tensor) -> dist.Work:
+    def start_with_double(self: gloo._AllReduce, device: Tensor, host: Tensor) -> dist.Work:
         if dist.get_rank() == 0:
             device.mul_(2)
-        return begin(device, host)
+        return start(self, device, host)
 
-    GlooSync._begin = staticmethod(begin_with_double)  # type: ignore[method-assign]  # the fault
+    gloo._AllReduce._start = start_with_double  # type: ignore[method-assign]  # the fault
 
 
 def little_shared_memory() -> None:

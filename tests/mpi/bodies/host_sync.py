@@ -19,7 +19,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Start
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.single_rank import single_rank
-from sambasim.runtime.sync import exchange
+from sambasim.runtime.transports import exchange
 
 SMALL_ROUND_ELEMENTS = 1024
 

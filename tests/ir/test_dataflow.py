@@ -1,9 +1,8 @@
-"""When groups may be reduced and updated, told from a graph."""
+"""What sections read and write, and when groups may be reduced and updated."""
 
 from dataclasses import replace
 
-from sambasim.runtime.sync.readiness import Readiness, readiness, section_count
-
+from sambasim.ir.dataflow import Readiness, groups_of, pass_and_update, readiness, section_effects
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
@@ -19,11 +18,11 @@ def _program(nodes: list[Node], cuts: list[int], outputs: list[Output]) -> Progr
         Section(index, SectionKind.BCKWD if index else SectionKind.FWD, f"s{index}", start, stop)
         for index, (start, stop) in enumerate(zip(starts, cuts, strict=True))
     ]
-    optimizer = Node("opt", "sambasim.sgd", ("group_0",))
+    optimizer = Node("opt", "opt.sgd", ("group_0",))
     sections.append(Section(len(cuts), SectionKind.OPT, "opt", len(nodes), len(nodes) + 1))
     values = {name: SQUARE for node in nodes for name in node.results if name}
     graph = Graph("training", ("w", "x"), (*nodes, optimizer), tuple(outputs), values, tuple(sections))
-    group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64),), 0, 1, {})
+    group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64),), 0, {})
     symbols = {name: Symbol(name, SymbolKind.PARAMETER, SQUARE) for name in ("w", "x")}
     return replace(flat_program(64), training=graph, groups=(group,), symbols=symbols)
 
@@ -41,7 +40,8 @@ GRADIENT = Output("grad", "w__grad")
 
 def test_a_gradient_is_complete_after_the_section_that_makes_it() -> None:
     program = _program([_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "x", "y")], [1, 2, 3], [GRADIENT])
-    assert section_count(program) == 3
+    assert program.training is not None
+    assert [len(part) for part in pass_and_update(program.training)] == [3, 1]
     assert readiness(program) == {"group_0": Readiness(reduce=2, update=2)}
 
 
@@ -75,3 +75,21 @@ def test_an_output_that_is_a_view_of_a_parameter_is_read_after_the_pass() -> Non
 def test_a_gradient_that_no_node_makes_is_there_when_the_pass_has_ended() -> None:
     program = _program([_mm("y", "x", "w"), _mm("z", "x", "y")], [1, 2], [Output("x", "w__grad")])
     assert readiness(program) == {"group_0": Readiness(reduce=3, update=3)}
+
+
+def test_a_section_reads_what_comes_from_outside_and_writes_what_is_used_outside() -> None:
+    program = _program([_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "x", "y")], [1, 3], [GRADIENT])
+    graph = program.training
+    assert graph is not None
+    forward, backward, update = (section_effects(program, graph, section) for section in graph.sections)
+    assert (forward.reads, forward.writes) == ({"x", "w"}, {"y"})
+    assert (backward.reads, backward.writes) == ({"x", "y"}, {"w__grad"})
+    assert update.reads == {"group_0.gradient", "group_0.parameter"}
+    assert update.writes == {"group_0.parameter"}
+
+
+def test_only_the_update_works_on_groups() -> None:
+    assert groups_of(_mm("y", "x", "w")) == ()
+    assert groups_of(Node("r", "comm.all_reduce", (Ref("y"),), (("axis", "dp"),), ("r",))) == ()
+    assert groups_of(Node("s", "opt.square_sums", (("group_0", "group_1"),))) == ("group_0", "group_1")
+    assert groups_of(Node("s", "comm.all_gather", ("group_0",), (("axis", "dp"),))) == ("group_0",)
