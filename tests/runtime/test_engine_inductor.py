@@ -4,6 +4,7 @@
 # mypy: no-warn-return-any
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import MachineError
+from sambasim.ir.graph import Section
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
@@ -20,6 +22,7 @@ from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler, use_cache_folder
 from sambasim.runtime.engine.inductor import Compiling, Inductor
 from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.replica import place_inputs, place_weights
 
 SEED = 3
@@ -80,10 +83,11 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
 
     def differentiate(executable: Executor, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
         torch.manual_seed(SEED)
-        sections: list[int] = []
-        outputs = executable.run(tangent_of(program, 1.0), accumulate=accumulate, section_done=sections.append)
+        sections = _Sections()
+        executable.observe(sections)
+        outputs = executable.run(tangent_of(program, 1.0), accumulate=accumulate)
         gradients = [memory.tensor(name).clone() for name in names]
-        return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections[-1]
+        return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections.ended
 
     loss, gradients, drawn, sections = differentiate(plain)
     first = differentiate(compiled)
@@ -96,6 +100,15 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
     assert all(map(torch.equal, second[1], first[1]))
     added = differentiate(compiled, accumulate=True)
     assert all(torch.equal(both, 2 * one) for both, one in zip(added[1], first[1], strict=True))
+
+
+class _Sections(StepObserver):
+    """Counts the sections that have ended."""
+
+    ended = 0
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        self.ended += len(sections)
 
 
 def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
