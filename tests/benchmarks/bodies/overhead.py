@@ -20,7 +20,7 @@ from sambasim.runtime.guard import Failure, ends_the_job
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.watch.watch import Watch
-from tests.benchmarks.overhead import CHECKPOINT_EVERY, STEPS, Overhead
+from tests.benchmarks.training import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5
 
@@ -51,7 +51,7 @@ def main(folder: Path, way: Overhead) -> None:
         pef=str(pef),
         threads=1,
         reduce_on_rdu=True,
-        overrides={"training": {"steps": STEPS + WARM_UP_STEPS, "evaluate": False}},
+        overrides={"training": {"steps": OVERHEAD_STEPS + WARM_UP_STEPS, "evaluate": False}},
         checkpoint=checkpoint,
         on_nonfinite="ignore" if way is Overhead.BARE else "stop",
     )
