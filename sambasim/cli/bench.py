@@ -136,7 +136,7 @@ def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
 
 
 def _check_plot(plot: Path | None) -> None:
-    from sambasim.options.outputs import check_output_file
+    from sambasim.options.load import check_output_file
 
     if plot is None:
         return

@@ -60,8 +60,8 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
       sambasim compare before.safetensors after.safetensors --json
     """
     from sambasim.errors import OptionError
+    from sambasim.options.grammar import step_range
     from sambasim.options.problems import Refused
-    from sambasim.options.step_range import step_range
 
     try:
         wanted = step_range(steps)

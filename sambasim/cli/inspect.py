@@ -1,4 +1,4 @@
-"""`sambasim inspect`: what the compiler put into a PEF."""
+"""`sambasim inspect` shows what is in a PEF; `sambasim verify` checks all of it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,3 +90,27 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
         return
     show(section_table(graph_facts, graph_facts.sections[index]))
     print(printable("\n".join(lines)))
+
+
+@click.command("verify")
+@click.argument("pef", required=False)
+@shared.pef_flag
+@shared.output_folder
+def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:
+    """Check a PEF whole: the rules of the format, and every byte of the weights.
+
+    One rule needs torch, and is checked by each run: that the operators of this torch take what the graph gives them.
+
+    PEF is a path, or a NAME found as OUT/NAME/NAME.pef. The exit code is 0 if nothing is wrong, 3 if a rule is broken.
+
+    \b
+    Example:
+      sambasim verify out/digits/digits.pef
+    """
+    from sambasim.pef import check, locate
+
+    path = locate(shared.one_pef(pef, named), output_folder)
+    document = check(path)
+    print(f"{path} is whole: it keeps the rules of the PEF format, and every byte is as it was written")
+    print(f"  digest          {document.digest}")
+    print(f"  weights sha256  {document.weights_sha256}")

@@ -2,8 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sambasim.bounded import one_line
@@ -17,21 +15,6 @@ from sambasim.units import format_bytes, format_seconds
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
 """Seconds of training between two plain lines, and over which the live line averages."""
-
-
-@contextmanager
-def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What hears the phases of a compilation, on standard error."""
-    if quiet:
-        yield lambda phase: None
-    elif is_terminal(sys.stderr):
-        from rich.console import Console
-
-        console = Console(file=sys.stderr)  # this very stream, also while tracing catches what is printed to it
-        with console.status("starting") as status:
-            yield lambda phase: status.update(f"{phase} …")
-    else:
-        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
 
 
 class RunProgress:

@@ -57,8 +57,7 @@ def report_command(
       sambasim report configs/gpt_13b.toml --html gpt_13b.html
       sambasim report digits --tables out/digits
     """
-    from sambasim.cli.prediction import Question, counts
-    from sambasim.cli.subject import is_model, refuse_script
+    from sambasim.cli.prediction import Question, counts, is_model, refuse_script
     from sambasim.errors import OptionError
     from sambasim.pef import locate
 
@@ -104,7 +103,7 @@ def report_command(
 
 def _check(page: Path | None, tables: Path | None) -> None:
     """Raises OptionError for what cannot be written."""
-    from sambasim.options.outputs import check_output_file, check_output_folder
+    from sambasim.options.load import check_output_file, check_output_folder
 
     if page is not None:
         check_output_file(page, "the page", "another place: --html FILE")

@@ -2,9 +2,7 @@
 
 import os
 import shlex
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +12,10 @@ import click
 
 from sambasim.cli.failure import exit_code_of, explain
 from sambasim.cli.imports import kept_imports
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options
 from sambasim.cli.streams import outlive_readers
 from sambasim.errors import LaunchError, OptionError, PeerError
+from sambasim.options.flags import DATA, TRAINING
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.watch.watch import Watch
 
-_FILE = click.Path(path_type=Path)
-_HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
-_ON_NONFINITE = click.Choice(("stop", "skip", "ignore"), case_sensitive=False)
-_ON_NONFINITE_HELP = (
-    "After a loss that is NaN or infinite: stop (the default), skip that step's update, or ignore it. To skip, sync "
-    "waits for all losses, and nothing of it goes on beside the backward. Gradients are not looked at."
-)
+_OUT = "Folder in which a PEF is found by name."
+_SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
@@ -44,74 +39,15 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
         )
 
 
-@click.command("run")
-@click.option("-p", "--pef", required=True, help="A path, or a name found as out/NAME/NAME.pef.")
-@click.option("--data-parallel", is_flag=True, default=None, help="Sync gradients. Default: on where np > 1.")
-@click.option("--reduce-on-rdu", is_flag=True, default=None, help="Sync between devices, not through the host.")
-@click.option("--host-sync", type=_HOST_SYNC, help="How hosts exchange gradients. Default: mpi.")
-@click.option("--parameter-servers", type=int, help="Ranks that only serve, the last ones. Default: 0, rank 0 serves.")
-@click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
+@click.command("run", cls=PanelCommand)
+@field_options("run")
 @click.option(
-    "--trust", is_flag=True, default=None, help="Execute a PEF that someone else compiled, and its data source."
+    "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
-@click.option("--workers", type=int, help="Processes that read data, for each rank.")
-@click.option("--epochs", type=int, help="How many times to go through the data.")
-@click.option("--steps", type=int, help="How many optimizer steps to take, instead of epochs.")
-@click.option("--seed", type=int, help="Of the order of samples, of dropout, of everything drawn.")
-@click.option("--grad-accumulation-steps", type=int, help="Micro-steps in one optimizer step.")
-@click.option("--lr", type=float, help="Learning rate.")
-@click.option("--momentum", type=float, help="Momentum of SGD.")
-@click.option("--weight-decay", type=float, help="Weight decay.")
-@click.option("--max-grad-norm", type=float, help="Largest norm of the gradients, for a PEF with clipping.")
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: data.workers=1.")
-@click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
-@click.option("--on-nonfinite", type=_ON_NONFINITE, help=_ON_NONFINITE_HELP)
-@click.option("--debug-numerics", is_flag=True, default=None, help="Stop where NaN or inf begins, and name it. Slow.")
-@click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
-@click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
-@click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
-@click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
-@click.option("--trace", type=_FILE, help="Write a trace of a few steps, for ui.perfetto.dev: one file of all ranks.")
-@click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
-@click.option(
-    "--record-digests",
-    type=_FILE,
-    metavar="FOLDER",
-    help="For `sambasim compare`: a digest of every value that leaves its section, a file for each replica. It is "
-    "slow: every value is hashed, in every step, and takes some 100 bytes of the file.",
-)
-@click.option("--record-steps", metavar="FIRST-LAST", help="With --record-digests: which steps. Default: all.")
-@click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
-@click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
-@click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
-@click.option(
-    "--checkpoint-every", metavar="N[steps|epochs|s|min|h]", help="How often, beside the end. Default: 10min."
-)
-@click.option("--keep", type=int, metavar="K", help="How many checkpoints stay, the newest ones. Default: 3.")
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value="newest",
-    metavar="[auto|if-any|PATH]",
-    help="Go on from the newest checkpoint; auto: the newest that is whole; if-any: the same, or begin where there is "
-    "none; or from the one at PATH.",
-)
-@click.option("--exact", is_flag=True, default=None, help="With --resume: refuse what would change the run's bits.")
-@click.option(
-    "--on-checkpoint-failure",
-    type=click.Choice(["warn", "stop"]),
-    help="When one cannot be written: go on without it (default), or end the run.",
-)
-@click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
-@click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
-@click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")
-@click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
-@click.option("--sync-timeout", type=float, metavar="SECONDS", help="How long ranks wait for one that hangs: 300.")
-@click.option("--engine", type=click.Choice(["plain", "inductor"]), help="inductor compiles sections by g++.")
-@click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
-def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Path, **flags: object) -> None:
-    """Train what a PEF holds: for real, on this machine, with as many replicas as mpirun starts.
+def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
+    """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
     \b
     Examples, after `sambasim compile --data-parallel -ws 2`:
@@ -122,7 +58,7 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     """
     from sambasim.options.run import run_options
 
-    options = run_options({**flags, "json_output": json_output or None}, overrides)
+    options = run_options(flags, overrides)
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         outlive_readers()
 
@@ -174,6 +110,8 @@ def _told_at_the_end(communicator: "Communicator") -> Iterator[None]:
 
 def _tell_of_rank(error: "PeerError", rank: int) -> None:
     """Of a rank that does not come to where the ranks find each other, or does not leave."""
+    import socket
+
     explain(error, told_by=f"seen by rank {rank} on {socket.gethostname()}")
 
 
@@ -197,6 +135,8 @@ def _beneath(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
 
 def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
     """Begin to watch the ranks, and say where they say what they do: what kills them all may leave nothing else."""
+    import tempfile
+
     folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
     watch.begin(folders, pef.stem, options.sync_timeout)
     if watch.path is not None and watch.is_first and not options.json_output:
@@ -309,7 +249,7 @@ def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[i
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
     """Raises OptionError if what the run is to leave behind cannot be written, before it has worked for it."""
-    from sambasim.options.outputs import check_output_file, check_output_folder
+    from sambasim.options.load import check_output_file, check_output_folder
 
     if rank == 0:
         files = (

@@ -1,11 +1,11 @@
-"""`sambasim simulate`: what a device would do with a PEF, or with a model."""
+"""`sambasim simulate`, `tilestat`, `devices` and `validate`: predictions, and the devices that they are about."""
 
 from pathlib import Path
 
 import click
 
 from sambasim.cli import shared
-from sambasim.cli.terminal import show
+from sambasim.cli.terminal import phases, show
 
 
 @click.command("simulate")
@@ -66,7 +66,7 @@ def simulate_command(
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
-    from sambasim.options.outputs import check_output_file
+    from sambasim.options.load import check_output_file
     from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
     from sambasim.report.simulation import simulation_json, simulation_report
     from sambasim.report.trace import predicted_trace
@@ -109,3 +109,127 @@ def simulate_command(
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+
+
+@click.command("tilestat")
+@click.argument("subject", required=False)
+@shared.pef_flag
+@shared.arch
+@shared.num_tiles
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@shared.output_folder
+def tilestat_command(
+    subject: str | None, named: str | None, arch: str | None, num_tiles: int | None, as_json: bool, output_folder: Path
+) -> None:
+    """Predict the share of a step in which each tile executes, loads or waits, in the columns of `sntilestat`.
+
+    SUBJECT is what `sambasim simulate` takes: a PEF, a config, or a model. One replica is predicted, without gradient
+    sync. Nothing is measured: there is no device here to ask.
+
+    \b
+    Examples:
+      sambasim tilestat digits
+      sambasim tilestat out/digits/digits.pef --arch sn10 --num-tiles 2
+      sambasim tilestat digits --json
+    """
+    from sambasim.cli.prediction import Question, predictions
+    from sambasim.report.tilestat import tilestat, tilestat_view
+
+    question = Question(
+        subject=shared.one_pef(subject, named),
+        output_folder=output_folder,
+        arch=arch,
+        num_tiles=num_tiles,
+        replicas=(1,),
+    )
+    (facts,) = predictions(question, quiet=as_json)
+    record = tilestat(facts)
+    if as_json:
+        print(record.model_dump_json())
+    else:
+        show(*tilestat_view(record))
+
+
+@click.command("devices")
+@click.option("--cluster", metavar="NAME|FILE", help="Show this one alone. Default: all, replicas on the device's own.")
+@click.option("--arch", metavar="NAME|FILE", help="Show this device alone. Default: all, replicas on an SN30.")
+@click.option("--num-tiles", type=int, help="Tiles that a replica has. Default: as in the PEF, else all of an RDU.")
+@click.option("--replicas", type=click.IntRange(min=1), help="How many there are. Default: as many as a node seats.")
+@click.option("-p", "--pef", help="A PEF that says the device and the tiles.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
+@shared.output_folder
+def devices_command(
+    cluster: str | None,
+    arch: str | None,
+    num_tiles: int | None,
+    replicas: int | None,
+    pef: str | None,
+    as_json: bool,
+    output_folder: Path,
+) -> None:
+    """List devices and clusters, each figure with its source, and the seats of replicas on a cluster.
+
+    Where nobody published a figure, its source says that it is an estimate, or how it was derived. A run with
+    `--cluster` has the same seats, on one simulated node for each node that MPI finds.
+
+    \b
+    Examples:
+      sambasim devices
+      sambasim devices --arch sn30 --num-tiles 4 --replicas 20
+      sambasim devices --pef digits --cluster farm.toml --json
+    """
+    from sambasim.hardware.budget import budget_of
+    from sambasim.hardware.calibration import load_calibration
+    from sambasim.hardware.cluster import cluster_names, load_cluster
+    from sambasim.hardware.inventory import inventory_of
+    from sambasim.hardware.placement import place
+    from sambasim.hardware.spec import device_names, load_device
+    from sambasim.pef import locate, read
+    from sambasim.report.devices import inventory_json, inventory_report
+
+    compiled = {} if pef is None else read(locate(pef, output_folder)).compile_options
+    inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
+    device, tiles = inventory.device, inventory.tiles
+    budget = budget_of(device, load_calibration(), tiles)
+    of_a_node = place(1, device, tiles, inventory.cluster).per_full_node
+    placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+    one_device = arch is not None or pef is not None
+    devices = [device] if one_device else [load_device(name) for name in device_names()]
+    one_cluster = one_device or cluster is not None
+    clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
+    if as_json:
+        print(inventory_json(devices, clusters, inventory, placement))
+    else:
+        show(*inventory_report(devices, clusters, inventory, budget, placement))
+
+
+@click.command("validate")
+@click.option("--only", metavar="WORDS", help="Only rows whose name has these words.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of a table.")
+def validate_command(only: str | None, as_json: bool) -> None:
+    """Predict every published measurement of a device, and print how far off that is.
+
+    Each model is captured on tensors without memory, cut into sections for the row's device and tiles, and priced. All
+    rows take one to two minutes.
+
+    \b
+    Examples:
+      sambasim validate
+      sambasim validate --only "1 layer"
+    """
+    from sambasim.errors import OptionError
+    from sambasim.published.rows import published_rows
+    from sambasim.report.validation import validation_json, validation_table
+
+    rows = [row for row in published_rows() if only is None or only.lower() in row.name.lower()]
+    if not rows:
+        names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
+        raise OptionError(f"no published row has {only!r} in its name", remedy=f"they are {names}")
+    with phases(quiet=as_json) as report:
+        from sambasim.cli.holding import hold
+
+        held = hold(rows, report)
+    if as_json:
+        print(validation_json(held))
+    else:
+        show(validation_table(held))

@@ -3,6 +3,8 @@
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -63,3 +65,18 @@ def show(*parts: "RenderableType") -> None:
     if isinstance(console.file, io.StringIO):
         for line in console.file.getvalue().splitlines():
             print(line.rstrip())
+
+
+@contextmanager
+def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A callback that shows the current phase of a compilation on standard error."""
+    if quiet:
+        yield lambda phase: None
+    elif is_terminal(sys.stderr):
+        from rich.console import Console
+
+        console = Console(file=sys.stderr)  # also while tests or traces redirect it
+        with console.status("starting") as status:
+            yield lambda phase: status.update(f"{phase} …")
+    else:
+        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)

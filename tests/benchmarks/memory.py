@@ -12,8 +12,7 @@ import torch
 
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
-from sambasim.options.data import DataOptions
-from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from tests.benchmarks.compilation import BATCH, LENGTH, Gpt2Small
 from tests.benchmarks.measure import Figure
 from tests.support.mpi import mpirun

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli.devices import devices_command
+from sambasim.cli.simulate import devices_command
 from sambasim.errors import OptionError
 from sambasim.hardware.cluster import cluster_names
 from sambasim.hardware.spec import device_names, load_device

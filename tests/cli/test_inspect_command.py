@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli.inspect import inspect_command
-from sambasim.cli.verify import verify_command
+from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.errors import OptionError, PefError
 from tests.pef import damage
 from tests.pef.samples import write_sample
@@ -104,7 +103,7 @@ def test_verify_reads_every_byte(path: Path) -> None:
 def test_help_ends_in_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = f"""
 import sys
-from sambasim.cli.{command} import {command}_command
+from sambasim.cli.inspect import {command}_command
 {command}_command(["--help"], standalone_mode=False)
 print(sorted({{"torch", "numpy", "rich", "pydantic", "mpi4py"}} & set(sys.modules)))
 """

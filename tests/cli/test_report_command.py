@@ -57,7 +57,7 @@ def test_of_a_pef(path: Path) -> None:
 def test_of_a_pef_that_accumulates_more_than_anybody_does(path: Path) -> None:
     document, weights = pef.read(path), dict(pef.map_weights(path))
     pef.write(path, replace(document, training_defaults={"training": {"accumulation_steps": 65_536}}), weights)
-    with pytest.raises(PefError, match="accumulates 65536 micro-steps in a step; 1 to 4,096 are taken"):
+    with pytest.raises(PefError, match="accumulates 65536 micro-steps in a step; the most is 4,096"):
         CliRunner().invoke(report_command, ["logreg", "--html", "p.html"], catch_exceptions=False)
 
 
@@ -83,7 +83,7 @@ def test_a_run_has_no_device() -> None:
 @pytest.mark.parametrize("counts", ["", "0", "1,,2", "1;2", "-1", "two", "²"])
 def test_replicas_that_are_no_counts(counts: str) -> None:
     error = refused("logreg", "--html", "page.html", "--replicas", counts)
-    assert error.what == f"--replicas {counts}: whole numbers of 1 or more are wanted"
+    assert error.what == f"--replicas {counts}: must be whole numbers of at least 1"
 
 
 def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:

@@ -139,10 +139,10 @@ def test_a_wrong_device_file_is_refused(simulate: Simulate, tmp_path: Path, chan
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--replicas", "2,x"), "--replicas 2,x: whole numbers of 1 or more are wanted"),
-        (("--replicas", "0"), "--replicas 0: whole numbers"),
-        (("--batch-size", ""), "--batch-size : whole numbers"),
-        (("--sync", "rdu,device"), "there is no way 'device'"),
+        (("--replicas", "2,x"), "--replicas 2,x: must be whole numbers of at least 1"),
+        (("--replicas", "0"), "--replicas 0: must be whole numbers"),
+        (("--batch-size", ""), "--batch-size : must be whole numbers"),
+        (("--sync", "rdu,device"), "there is no path 'device'"),
         (("--arch", "sn50"), "there is no device called 'sn50'"),
         (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
         (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
@@ -192,8 +192,8 @@ def test_a_forward_that_computes_nothing_has_a_time(simulate: Simulate, folder: 
 def test_a_script_is_no_subject(simulate: Simulate) -> None:
     with pytest.raises(OptionError) as refused:
         simulate("app.py")
-    assert refused.value.what == "app.py has no model's name, and is no PEF"
-    assert "give app.py:NAME" in str(refused.value.remedy)
+    assert refused.value.what == "app.py is a Python file without the name of a model"
+    assert "app.py:NAME" in str(refused.value.remedy)
 
 
 def test_what_launches_cost_is_explained_where_they_bind(simulate: Simulate) -> None:
