@@ -11,27 +11,35 @@ from sambasim.cli.terminal import phases, show
 @click.command("simulate")
 @click.argument("subject", required=False)
 @shared.pef_flag
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field of a model's config.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.arch
 @shared.num_tiles
-@click.option("--o0", "level", flag_value="o0", help="One operator a section.")
+@click.option("--o0", "level", flag_value="o0", help="One operator per section.")
 @click.option("--o1", "level", flag_value="o1", help="Operators of one module share a section, at most 8.")
-@click.option("--o3", "level", flag_value="o3", help="The cut that is predicted fastest. Default: as compiled.")
-@click.option("-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica. Default: its own.")
-@click.option("--replicas", metavar="N,...", help="Numbers of replicas: 1,2,4,1024.")
-@click.option("--sync", default="host,rdu", show_default=True, help="Ways to sync gradients: host, rdu, or both.")
+@click.option(
+    "--o3", "level", flag_value="o3", help="The grouping with the shortest predicted step.  [default: as compiled]"
+)
+@click.option(
+    "-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica.  [default: as compiled]"
+)
+@click.option("--replicas", metavar="N,...", help="Numbers of replicas, such as 1,2,4,1024.  [default: 1]")
+@click.option("--sync", default="host,rdu", show_default=True, help="Sync paths of gradients: host, rdu, or both.")
 @shared.cluster
 @click.option(
-    "--sections", type=click.IntRange(min=0), default=10, show_default=True, help="Slowest sections to print."
+    "--sections",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many of the slowest sections to print.",
 )
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
+@click.option("--csv", "csv_file", type=shared.FILE, help="Write one row for each number of replicas as CSV.")
+@click.option("--plot", type=shared.FILE, help="Draw samples/s over replicas as SVG.")
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
-    help="Write a step as a trace for Perfetto: most replicas, last --sync, first -b.",
+    type=shared.FILE,
+    help="Write one step as a trace for Perfetto: the most replicas, the last sync path, the first batch size.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each batch size, with every section.")
 @shared.output_folder
 def simulate_command(
     subject: str | None,
@@ -51,12 +59,12 @@ def simulate_command(
     as_json: bool,
     output_folder: Path,
 ) -> None:
-    """Predict a training step on a device: how long, what binds it, which sections take the time, how it scales.
+    """Predict a training step on a device: its time, its limits, its scaling.
 
-    SUBJECT is a PEF, by path or name; or a config (.toml) or a model (file.py:Name), which is captured on tensors
-    without memory, whatever its size. Nothing is measured here. Sections are cut for the device and the tiles that are
-    asked for, as `compile` would cut them. A PEF at another batch size is scaled; a model is captured again.
-    `sambasim validate` tells how far such predictions are off.
+    SUBJECT is a PEF, by path or name, a config (.toml) or a model (file.py:Name). A model is captured on tensors
+    without memory, so it can have any size. Nothing is measured. Operators are grouped into sections as `compile` does
+    it for this device and these tiles. For another batch size, the times of a PEF are scaled, and a model is captured
+    again. `sambasim validate` shows the errors of such predictions.
 
     \b
     Examples:
@@ -121,10 +129,10 @@ def _write(file: Path, text: str) -> None:
 def tilestat_command(
     subject: str | None, named: str | None, arch: str | None, num_tiles: int | None, as_json: bool, output_folder: Path
 ) -> None:
-    """Predict the share of a step in which each tile executes, loads or waits, in the columns of `sntilestat`.
+    """Predict how busy each tile is, in the columns of sntilestat.
 
-    SUBJECT is what `sambasim simulate` takes: a PEF, a config, or a model. One replica is predicted, without gradient
-    sync. Nothing is measured: there is no device here to ask.
+    The columns are shares of a step in which a tile executes, loads or waits. SUBJECT is a PEF, a config or a model, as
+    for `sambasim simulate`. The prediction is for one replica, without gradient sync. Nothing is measured.
 
     \b
     Examples:
@@ -151,11 +159,13 @@ def tilestat_command(
 
 
 @click.command("devices")
-@click.option("--cluster", metavar="NAME|FILE", help="Show this one alone. Default: all, replicas on the device's own.")
-@click.option("--arch", metavar="NAME|FILE", help="Show this device alone. Default: all, replicas on an SN30.")
-@click.option("--num-tiles", type=int, help="Tiles that a replica has. Default: as in the PEF, else all of an RDU.")
-@click.option("--replicas", type=click.IntRange(min=1), help="How many there are. Default: as many as a node seats.")
-@click.option("-p", "--pef", help="A PEF that says the device and the tiles.")
+@click.option("--cluster", metavar="NAME|FILE", help="Show only this cluster.  [default: all]")
+@click.option("--arch", metavar="NAME|FILE", help="Show only this device.  [default: all]")
+@click.option("--num-tiles", type=int, help="Tiles that one replica has.  [default: as in the PEF, else all of an RDU]")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), help="Number of replicas.  [default: as many as fit on one node]"
+)
+@click.option("-p", "--pef", help="Take device and tiles from this PEF.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
 @shared.output_folder
 def devices_command(
@@ -167,10 +177,10 @@ def devices_command(
     as_json: bool,
     output_folder: Path,
 ) -> None:
-    """List devices and clusters, each figure with its source, and the seats of replicas on a cluster.
+    """List devices and clusters, and the placement of replicas on RDUs.
 
-    Where nobody published a figure, its source says that it is an estimate, or how it was derived. A run with
-    `--cluster` has the same seats, on one simulated node for each node that MPI finds.
+    Each figure has its source. If nobody published it, the source is "estimate", or how it was derived. A run with
+    `--cluster` has the same placement, on one simulated node for each node of the MPI job.
 
     \b
     Examples:
@@ -204,13 +214,13 @@ def devices_command(
 
 
 @click.command("validate")
-@click.option("--only", metavar="WORDS", help="Only rows whose name has these words.")
+@click.option("--only", metavar="WORDS", help="Only rows with these words in their name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of a table.")
 def validate_command(only: str | None, as_json: bool) -> None:
-    """Predict every published measurement of a device, and print how far off that is.
+    """Compare predictions with published measurements.
 
-    Each model is captured on tensors without memory, cut into sections for the row's device and tiles, and priced. All
-    rows take one to two minutes.
+    Each model is captured on tensors without memory and predicted on the device and tiles of the measurement. All rows
+    take one to two minutes.
 
     \b
     Examples:
@@ -224,7 +234,7 @@ def validate_command(only: str | None, as_json: bool) -> None:
     rows = [row for row in published_rows() if only is None or only.lower() in row.name.lower()]
     if not rows:
         names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
-        raise OptionError(f"no published row has {only!r} in its name", remedy=f"they are {names}")
+        raise OptionError(f"no published row has {only!r} in its name", remedy=f"one of {names}")
     with phases(quiet=as_json) as report:
         from sambasim.cli.holding import hold
 

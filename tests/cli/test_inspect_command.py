@@ -90,7 +90,7 @@ def test_a_miss_says_what_it_looked_for(tmp_path: Path, monkeypatch: pytest.Monk
 def test_verify_reads_every_byte(path: Path) -> None:
     result = CliRunner().invoke(verify_command, ["logreg"])
     assert (result.exit_code, result.exception) == (0, None)
-    assert result.output.startswith("out/logreg/logreg.pef is whole: it keeps the rules of the PEF format")
+    assert result.output.startswith("out/logreg/logreg.pef is valid: it follows the rules of the PEF format")
     damage.change_weights(path, lambda data: data[:-1] + b"\0")
     assert "training: sections (6)" in inspect("logreg")
     result = CliRunner().invoke(verify_command, ["logreg"])

@@ -1,0 +1,41 @@
+"""Help: every command has it, in groups, with an example, and each flag with its default."""
+
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.main import _COMMANDS, sambasim
+from sambasim.cli.run import run_command
+from sambasim.options.flags import flags_of
+
+
+def help_of(*command: str) -> str:
+    result = CliRunner().invoke(sambasim, [*command, "--help"], catch_exceptions=False)
+    return re.sub(r"\s+", " ", result.stdout)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_is_listed_and_its_help_has_an_example(name: str) -> None:
+    assert _COMMANDS[name][1] in help_of()
+    subcommand = ["collectives"] if name == "bench" else []
+    assert f"sambasim {name}" in help_of(name, *subcommand).split("Example")[1]
+
+
+@pytest.mark.parametrize("command", ["compile", "run"])
+def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> None:
+    shown = help_of(command)
+    for setting in flags_of("compile" if command == "compile" else "run").values():
+        typed = [f"--{choice}" for choice in setting.flag.choices] or [setting.flag.names.split()[-1].split("/")[0]]
+        assert f"{setting.flag.panel}:" in shown
+        assert all(f" {flag}" in shown for flag in typed), typed
+    assert "[default: 300]" in shown or command == "compile"
+    assert "Learning rate. [default: as compiled]" in shown or command == "compile"
+    assert "--o3 The grouping with the shortest predicted step. [default]" in shown or command == "run"
+
+
+def test_flags_that_are_not_given_are_none_and_choices_are_taken_in_any_case() -> None:
+    context = run_command.make_context("run", ["--pef", "x", "--host-sync", "MPI", "--resume", "--no-evaluate"])
+    given = {name: value for name, value in context.params.items() if value not in (None, ())}
+    assert given.pop("output_folder").name == "out"
+    assert given == {"pef": "x", "host_sync": "mpi", "resume": "newest", "evaluate": False}
