@@ -1,4 +1,4 @@
-"""`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
+"""`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun."""
 
 import os
 import shlex
@@ -34,7 +34,7 @@ _SET = "Change any field of the config that is not compiled in, such as optimize
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
     if value is not None:
         raise OptionError(
-            "-ws is for compile, where it says the smallest number of replicas; a run has as many as mpirun starts",
+            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
             remedy=f"mpirun -np {value} sambasim run … without -ws",
         )
 
@@ -144,7 +144,7 @@ def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> Path:
-    """Collective. The path of the PEF. Raises what is wrong with how it is to be run, before what takes long."""
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
@@ -165,7 +165,7 @@ def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch:
     if options.inference:
         report = PredictionJob(path, options, communicator, watch.activity).run()
         if communicator.topology.rank == 0:
-            print(report.model_dump_json() if options.json_output else _told(report))
+            print(report.model_dump_json() if options.json_output else _in_words(report))
         return
     with screen:
         listener, command = _listener(options, communicator, screen), ["sambasim", *sys.argv[1:]]
@@ -174,12 +174,12 @@ def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch:
         print(summary.model_dump_json())
 
 
-def _told(report: "PredictionRecord") -> str:
-    """A prediction for people."""
+def _in_words(report: "PredictionRecord") -> str:
+    """The result of an inference in words."""
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:
-        lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE takes trained ones")
+        lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE reads trained ones")
     lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
     lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []
@@ -187,7 +187,7 @@ def _told(report: "PredictionRecord") -> str:
 
 
 def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
-    """Collective. Raises PeerError if the ranks do not read the same PEF."""
+    """Collective. Raises PeerError if the ranks read different PEFs."""
     digests = communicator.all_gather_object(header.digest)
     apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if apart:
@@ -198,7 +198,7 @@ def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> None:
-    """Raises LaunchError or OptionError if the PEF cannot be trained by as many replicas as were asked for."""
+    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
     from sambasim.runtime.launcher import check_emulation, check_world_size
 
     command = ["sambasim", *sys.argv[1:]]
@@ -222,7 +222,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> N
 
 
 def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str]) -> None:
-    """Raises LaunchError if the ranks that do not only serve are too few for the PEF, or none."""
+    """Raises LaunchError if the ranks that are not parameter servers are too few for the PEF."""
     if ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(
@@ -233,8 +233,8 @@ def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str
 
 
 def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
-    """Raises LaunchError or OptionError if the simulated machine has no room for the replicas. All ranks do so at the
-    same time, before what takes them different times."""
+    """Raises LaunchError or OptionError if the simulated machine has too few RDUs. All ranks raise it at the same time,
+    because they have not yet done anything that takes them different times."""
     from sambasim.hardware.inventory import inventory_of
     from sambasim.runtime.seating import seat
 
@@ -248,7 +248,7 @@ def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[i
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if what the run is to leave behind cannot be written, before it has worked for it."""
+    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
     from sambasim.options.load import check_output_file, check_output_folder
 
     if rank == 0:
