@@ -75,7 +75,7 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
     extra |= {"required": True} if setting.default is ... else {"default": None}
     default = _default(setting)
     yield click.option(
-        *flag.names.split(),
+        *flag.names,
         setting.keyword,
         metavar=flag.metavar,
         help=flag.help if default is None else f"{flag.help}  [default: {default}]",

@@ -8,7 +8,7 @@ Nothing here imports pydantic, so that `--help` does not wait for it.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
@@ -40,31 +40,43 @@ Command: TypeAlias = Literal["compile", "run"]
 class Flag(NamedTuple):
     """How a field is given on the command line.
 
-    names: its flags, with spaces between them; `--a/--no-a` for a switch that can also be turned off
+    usage: its flags and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
     help: one sentence or two, without the default
     panel: the heading under which `--help` shows it
     only: the one command that has it, if the other shares its table
-    metavar: how `--help` shows the value
     default: how `--help` shows the default, where the default of the field does not say it
     bare: the value of the flag without a value
     choices: instead of a value, one switch for each value, with its help: `--o0`
-    training_only: `run --inference` refuses it
+    training_only: it is an error with `run --inference`
     """
 
-    names: str
+    usage: str
     help: str
     panel: str
     only: Command | None = None
-    metavar: str | None = None
     default: str | None = None
     bare: str | None = None
     choices: Mapping[str, str] = MappingProxyType({})
     training_only: bool = False
 
     @property
+    def names(self) -> list[str]:
+        """`["-b", "--batch-size"]`."""
+        return [word for word in self.usage.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """How `--help` shows the value; None for the name of its type."""
+        return next((word for word in self.usage.split() if not word.startswith("-")), None)
+
+    @property
     def typed(self) -> str:
         """The flag in a sentence: `--lr`, `--evaluate or --no-evaluate`."""
-        return self.names.split()[-1].replace("/", " or ")
+        return self.names[-1].replace("/", " or ")
+
+
+TrainingFlag = partial(Flag, training_only=True)
+"""A flag of `run` that is an error with --inference."""
 
 
 class Limits:
@@ -197,33 +209,29 @@ class BuildFlags(Fields):
 class CheckpointFlags(Fields):
     """Fields of `RunOptions.checkpoint`."""
 
-    dir: Annotated[
-        FilePath | None, Flag("--checkpoint-dir", "Write checkpoints of the run here.", CHECKPOINTS, metavar="DIR")
-    ] = None
+    dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR", "Write checkpoints of the run here.", CHECKPOINTS)] = (
+        None
+    )
     every: Annotated[
         str | None,
         Flag(
-            "--checkpoint-every",
+            "--checkpoint-every N[steps|epochs|s|min|h]",
             "Write one this often, and one at the end.",
             CHECKPOINTS,
-            metavar="N[steps|epochs|s|min|h]",
             default="10min",
         ),
     ] = None
     keep: Annotated[
-        int | None,
-        Limits(ge=1),
-        Flag("--keep", "Keep the newest K checkpoints.", CHECKPOINTS, metavar="K", default="3"),
+        int | None, Limits(ge=1), Flag("--keep K", "Keep the newest K checkpoints.", CHECKPOINTS, default="3")
     ] = None
     resume: Annotated[
         str | None,
         Limits(min_length=1),
         Flag(
-            "--resume",
+            "--resume [auto|if-any|PATH]",
             "Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: "
             "the same, or from the start if there is none. PATH: from that checkpoint.",
             CHECKPOINTS,
-            metavar="[auto|if-any|PATH]",
             bare="newest",
         ),
     ] = None
@@ -248,9 +256,9 @@ class RunFlags(Fields):
     trust: Annotated[
         bool, Flag("--trust", "Execute a PEF that another account compiled, and open its data source.", DATA)
     ] = False
-    weights: Annotated[
-        FilePath | None, Flag("--weights", "Start from these weights, a file of --save.", DATA, metavar="FILE")
-    ] = None
+    weights: Annotated[FilePath | None, Flag("--weights FILE", "Start from these weights, a file of --save.", DATA)] = (
+        None
+    )
     data_parallel: Annotated[
         bool | None, Flag("--data-parallel", "Average gradients over replicas.", PARALLEL, default="on if np > 1")
     ] = None
@@ -258,40 +266,32 @@ class RunFlags(Fields):
         bool, Flag("--reduce-on-rdu", "Sync gradients between devices, and not through the host.", PARALLEL)
     ] = False
     host_sync: Annotated[
-        HostSyncName | None,
-        Flag("--host-sync", "How hosts exchange gradients.", PARALLEL, default="mpi", training_only=True),
+        HostSyncName | None, TrainingFlag("--host-sync", "How hosts exchange gradients.", PARALLEL, default="mpi")
     ] = None
     parameter_servers: Annotated[
         int | None,
         Limits(ge=0),
-        Flag(
-            "--parameter-servers",
+        TrainingFlag(
+            "--parameter-servers N",
             "The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves.",
             PARALLEL,
-            metavar="N",
             default="0",
-            training_only=True,
         ),
     ] = None
     emulate_replicas: Annotated[
         int | None,
         Limits(ge=1),
-        Flag(
-            "--emulate-replicas",
-            "Run N replicas in one process, with the same bits as under mpirun.",
-            PARALLEL,
-            metavar="N",
-            training_only=True,
+        TrainingFlag(
+            "--emulate-replicas N", "Run N replicas in one process, with the same bits as under mpirun.", PARALLEL
         ),
     ] = None
     cluster: Annotated[
         str | None,
         Limits(min_length=1),
         Flag(
-            "--cluster",
+            "--cluster NAME|FILE",
             "The simulated machine, see `sambasim devices`.",
             PARALLEL,
-            metavar="NAME|FILE",
             default="that of the device",
         ),
     ] = None
@@ -301,9 +301,7 @@ class RunFlags(Fields):
         Flag("--threads", "Intra-op threads of each rank.", PARALLEL, default="cores of the node / its ranks"),
     ] = None
     sync_timeout: Annotated[
-        float,
-        Limits(gt=0),
-        Flag("--sync-timeout", "Seconds that ranks wait for one that hangs.", PARALLEL, metavar="SECONDS"),
+        float, Limits(gt=0), Flag("--sync-timeout SECONDS", "Seconds that ranks wait for one that hangs.", PARALLEL)
     ] = SYNC_TIMEOUT_S
     engine: Annotated[
         Literal["plain", "inductor"],
@@ -311,94 +309,60 @@ class RunFlags(Fields):
     ] = "plain"
     on_nonfinite: Annotated[
         OnNonfinite,
-        Flag(
+        TrainingFlag(
             "--on-nonfinite",
             "If the loss is NaN or infinite: stop the run, skip the update of that step, or ignore it. skip turns "
             "off the overlap of sync with the backward pass. Gradients are not checked.",
             NUMERICS,
-            training_only=True,
         ),
     ] = "stop"
     debug_numerics: Annotated[
         bool,
-        Flag(
+        TrainingFlag(
             "--debug-numerics",
             "Check the result of every operator, and stop at the first NaN or infinity. Slow.",
             NUMERICS,
-            training_only=True,
         ),
     ] = False
     metrics: Annotated[
-        FilePath | None,
-        Flag(
-            "--metrics",
-            "Write steps, evaluations and a summary as JSON lines.",
-            OUTPUT,
-            metavar="FILE",
-            training_only=True,
-        ),
+        FilePath | None, TrainingFlag("--metrics FILE", "Write steps, evaluations and a summary as JSON lines.", OUTPUT)
     ] = None
     save: Annotated[
         FilePath | None,
-        Flag(
-            "--save",
-            "Save the trained weights, for load_state_dict.",
-            OUTPUT,
-            metavar="FILE.safetensors",
-            training_only=True,
-        ),
+        TrainingFlag("--save FILE.safetensors", "Save the trained weights, for load_state_dict.", OUTPUT),
     ] = None
     trace: Annotated[
-        FilePath | None,
-        Flag(
-            "--trace", "Write one trace of all ranks, for ui.perfetto.dev.", OUTPUT, metavar="FILE", training_only=True
-        ),
+        FilePath | None, TrainingFlag("--trace FILE", "Write one trace of all ranks, for ui.perfetto.dev.", OUTPUT)
     ] = None
     trace_steps: Annotated[
         int | None,
         Limits(ge=1, le=MOST_TRACED_STEPS),
-        Flag(
-            "--trace-steps",
-            "With --trace: how many steps it holds.",
-            OUTPUT,
-            metavar="N",
-            default="3, after the first 2",
-            training_only=True,
+        TrainingFlag(
+            "--trace-steps N", "With --trace: how many steps it holds.", OUTPUT, default="3, after the first 2"
         ),
     ] = None
     record_digests: Annotated[
         FilePath | None,
-        Flag(
-            "--record-digests",
+        TrainingFlag(
+            "--record-digests FOLDER",
             "Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, "
             "some 100 bytes per value and step. Slow.",
             OUTPUT,
-            metavar="FOLDER",
-            training_only=True,
         ),
     ] = None
     record_steps: Annotated[
         str | None,
-        Flag(
-            "--record-steps",
-            "With --record-digests: which steps.",
-            OUTPUT,
-            metavar="FIRST-LAST",
-            default="all",
-            training_only=True,
-        ),
+        TrainingFlag("--record-steps FIRST-LAST", "With --record-digests: which steps.", OUTPUT, default="all"),
     ] = None
     log_dir: Annotated[
-        FilePath | None,
-        Flag("--log-dir", "Write one log file per rank here.", OUTPUT, metavar="FOLDER", training_only=True),
+        FilePath | None, TrainingFlag("--log-dir FOLDER", "Write one log file per rank here.", OUTPUT)
     ] = None
     json_output: Annotated[bool, Flag("--json", "Print the summary as one JSON line, and nothing else.", OUTPUT)] = (
         False
     )
     inference: Annotated[bool, Flag("--inference", "Predict instead of training.", INFERENCE)] = False
     predictions: Annotated[
-        FilePath | None,
-        Flag("--predictions", "With --inference: write the outputs here.", INFERENCE, metavar="FILE.safetensors"),
+        FilePath | None, Flag("--predictions FILE.safetensors", "With --inference: write the outputs here.", INFERENCE)
     ] = None
 
 
@@ -443,7 +407,7 @@ def _settings(command: Command) -> Iterator[Setting]:
             kind, *metadata = get_args(hint)
             (flag,) = (one for one in metadata if isinstance(one, Flag))
             if flag.only in (None, command):
-                keyword = name if flag.choices else flag.names.split()[-1].split("/")[0].strip("-").replace("-", "_")
+                keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
                 full_name = f"{table}.{name}" if table else name
                 yield Setting(keyword, full_name, flag, _without_none(kind), getattr(fields, name, ...))
 
