@@ -1,4 +1,4 @@
-"""`sambasim bench`: what this machine's sync paths take, each beside the others in one run."""
+"""`sambasim bench`: the times of all sync paths on this machine, in one run."""
 
 import sys
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mp
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure this machine: each figure beside its peers, in one run."""
+    """Measure gradient sync on this machine."""
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -50,11 +50,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @bench_command.command("collectives")
 @click.option("--min-bytes", "least_bytes", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
 @click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
-@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size. Default: 7 to 100.")
-@click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which, with commas. Default: all.")
-@click.option("--schedules", is_flag=True, help="Also predict which schedule of messages would be fastest.")
+@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size.  [default: 7 to 100]")
+@click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
+@click.option("--schedules", is_flag=True, help="Also predict the fastest communication schedule.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
     least_bytes: int,
     most_bytes: int,
@@ -64,7 +64,7 @@ def collectives_command(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Time an all-reduce of gradients by every path, size by size, and check the results.
+    """Time an all-reduce of gradients on every path, for several sizes, and check the results.
 
     \b
       device        gradients in device memory: run --reduce-on-rdu
@@ -73,11 +73,11 @@ def collectives_command(
       mpi-in-place  the same in one buffer
       gloo          torch.distributed's all_reduce, as DistributedDataParallel uses it
 
-    Each path begins where its data lies, device and host-... with gradients in device memory, mpi and gloo with a host
-    buffer, and ends when every rank may read the whole result: in buffers of its own, but for device, above 64 KiB,
-    in the memory of the ranks that own the slices. Sizes grow by four, in whole cuts of 256 bytes. All paths take
-    turns in one run; operands are written anew before each, and depend on rank, element and turn. The first and the
-    last result of each turn are compared whole, and a wrong one is an error.
+    The device and host-... paths start with gradients in device memory, the mpi and gloo paths with a host buffer. A
+    path ends when every rank can read the whole result: in a buffer of its own, or, for device above 64 KiB, in the
+    memory of the ranks that own the slices. Each size is four times the one before, in multiples of 256 bytes. The
+    paths take turns in one run, with new operands each time, which depend on rank, element and turn. The first and the
+    last result of each turn are checked in full, and a wrong one is an error.
 
     \b
     time                 median over runs; of one run, the longest of any rank
@@ -124,7 +124,7 @@ def collectives_command(
 
 
 def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
-    """The error for a smallest size above the largest; it names the one that is so by default."""
+    """The error for a smallest size above the largest; it says which of the two is a default."""
     source = click.get_current_context().get_parameter_source
     if source("least_bytes") is ParameterSource.DEFAULT:
         what = f"--min-bytes is {format_bytes(least_bytes)} by default, and that is more than --max-bytes"
@@ -136,7 +136,7 @@ def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
 
 
 def _check_plot(plot: Path | None) -> None:
-    from sambasim.options.outputs import check_output_file
+    from sambasim.options.load import check_output_file
 
     if plot is None:
         return
@@ -158,7 +158,7 @@ def _progress(line: str) -> None:
 
 
 def _silence(line: str) -> None:
-    """Nothing but the JSON line is to be printed, or another rank speaks."""
+    """No-op callback."""
 
 
 def _measure(
@@ -175,14 +175,14 @@ def _measure(
 
 
 def _predict(communicator: "Communicator", record: "CollectivesRecord") -> "PredictionsRecord":
-    """Collective. What the measured links predict for each size that was measured."""
+    """Collective. The fastest schedule for each size, predicted from measured links."""
     from sambasim.collectives.choice import choose
     from sambasim.collectives.links import Link, Links
     from sambasim.records.collectives import LinkRecord, PredictionsRecord, ScheduleRecord
     from sambasim.runtime.measure.links import measure_links
 
     measured = measure_links(communicator)
-    unused = Link(0.0, 0.0)  # no two ranks of this job are so placed, and no schedule asks for it
+    unused = Link(0.0, 0.0)  # this job has no such link
     links = Links(measured.within or unused, measured.between or unused, measured.addition_s_per_byte)
     choices = {size.size_bytes: choose(size.size_bytes, record.node_of, links) for size in record.sizes}
 

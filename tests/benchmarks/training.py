@@ -20,8 +20,7 @@ from torch.utils.data import default_collate
 
 from sambasim.compiler.compile import compile_model
 from sambasim.options.compile import CompileOptions
-from sambasim.options.data import DataOptions
-from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from tests.benchmarks.measure import Figure, run_body
 from tests.benchmarks.workloads import GPT2_SMALL, WORKLOADS, Way, Workload
 

@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from sambasim.options.checkpoint import CheckpointOptions
-from sambasim.options.run import RunOptions
+from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.guard import Failure, ends_the_job
