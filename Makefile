@@ -53,7 +53,7 @@ test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest 
 
 test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
 	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/faults/test_watch.py tests/cli \
-		tests/samba/api tests/samba/door tests/parity/test_ddp.py
+		tests/samba/api tests/samba/shim tests/parity/test_ddp.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
