@@ -15,7 +15,7 @@ from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from sambasim.records.collectives import CollectivesRecord, PredictionsRecord
+    from sambasim.records.collectives import CollectivesRecord
     from sambasim.runtime.guard import Failure
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
@@ -52,7 +52,6 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
 @click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size.  [default: 7 to 100]")
 @click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
-@click.option("--schedules", is_flag=True, help="Also predict the fastest communication schedule.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
@@ -60,7 +59,6 @@ def collectives_command(
     most_bytes: int,
     runs: int | None,
     paths: tuple[str, ...],
-    schedules: bool,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -117,7 +115,7 @@ def collectives_command(
     with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
         request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
         speaks = communicator.rank == 0 and not as_json
-        record = _measure(communicator, request, _progress if speaks else _silence, schedules=schedules)
+        record = _measure(communicator, request, _progress if speaks else _silence)
         if communicator.rank == 0:
             _show(record, as_json, plot)
     communicator.close()
@@ -161,50 +159,11 @@ def _silence(line: str) -> None:
     """No-op callback."""
 
 
-def _measure(
-    communicator: "Communicator", request: "Request", tell: Callable[[str], None], *, schedules: bool
-) -> "CollectivesRecord":
+def _measure(communicator: "Communicator", request: "Request", tell: Callable[[str], None]) -> "CollectivesRecord":
     with kept_imports():
         from sambasim.runtime.measure.collectives import measure
 
-    record = measure(communicator, request, tell)
-    if not schedules:
-        return record
-    tell("messages of two ranks, to predict schedules")
-    return record.model_copy(update={"predictions": _predict(communicator, record)})
-
-
-def _predict(communicator: "Communicator", record: "CollectivesRecord") -> "PredictionsRecord":
-    """Collective. The fastest schedule for each size, predicted from measured links."""
-    from sambasim.collectives.choice import choose
-    from sambasim.collectives.links import Link, Links
-    from sambasim.records.collectives import LinkRecord, PredictionsRecord, ScheduleRecord
-    from sambasim.runtime.measure.links import measure_links
-
-    measured = measure_links(communicator)
-    unused = Link(0.0, 0.0)  # this job has no such link
-    links = Links(measured.within or unused, measured.between or unused, measured.addition_s_per_byte)
-    choices = {size.size_bytes: choose(size.size_bytes, record.node_of, links) for size in record.sizes}
-
-    def described(link: Link | None) -> LinkRecord | None:
-        if link is None:
-            return None
-        return LinkRecord(latency_s=link.latency_s, transfer_s_per_byte=link.transfer_s_per_byte)
-
-    return PredictionsRecord(
-        within=described(measured.within),
-        between=described(measured.between),
-        addition_s_per_byte=measured.addition_s_per_byte,
-        schedules=tuple(
-            ScheduleRecord(
-                size_bytes=size_bytes,
-                algorithm=str(choice.algorithm),
-                predicted_s=choice.predicted_s,
-                reason=choice.reason,
-            )
-            for size_bytes, choice in choices.items()
-        ),
-    )
+    return measure(communicator, request, tell)
 
 
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:

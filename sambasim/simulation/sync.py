@@ -62,9 +62,9 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
     within = Link(cluster.peer_link.latency_s, 1 / peer_bytes_per_s)
     links = Links(within, _between(placement), _TOUCHED / budget.memory_bytes_per_s)
     reduce_s, gather_s = _exchange_s(size_bytes, placement.nodes, placement.on_a_node, links)
-    within = "reads between devices" if placement.on_a_node > 1 else ""
-    between = "messages between nodes" if placement.nodes > 1 else ""
-    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (within, between) if part))
+    inside = "reads between devices" if placement.on_a_node > 1 else ""
+    across = "messages between nodes" if placement.nodes > 1 else ""
+    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (inside, across) if part))
 
 
 def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
