@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sambasim.ir import operator_flops as count
+from sambasim.optimizers import OPTIMIZERS
 
 
 class OperatorKind(StrEnum):
@@ -291,8 +292,10 @@ RANDOM = (
 )  # fmt: skip
 
 COMPOSITES = (
-    Rows(OperatorKind.OPTIMIZER, count.each_in_group(6), ("opt.sgd",)),
-    Rows(OperatorKind.OPTIMIZER, count.each_in_group(15), ("opt.adam", "opt.adamw")),
+    *(
+        Rows(OperatorKind.OPTIMIZER, count.each_in_group(one.flops), (f"opt.{kind}",))
+        for kind, one in OPTIMIZERS.items()
+    ),
     Rows(OperatorKind.OPTIMIZER, count.each_in_group(2), ("opt.square_sums",)),
     Rows(OperatorKind.OPTIMIZER, count.nothing, ("opt.total_norm",)),
     Rows(OperatorKind.COLLECTIVE, count.each_in_group(1), ("comm.reduce_scatter",)),

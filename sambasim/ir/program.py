@@ -50,7 +50,7 @@ class Optimizer:
     """One optimizer of the graph. Its hyperparameters are runtime arguments called `<name>__<hyperparameter>`."""
 
     name: str  # sgd0, adamw0, …
-    kind: str  # sgd | adam | adamw
+    kind: str  # a key of `optimizers.OPTIMIZERS`
     states: tuple[str, ...]  # names of the state tensors that each parameter has
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.flags import DataFlags, OptimizerFlags, TrainingFlags
 from sambasim.options.grammar import (
     SYNTHETIC,
@@ -149,13 +150,6 @@ class LossOptions(Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, object]] = {
-    "sgd": {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
-    "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-    "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
-}
-"""The fields of each optimizer, with the defaults of torch.optim; a test compares them with torch's signatures."""
-
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -165,20 +159,27 @@ class OptimizerOptions(OptimizerFlags, Options):
     `max_grad_norm` clips the norm of all gradients together; None does not clip.
     """
 
-    name: Literal["sgd", "adam", "adamw"]
+    name: str
     dampening: float | None = None
     nesterov: bool | None = None
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None
     eps: float | None = Field(default=None, gt=0)
+    lr_decay: float | None = Field(default=None, ge=0)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in OPTIMIZERS:
+            guess = nearest(name, OPTIMIZERS)
+            remedy = f"did you mean {guess}?" if guess else None
+            raise Refused(Problem("", f"must be {one_of(OPTIMIZERS)}", remedy, show(name)))
+        return name
 
     def hyperparameters(self) -> dict[str, float | bool]:
-        """Every number that the optimizer's kernel takes, by the name of its runtime argument.
-
-        sgd: lr, momentum, dampening, nesterov, weight_decay. adam and adamw: lr, beta1, beta2, eps, weight_decay.
-        With clipping also max_grad_norm.
-        """
+        """Every number that the optimizer's update takes, by the name of its runtime argument: `betas` as `beta1` and
+        `beta2`, and with clipping also `max_grad_norm`."""
         numbers: dict[str, float | bool] = {}
-        for field in OPTIMIZER_DEFAULTS[self.name]:
+        for field in OPTIMIZERS[self.name].defaults:
             value: Any = getattr(self, field)
             if field == "betas":
                 numbers |= {"beta1": value[0], "beta2": value[1]}
@@ -193,17 +194,17 @@ class OptimizerOptions(OptimizerFlags, Options):
     def _fill_in_defaults(cls, given: object) -> object:
         name = given.get("name") if isinstance(given, Mapping) else None
         if isinstance(given, Mapping) and isinstance(name, str):
-            return {**OPTIMIZER_DEFAULTS.get(name, {}), **given}
+            return {**(OPTIMIZERS[name].defaults if name in OPTIMIZERS else {}), **given}
         return given
 
     def problems(self) -> Iterator[Problem]:
-        takes = (*OPTIMIZER_DEFAULTS[self.name], "max_grad_norm")
+        takes = (*OPTIMIZERS[self.name].defaults, "max_grad_norm")
         for field in OptimizerOptions.model_fields:
             if field not in ("name", *takes) and getattr(self, field) is not None:
                 what = f"is not for {self.name}, which takes {', '.join(takes)}"
                 remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
                 yield Problem(field, what, remedy)
-        for field in OPTIMIZER_DEFAULTS[self.name]:
+        for field in OPTIMIZERS[self.name].defaults:
             if getattr(self, field) is None:
                 yield Problem(field, "must have a value")
         if self.nesterov and (not self.momentum or self.dampening):

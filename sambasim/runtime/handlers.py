@@ -17,10 +17,11 @@ from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.gradient_norm import block_sums, coefficient, total_norm
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
 from sambasim.runtime.mean import CHUNK_ELEMENTS
-from sambasim.runtime.optimizers import KERNELS, Optimizers, SliceUpdate
+from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.transports.base import Communication, Transport
 from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of
 
@@ -212,6 +213,6 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.recv": _recv,
     "opt.square_sums": _square_sums,
     "opt.total_norm": _total_norm,
-    **{f"opt.{kind}": _optimizer for kind in KERNELS},
+    **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},
 }
 """By operator. Every other one is an ATen operator."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.parts import Part
 from sambasim.runtime.handlers import Binding, communicating, handler_of
 from sambasim.runtime.instructions import Instruction, RegisterFile, free_after_use
-from sambasim.runtime.optimizers import KERNELS
 from sambasim.runtime.transports.base import Fusion
 
 _MERGED = ("comm.reduce_scatter", "comm.all_gather")
@@ -74,7 +74,7 @@ class _Run:
 
 
 def _operator(node: Node) -> str:
-    return "opt" if node.operator.removeprefix("opt.") in KERNELS else node.operator
+    return "opt" if node.operator.removeprefix("opt.") in OPTIMIZERS else node.operator
 
 
 def _fits(fusion: Fusion, runs: Sequence[_Run]) -> bool:

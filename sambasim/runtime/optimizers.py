@@ -1,6 +1,6 @@
-"""OPT: one optimizer step on slices of groups, by torch's fused kernels.
+"""OPT: one optimizer step on slices of groups, as the table of `sambasim.optimizers` says.
 
-The kernels run on any slice of a group that starts and ends at a multiple of 64 elements, with the bits of a run on the
+Updates run on any slice of a group that starts and ends at a multiple of 64 elements, with the bits of a run on the
 whole group. What does not change from step to step (views, lists, which kernel) is put together once. What is stored in
 16 bits is updated in float32: see `wide_update`.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.program import ROUNDING_SEED, ParameterGroup, Program
+from sambasim.optimizers import OPTIMIZERS, Fused, Written
 from sambasim.runtime.arguments import Arguments, of_optimizer
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.wide_update import WideUpdates
@@ -23,18 +24,11 @@ SliceUpdate: TypeAlias = Callable[[Tensor], None]
 """Updates one slice of a group's parameters and states in place, given the mean gradient of that slice."""
 
 
-KERNELS: Mapping[str, Callable[..., object]] = {
-    "sgd": torch._fused_sgd_,
-    "adam": torch._fused_adam_,
-    "adamw": torch._fused_adamw_,
-}
-
-
 class Scalars:
-    """What one optimizer's kernels are given beside tensors: hyperparameters, learning rate and step number."""
+    """What one optimizer's updates are given beside tensors: hyperparameters, learning rate and step number."""
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
-        self.kind = kind
+        self.entry = OPTIMIZERS[kind]
         self.hyperparameters = hyperparameters
         self.step = 0
         self.number = torch.zeros(())
@@ -45,23 +39,14 @@ class Scalars:
         """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
         given, before, is_first = self.hyperparameters, self._begun_with, step == 1
         self.step = step
-        if self.kind != "sgd":
-            self.number.fill_(step)
+        self.number.fill_(step)
         if before is not None and before[0] is given and before[1:] == (rate, is_first):
             return
         self._begun_with = (given, rate, is_first)
-        self.keywords.update(lr=float(given["lr"]) * rate, weight_decay=float(given["weight_decay"]), maximize=False)
-        if self.kind == "sgd":
-            self.keywords.update(
-                momentum=float(given["momentum"]),
-                dampening=float(given["dampening"]),
-                nesterov=bool(given["nesterov"]),
-                is_first_step=is_first,
-            )
-        else:
-            self.keywords.update(
-                beta1=float(given["beta1"]), beta2=float(given["beta2"]), eps=float(given["eps"]), amsgrad=False
-            )
+        now = {**given, "lr": float(given["lr"]) * rate}
+        update = self.entry.update
+        self.keywords.clear()
+        self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
 
 
 def divides_exactly(dtype: str) -> bool:
@@ -73,27 +58,41 @@ def divides_exactly(dtype: str) -> bool:
 def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, divisor: int = 1) -> SliceUpdate:
     """What updates `parameter` and `states`, which are flat and of one length, by the values of `scalars` at that time.
 
-    It divides the gradient by `divisor`, in place. The arithmetic is that of torch.optim.SGD, Adam and AdamW with
-    `fused=True`.
+    It divides the gradient by `divisor`, in place.
     """
     if parameter.numel() == 0:
         return lambda gradient: None
-    parameters, keywords = [parameter], scalars.keywords
-    kernel = partial(KERNELS[scalars.kind], grad_scale=None if divisor == 1 else torch.tensor(float(divisor)))
-    if scalars.kind == "sgd":
-        momenta = [states["momentum"]] if "momentum" in states else []
+    update, keywords = scalars.entry.update, scalars.keywords
+    if not isinstance(update, Fused):
+        return partial(_write, update, parameter, states, keywords, divisor)
+    scale = None if divisor == 1 else torch.tensor(float(divisor))
+    kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
+    tensors = {**states, "step": scalars.number}
+    parameters, operands = [parameter], [[tensors[name]] if name in tensors else [] for name in update.operands]
+    needs = scalars.entry.needs
 
-        def update_sgd(gradient: Tensor) -> None:
-            # A buffer that a momentum of zero would leave unread is not handed in: the kernel would still write it.
-            kernel(parameters, [gradient], momenta if keywords["momentum"] else [], **keywords)
+    def fused(gradient: Tensor) -> None:
+        kernel(parameters, [gradient], *operands, **keywords)
 
-        return update_sgd
-    first, second, numbers = [states["exp_avg"]], [states["exp_avg_sq"]], [scalars.number]
+    def fused_if_needed(gradient: Tensor) -> None:
+        # A state that would be left unread is not handed in: the kernel would still write it.
+        given = operands if keywords[needs or ""] else [[] for _ in operands]
+        kernel(parameters, [gradient], *given, **keywords)
 
-    def update_adam(gradient: Tensor) -> None:
-        kernel(parameters, [gradient], first, second, [], numbers, **keywords)
+    return fused if needs is None else fused_if_needed
 
-    return update_adam
+
+def _write(
+    update: Written,
+    parameter: Tensor,
+    states: Mapping[str, Tensor],
+    keywords: Mapping[str, float | bool],
+    divisor: int,
+    gradient: Tensor,
+) -> None:
+    if divisor != 1:
+        gradient.div_(divisor)
+    update(parameter, gradient, states, keywords)
 
 
 class Optimizers:

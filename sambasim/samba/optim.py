@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from sambasim.errors import OptionError
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build
-from sambasim.options.training import OPTIMIZER_DEFAULTS, OptimizerOptions
+from sambasim.options.training import OptimizerOptions
 from sambasim.samba.absent import no_such_name
 from sambasim.samba.checks.keywords import Answer, Arguments, checks_keywords_beside
 
@@ -82,7 +83,7 @@ class _OnDevice(torch.optim.Optimizer):
         if self.kind == "adam" and group.get("decoupled_weight_decay"):
             what = "Adam with decoupled_weight_decay is AdamW"
             raise OptionError(what, where=where, remedy="samba.optim.AdamW")
-        numbers = {field: _number(group[field]) for field in (*OPTIMIZER_DEFAULTS[self.kind], "max_grad_norm")}
+        numbers = {field: _number(group[field]) for field in (*OPTIMIZERS[self.kind].defaults, "max_grad_norm")}
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 

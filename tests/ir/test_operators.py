@@ -15,11 +15,12 @@ from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operator_table import TABLE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
+from sambasim.optimizers import OPTIMIZERS
 
 ATEN = sorted(name for name in OPERATORS if name.startswith("aten."))
 COMPOSITES = {
     "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
-    "opt.square_sums", "opt.total_norm", "opt.sgd", "opt.adam", "opt.adamw",
+    "opt.square_sums", "opt.total_norm", *(f"opt.{kind}" for kind in OPTIMIZERS),
 }  # fmt: skip
 
 SHAPE_MAY_DEPEND_ON_DATA = {"aten.index.Tensor", "aten.one_hot.default"}

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from sambasim.errors import OptionError
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import BuildOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
 from sambasim.options.problems import Refused
 from sambasim.options.run import run_options
 from sambasim.options.training import (
     LOSS_ARGUMENTS,
-    OPTIMIZER_DEFAULTS,
     DataOptions,
     LossOptions,
     ModelOptions,
@@ -30,7 +30,6 @@ from sambasim.options.training import (
 )
 from tests.support.mpi import ROOT
 
-TORCH_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 TORCH_LOSSES = {
     name: getattr(functional, {"bce_with_logits": "binary_cross_entropy_with_logits"}.get(name, name), None)
     or getattr(functional, f"{name}_loss")
@@ -38,10 +37,11 @@ TORCH_LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_DEFAULTS)
+@pytest.mark.parametrize("name", [name for name, entry in OPTIMIZERS.items() if entry.torch_name])
 def test_defaults_are_those_of_torch(name: str) -> None:
-    theirs = inspect.signature(TORCH_OPTIMIZERS[name]).parameters
-    for field, default in OPTIMIZER_DEFAULTS[name].items():
+    entry = OPTIMIZERS[name]
+    theirs = inspect.signature(getattr(torch.optim, entry.torch_name or "")).parameters
+    for field, default in entry.defaults.items():
         assert theirs[field].default == default, field
         assert getattr(OptimizerOptions.model_validate({"name": name}), field) == default
 

@@ -17,10 +17,7 @@ from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.program import ROUNDING_SEED, Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align
 from sambasim.ir.verify import Stage, state_name
-
-STATES = {"sgd": ("momentum",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
-"""The state tensors that each kind of optimizer keeps for each parameter."""
-
+from sambasim.optimizers import OPTIMIZERS
 
 Grouping: TypeAlias = Literal["section", "parameter"]
 """What one gradient group holds: all gradients that a backward section completes, or the gradient of one parameter."""
@@ -39,8 +36,7 @@ class Update:
     @property
     def states(self) -> tuple[str, ...]:
         """The names of the state tensors of each parameter."""
-        # Plain SGD has no state; its momentum buffer would be a third copy of the model that nobody reads.
-        return () if self.kind == "sgd" and not self.hyperparameters.get("momentum") else STATES[self.kind]
+        return OPTIMIZERS[self.kind].kept_states(self.hyperparameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,126 @@
+"""The table of optimizers: everything that is known of each, in one entry.
+
+Options take the names and defaults of hyperparameters from it, the compiler the states, the operator table the FLOPs,
+and the runtime how a slice is updated. To add an optimizer, add an entry, and its tests. The order of a slice's
+arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives
+the same bits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numbers: TypeAlias = Mapping[str, float | bool]
+"""Hyperparameters by the names of their runtime arguments: `betas` are `beta1` and `beta2`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """An update by a fused kernel of torch, which takes lists of tensors.
+
+    kernel: its name in torch
+    operands: what follows parameters and gradients: names of states, `step` for the step's number, or "" for an empty
+        list
+    keywords: its keyword arguments, from the hyperparameters, with `lr` as it is in this step, and whether the step is
+        the first
+    """
+
+    kernel: str
+    operands: tuple[str, ...]
+    keywords: Callable[[Numbers, bool], Mapping[str, float | bool]]
+
+
+Written: TypeAlias = "Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], object]"
+"""An update in tensor methods: `(parameter, gradient, states, hyperparameters)`, in place. Tensors are flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerEntry:
+    """One optimizer.
+
+    defaults: the fields of its options, with their default values
+    states: the state tensors of each parameter, zeros at first, and what torch.optim calls them
+    needs: the hyperparameter without which it keeps no state, if there is one
+    flops: floating-point operations for each parameter
+    torch_name: its class in torch.optim, and in SambaFlow's samba.optim; None if they have none
+    """
+
+    defaults: Mapping[str, object]
+    states: Mapping[str, str]
+    flops: int
+    update: "Fused | Written"
+    torch_name: str | None = None
+    needs: str | None = None
+
+    def kept_states(self, hyperparameters: Numbers) -> tuple[str, ...]:
+        """The states that an optimizer with these hyperparameters keeps."""
+        return () if self.needs is not None and not hyperparameters.get(self.needs) else tuple(self.states)
+
+
+def _sgd(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
+    names = ("lr", "weight_decay", "momentum", "dampening", "nesterov")
+    return {name: given[name] for name in names} | {"maximize": False, "is_first_step": is_first}
+
+
+def _adam(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
+    names = ("lr", "weight_decay", "beta1", "beta2", "eps")
+    return {name: given[name] for name in names} | {"maximize": False, "amsgrad": False}
+
+
+def _adagrad(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
+    names = ("lr", "lr_decay", "weight_decay", "eps")
+    return {name: given[name] for name in names} | {"maximize": False}
+
+
+def _lion(parameter: "Tensor", gradient: "Tensor", states: "Mapping[str, Tensor]", given: Numbers) -> None:
+    """Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, arXiv:2302.06675, algorithm 2."""
+    average = states["exp_avg"]
+    direction = average.lerp(gradient, 1 - given["beta1"]).sign_()
+    parameter.mul_(1 - given["lr"] * given["weight_decay"]).add_(direction, alpha=-given["lr"])
+    average.lerp_(gradient, 1 - given["beta2"])
+
+
+_AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+_ADAM_OPERANDS = ("exp_avg", "exp_avg_sq", "", "step")
+
+OPTIMIZERS: Mapping[str, OptimizerEntry] = {
+    "sgd": OptimizerEntry(
+        {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
+        {"momentum": "momentum_buffer"},
+        flops=6,
+        update=Fused("_fused_sgd_", ("momentum",), _sgd),
+        torch_name="SGD",
+        needs="momentum",
+    ),
+    "adam": OptimizerEntry(
+        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        _AVERAGES,
+        flops=15,
+        update=Fused("_fused_adam_", _ADAM_OPERANDS, _adam),
+        torch_name="Adam",
+    ),
+    "adamw": OptimizerEntry(
+        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
+        _AVERAGES,
+        flops=15,
+        update=Fused("_fused_adamw_", _ADAM_OPERANDS, _adam),
+        torch_name="AdamW",
+    ),
+    "adagrad": OptimizerEntry(
+        {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
+        {"sum": "sum"},
+        flops=7,
+        update=Fused("_fused_adagrad_", ("sum", "step"), _adagrad),
+        torch_name="Adagrad",
+    ),
+    "lion": OptimizerEntry(
+        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+        {"exp_avg": "exp_avg"},
+        flops=10,
+        update=_lion,
+    ),
+}
+"""By kind: the name in the config, and of its operator, `opt.<kind>`."""
