@@ -12,46 +12,34 @@ from sambasim.cli.failure import exit_code_of, explain
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
-        "compile": ("compile:compile_command", "Compile a PyTorch model into a PEF."),
-        "run": (
-            "run:run_command",
-            "Train the model of a PEF with as many replicas as mpirun starts, or predict with it.",
-        ),
-        "app": ("app:app_command", "Run a SambaFlow app with sambasim in place of sambaflow."),
-        "env": ("env:env_command", "Print shell lines that let launch scripts for the hardware work as they are."),
-        "demo": (
-            "demo:demo_command",
-            "Compile the quick start, train it with both kinds of sync, and compare the two.",
-        ),
+        "compile": ("compile", "Compile a PyTorch model into a PEF."),
+        "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
+        "app": ("app", "Run a SambaFlow app with sambasim in place of sambaflow."),
+        "env": ("env", "Print shell lines that let launch scripts for the hardware work as they are."),
+        "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Look at results": {
-        "inspect": ("inspect:inspect_command", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
-        "verify": ("inspect:verify_command", "Check the format of a PEF, and every byte of its weights."),
-        "compare": (
-            "compare:compare_command",
-            "Find the first difference between two runs, PEFs, checkpoints or weights.",
-        ),
-        "report": ("report:report_command", "Write one HTML page, or tables, about a PEF, a model or a run."),
+        "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
+        "verify": ("inspect", "Check the format of a PEF, and every byte of its weights."),
+        "compare": ("compare", "Find the first difference between two runs, PEFs, checkpoints or weights."),
+        "report": ("report", "Write one HTML page, or tables, about a PEF, a model or a run."),
     },
     "Predict": {
-        "simulate": (
-            "simulate:simulate_command",
-            "Predict a training step on a device: its time, its limits, its scaling.",
-        ),
-        "devices": ("simulate:devices_command", "List devices and clusters, and the placement of replicas on RDUs."),
-        "tilestat": ("simulate:tilestat_command", "Predict how busy each tile is, in the columns of sntilestat."),
-        "validate": ("simulate:validate_command", "Compare predictions with published measurements."),
+        "simulate": ("simulate", "Predict a training step on a device: its time, its limits, its scaling."),
+        "devices": ("simulate", "List devices and clusters, and the placement of replicas on RDUs."),
+        "tilestat": ("simulate", "Predict how busy each tile is, in the columns of sntilestat."),
+        "validate": ("simulate", "Compare predictions with published measurements."),
     },
     "This machine": {
-        "doctor": ("doctor:doctor_command", "Check MPI, torch, cores, shared memory and compiler."),
-        "bench": ("bench:bench_command", "Measure gradient sync on this machine."),
+        "doctor": ("doctor", "Check MPI, torch, cores, shared memory and compiler."),
+        "bench": ("bench", "Measure gradient sync on this machine."),
     },
 }
-"""By heading of `--help` and name: where the command is in `sambasim.cli`, and its help. Modules are imported only when
-they are needed, so that help is instant."""
+"""By heading of `--help` and name: the module of the command, and its help. Modules are imported only when they are
+needed, so that help is instant."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
-_HIDDEN = {"stand-in": ("stand_in:stand_in_command", "")}
+_HIDDEN = {"stand-in": ("stand_in", "")}
 
 
 class _LazyGroup(click.Group):
@@ -61,7 +49,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS | _HIDDEN:
             return None
-        module, name = (_COMMANDS | _HIDDEN)[cmd_name][0].split(":")
+        module, _ = (_COMMANDS | _HIDDEN)[cmd_name]
+        name = f"{cmd_name.replace('-', '_')}_command"
         command: click.Command = getattr(import_module(f"sambasim.cli.{module}"), name)
         return command
 

@@ -83,7 +83,7 @@ def test_a_check_that_did_not_has_an_error_in_its_line(
 def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[str, ...]) -> None:
     result = _check(tmp_path, "", *flags)
     assert result.exit_code == 2
-    assert f"{flags[0]} is for " in result.stderr
+    assert f"{flags[0]} needs --check" in result.stderr
 
 
 @pytest.mark.parametrize(("accumulated", "kept"), [(1, 4 * 2 + 1), (3, 4 * 2 * 3 + 1)])

@@ -215,7 +215,7 @@ class Encoder(nn.Module):
     def __init__(self, width=128):
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
-        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(4))
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(2))
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x):
