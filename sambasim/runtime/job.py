@@ -14,11 +14,9 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.agreement import check_sources
-from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settled
-from sambasim.runtime.checkpoint.claim import Claim, claim
-from sambasim.runtime.checkpoint.resume import find
+from sambasim.runtime.checkpoint.folder import Claim, claim
+from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.checkpoint.snapshot import restore
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
@@ -95,7 +93,7 @@ class TrainingJob:
         self._activity.does("looking for the checkpoint")
         held = self._claimed()
         if held is not None:
-            stack.callback(held.let_go)
+            stack.callback(held.release)
         begun = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
@@ -149,11 +147,12 @@ class TrainingJob:
     def _settle_resume(self) -> Sequence[str]:
         """Collective. From here on, the options do not say `if-any` any more. Returns what is to be told of that."""
         asked = self._setup.options.checkpoint
-        found = settled(asked.resume, asked.dir, self._communicator)
+        found = settle_if_any(asked.resume, asked.dir, self._communicator)
         checkpoint = asked.model_copy(update={"resume": found})
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = replace(self._setup, options=options)
-        return (f"begins anew: {asked.dir} holds no checkpoint",) if asked.resume == IF_ANY and found is None else ()
+        began = asked.resume == IF_ANY and found is None
+        return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if began else ()
 
     def _heard(self, name: str) -> None:
         if self._setup.is_first:

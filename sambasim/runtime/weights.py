@@ -41,10 +41,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()  # with the permissions of the user's other files; safetensors' own are for the owner alone
-        permissions = temporary.stat().st_mode
-        save_file(dict(tensors), temporary)
-        temporary.chmod(permissions)
+        save_tensors(temporary, tensors)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         told = f"{what} cannot be written to {path}"
@@ -54,6 +51,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Raises OSError or SafetensorError."""
+    path.touch()  # gives it the permissions of the user's other files; safetensors' own are for the owner alone
+    permissions = path.stat().st_mode
+    save_file(dict(tensors), path)
+    path.chmod(permissions)
 
 
 def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.runtime.checkpoint.claim import LOCK_FILE
+from sambasim.runtime.checkpoint.folder import LOCK_FILE
 from tests.support.examples import compile_examples
 from tests.support.mpi import codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
 
@@ -93,7 +93,7 @@ def test_two_runs_do_not_write_into_one_folder(pef: Path, tmp_path: Path) -> Non
 
 
 def test_what_a_run_that_died_was_writing_is_cleared_away(pef: Path, tmp_path: Path) -> None:
-    for name in (".step-0000000001.partial", ".step-0000000002.going"):
+    for name in (".step-0000000001.partial", ".step-0000000002.partial"):
         (tmp_path / "saved" / name).mkdir(parents=True)
     run(1, pef, tmp_path, "--steps", "1", "--no-evaluate", "--checkpoint-dir", "saved")
     assert names(tmp_path / "saved") == ["step-0000000001"]
@@ -141,7 +141,7 @@ def test_a_job_script_says_the_same_each_time_it_is_started(pef: Path, tmp_path:
     first = run(2, pef, tmp_path, *script, "--steps", "4")
     notices = first["notices"]
     assert isinstance(notices, list)
-    assert "begins anew: saved holds no checkpoint" in notices
+    assert "starts from the beginning: saved holds no checkpoint" in notices
     assert first["resumed_after_step"] is None
     (tmp_path / "saved" / "step-0000000004" / "checkpoint.json").write_text("")
     second = run(2, pef, tmp_path, *script, "--steps", "6")
@@ -154,7 +154,7 @@ def test_nothing_begins_anew_where_all_that_there_was_is_damaged(pef: Path, tmp_
         2, [*RUN, "--pef", str(pef), "--steps", "1", "--checkpoint-dir", "saved", "--resume", "if-any"], cwd=tmp_path
     )
     assert result.returncode == 2
-    assert "there is no checkpoint in saved to resume from, but damaged ones: damaged-step-0000000004" in result.stderr
+    assert "there is no checkpoint in saved to resume from, only damaged ones: damaged-step-0000000004" in result.stderr
 
 
 def test_four_replicas_become_two_and_say_so(pef: Path, tmp_path: Path) -> None:

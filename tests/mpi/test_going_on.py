@@ -17,10 +17,9 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.records.read_digests import read_recording
 from sambasim.report.compare.runs import compare_runs
-from sambasim.runtime.checkpoint.choose import AUTO, NEWEST
-from sambasim.runtime.checkpoint.claim import LOCK_FILE
-from sambasim.runtime.checkpoint.folder import checkpoints_in
+from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from sambasim.runtime.checkpoint.reader import check
+from sambasim.runtime.checkpoint.resume import AUTO, NEWEST
 from sambasim.runtime.engine.compiler import CACHE_VARIABLE
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners, SilentListener, Step
@@ -180,9 +179,9 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
     by_gloo = [*digits, "--host-sync", "gloo", *going_on("saved")]
     refused = start(3, [*by_gloo, "--exact"], tmp_path)
     assert refused.returncode == 2
-    assert "gradient sync = gloo (checkpoint: one order of additions)" in refused.stderr
+    assert "gradient sync = gloo (checkpoint: fixed order of addition)" in refused.stderr
     told = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
-    assert "the bits from here on are not promised to be those of a run that was never interrupted" in told
+    assert "from here on, the bits may differ from those of an uninterrupted run" in told
     resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
     assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
     assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)
