@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import bind, check, collate
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.data.workers import batches_of
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program

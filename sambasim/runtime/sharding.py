@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import Samples, WatchedDataset
-from sambasim.data.tensor_batches import tensor_batches
+from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.data.workers import batches_of
 from sambasim.errors import InternalError
 from sambasim.options.grammar import InputSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.data.resolve import call_object, load_object
+from sambasim.data.user_code import call_object, load_object
 from sambasim.errors import DataError, ModelError
 
 

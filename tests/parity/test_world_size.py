@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sambasim.collectives.slices import cut
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions

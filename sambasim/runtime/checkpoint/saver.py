@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.types import SymbolKind
-from sambasim.options.checkpoint import Unit
+from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, Claim
