@@ -81,7 +81,9 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     A rank restores parameters in every memory of its own, and of the optimizer's states the slices that it updates.
     """
     program, transport = setup.program, team.transport
-    memories = {id(memory): memory for memory in (*team.memories, transport.memory) if memory.has_own_parameters}.values()
+    memories = {
+        id(memory): memory for memory in (*team.memories, transport.memory) if memory.has_own_parameters
+    }.values()
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER:
             for memory in memories:
