@@ -56,9 +56,14 @@ DRAWS = ["--data", "drawing.py:samples"]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
-    """Every example with every optimizer, with and without clipping; in part, every example with one of the six."""
-    everything = list(compile_examples(tmp_path_factory.mktemp("examples")))
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
+    """Every example with every optimizer, with and without clipping."""
+    return list(compile_examples(tmp_path_factory.mktemp("examples")))
+
+
+@pytest.fixture(scope="module")
+def compiled(everything: list[CompiledExample]) -> list[CompiledExample]:
+    """What is resumed: by default, every example with one of its variants."""
     return everything if is_whole() else everything[:: VARIANTS + 1]
 
 
@@ -78,15 +83,9 @@ def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExa
 
 
 @pytest.fixture(scope="module")
-def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, CompiledExample]:
+def pefs(everything: list[CompiledExample]) -> Mapping[str, CompiledExample]:
     """By example, trained by AdamW: digits has BatchNorm and dropout."""
-    wanted: dict[str, CompiledExample] = {}
-    for one in compile_examples(tmp_path_factory.mktemp("examples")):
-        if one.optimizer == "adamw" and not one.clipped:
-            wanted[one.example] = one
-        if len(wanted) == 2:
-            break
-    return wanted
+    return {one.example: one for one in everything if one.optimizer == "adamw" and not one.clipped}
 
 
 @pytest.fixture
