@@ -93,7 +93,7 @@ def _kind(name: str) -> _Kind:
     """What the file or folder `name` is; if there is none, the name of a PEF. Raises OptionError for other folders."""
     from sambasim.errors import OptionError
     from sambasim.records.read_digests import is_recording
-    from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+    from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
 
     path = Path(name)
     if path.is_dir():
@@ -101,8 +101,6 @@ def _kind(name: str) -> _Kind:
             return _Kind.RUN
         if (path / MANIFEST_FILE).exists():
             return _Kind.CHECKPOINT
-        from sambasim.runtime.checkpoint.folder import checkpoints_in
-
         if there := checkpoints_in(path):
             raise OptionError(
                 f"{name} is a folder of {len(there)} checkpoints",
@@ -167,12 +165,11 @@ def _compared_checkpoints(a: str, b: str) -> "Compared":
     from sambasim.report.compare.tensors import compare_files
     from sambasim.runtime.checkpoint.changes import differences
     from sambasim.runtime.checkpoint.reader import check
-    from sambasim.runtime.checkpoint.tensors import named_tensors
 
     ours, theirs = check(Path(a)), check(Path(b))
     apart = differences(ours.manifest, theirs.manifest)
     facts = tuple(Fact(name=one.name, a=one.before, b=one.now) for one in apart)
-    return compare_files("checkpoints", a, b, (named_tensors(ours), named_tensors(theirs)), facts)
+    return compare_files("checkpoints", a, b, (ours.tensors(), theirs.tensors()), facts)
 
 
 def _weights(path: Path) -> "Mapping[str, Tensor]":

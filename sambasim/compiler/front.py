@@ -12,9 +12,8 @@ from sambasim.compiler.fit import check_inputs
 from sambasim.compiler.shapes import compile_shapes
 from sambasim.compiler.step import TARGET, forward_parameters, user_line
 from sambasim.data.batches import bind, collate
-from sambasim.data.blame import summary
-from sambasim.data.resolve import check_arguments, load_object
 from sambasim.data.sources import open_source
+from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sambasim.compiler.step import Loss
-from sambasim.data.resolve import load_object
+from sambasim.data.user_code import load_object
 from sambasim.errors import ModelError, OptionError
 
 _NAMED: Mapping[str, Callable[..., Tensor]] = {

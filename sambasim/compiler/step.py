@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.trial import as_written
-from sambasim.data.blame import summary
+from sambasim.data.user_code import summary
 from sambasim.errors import ModelError, SambasimError
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,1 +1,1 @@
-"""What both the compiler and the runtime need to know of data: sources, samples, batches."""
+"""Data sources, datasets and batches, for the compiler and the runtime."""

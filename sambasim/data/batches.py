@@ -1,6 +1,6 @@
-"""From samples to a batch whose tensors carry the names of the inputs, and are what the PEF takes."""
+"""From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from sambasim.data.blame import summary
-from sambasim.data.disagreement import disagreement
-from sambasim.data.samples import Failure
+from sambasim.data.datasets import Failure, Samples
+from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 
@@ -20,15 +19,16 @@ _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
     "float32": (torch.float64,),
     "bfloat16": (torch.float64, torch.float32),
 }
-"""What is converted where a PEF takes something narrower, by the dtype that it takes."""
+"""By the dtype of an input: the wider dtypes that are converted to it."""
+
+_SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"
 
 
 def collate(samples: Sequence[object]) -> Batch:
-    """One batch of samples, by torch's default_collate: each tensor gets a first axis, the samples.
+    """One batch of samples, by torch's default_collate.
 
-    Python's own floats have no width; they become float32, where default_collate would make float64 of them. Tensors
-    and arrays keep theirs. What cannot be put together, or only by widening a dtype, is a Failure, which `bind` raises
-    (see `samples`).
+    Python floats become float32, where default_collate makes float64 of them; tensors and arrays keep their dtype.
+    Returns a Failure, which `bind` raises, if samples do not fit together without widening a dtype.
     """
     for sample in samples:
         if isinstance(sample, Failure):
@@ -36,25 +36,25 @@ def collate(samples: Sequence[object]) -> Batch:
     try:
         batch = _narrowed(default_collate(list(samples)), samples[0])
     except Exception as raised:
-        return disagreement(samples) or Failure(
+        return _disagreement(samples) or Failure(
             f"the samples of a batch cannot be put together: {summary(raised)}",
             remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
         )
-    return (disagreement(samples) or batch) if _widened(batch, samples[0]) else batch
+    return (_disagreement(samples) or batch) if _widened(batch, samples[0]) else batch
 
 
 def _widened(batch: Batch, sample: object) -> bool:
-    """Whether a value of the batch is floating-point, and that of its first sample is a whole number."""
+    """Whether a value of the batch is floating-point while that of its first sample is an integer."""
     if isinstance(batch, Mapping) and isinstance(sample, Mapping):
         pairs = [(value, sample[name]) for name, value in batch.items()]
     elif isinstance(sample, tuple | list) and isinstance(batch, list):
         pairs = list(zip(batch, sample, strict=True))
     else:
         pairs = [(batch, sample)]
-    return any(isinstance(value, Tensor) and value.is_floating_point() and _is_whole(of) for value, of in pairs)
+    return any(isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of) for value, of in pairs)
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     if isinstance(value, Tensor):
         return not value.is_floating_point()
     return isinstance(value, int | np.integer)
@@ -75,8 +75,9 @@ def _narrowed(batch: object, sample: object) -> Batch:
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
     """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name.
 
-    With `ignore_rest`, a sample may hold more, behind the inputs or under other names: labels, for an inference PEF.
-    Raises DataError, naming both sides, if they do not match; if something is no tensor; and if reading had failed.
+    ignore_rest: a sample may hold further values, such as labels for an inference PEF
+
+    Raises DataError if the names or their number differ, if a value is not a tensor, or if reading failed.
     """
     if isinstance(batch, Failure):
         raise batch.error()
@@ -102,7 +103,7 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"what a sample gives for {name} is no tensor or number, but {_kind(value)}",
+                f"what a sample gives for {name} is no tensor or number, but {_batched_kind(value)}",
                 remedy="give tensors and numbers, side by side in one tuple or dict",
             )
         bound[name] = value
@@ -113,19 +114,18 @@ def _list(names: Sequence[str] | Mapping[str, object]) -> str:
     return f"({', '.join(names)})"
 
 
-def _kind(value: object) -> str:
-    """What default_collate has made of a value: a list of texts, or a structure inside a sample."""
+def _batched_kind(value: object) -> str:
+    """What default_collate returned for a value that is not a tensor: a list of strings, or a nested structure."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
         return "text"
     return f"a {type(value).__name__}"
 
 
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
-    """The batch, once it is what the PEF takes: `batch_size` samples of each input's dtype and shape.
+    """The batch, checked: `batch_size` samples of each input's dtype and shape.
 
-    float64 is narrowed to float32 where the PEF takes float32, as NumPy makes float64 of everything, and both to
-    bfloat16, which data sets do not have; nothing else is converted. Raises DataError with the input, what is given,
-    and what the PEF takes.
+    float64 is converted to float32, because NumPy creates float64 by default, and both to bfloat16, which datasets
+    rarely hold; nothing else is converted. Raises DataError with the input, what it is, and what the PEF takes.
     """
     checked: dict[str, Tensor] = {}
     for spec in inputs:
@@ -142,3 +142,49 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
             )
         checked[spec.name] = given
     return checked
+
+
+def _disagreement(samples: Sequence[object]) -> Failure | None:
+    """Which sample differs from the first one, and how; None if all agree.
+
+    Called only if collating failed or widened a dtype, so it costs nothing for good batches.
+    """
+    first = dict(_values(samples[0]))
+    for name, value in first.items():
+        if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):
+            what = f"{_called(samples, 0)} gives {_kind(value)} for {name}, which is no tensor or number"
+            return Failure(what, remedy="give tensors and numbers, side by side in one tuple or dict")
+    for position, sample in enumerate(samples):
+        values = dict(_values(sample))
+        for name in {**first, **values}:
+            is_, was = _kind_of(values, name), _kind_of(first, name)
+            if is_ != was:
+                what = f"{_called(samples, position)} gives {is_} for {name}, and {_called(samples, 0)} gives {was}"
+                return Failure(what, remedy=_SAME_REMEDY)
+    return None
+
+
+def _called(samples: Sequence[object], position: int) -> str:
+    if isinstance(samples, Samples):
+        return f"sample {samples.indices[position]} of {samples.name}"
+    return f"sample {position} of the batch"
+
+
+def _values(sample: object) -> Iterator[tuple[str, object]]:
+    """The values of a sample, by the name that messages give them."""
+    if isinstance(sample, Mapping):
+        yield from ((str(name), value) for name, value in sample.items())
+    elif isinstance(sample, tuple | list):
+        yield from ((f"value {position}", value) for position, value in enumerate(sample))
+    else:
+        yield "its value", sample
+
+
+def _kind_of(values: Mapping[str, object], name: str) -> str:
+    return _kind(values[name]) if name in values else "nothing"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    return "None" if value is None else f"a {type(value).__name__}"

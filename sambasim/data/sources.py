@@ -1,4 +1,4 @@
-"""From data options to datasets: one for training, and perhaps one held out for evaluation."""
+"""From data options to datasets: one for training, and optionally one for evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ from typing import TypeAlias
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from sambasim.data.datasets import DEFAULT_SAMPLES, MapStyle, SyntheticDataset, WatchedDataset
 from sambasim.data.files import open_file
-from sambasim.data.resolve import call_object, guarded
-from sambasim.data.samples import MapStyle, WatchedDataset
-from sambasim.data.synthetic import DEFAULT_SAMPLES, SyntheticDataset
+from sambasim.data.user_code import call_object, guarded
 from sambasim.errors import DataError
 from sambasim.options.grammar import BUILTIN_SOURCES, InputSpec, SourceKind
 from sambasim.options.training import DataOptions
@@ -19,12 +18,12 @@ from sambasim.options.training import DataOptions
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
 
 SPLIT_SEED = 1998
-"""Every rank and every run must hold out the same samples, so this is a constant and no option."""
+"""A constant and not an option: every rank and every run must hold out the same samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An opened data source. Its datasets are map-style; a DataLoader over them needs `batches.collate`."""
+    """An open data source. Its datasets are map-style; a DataLoader over them needs `batches.collate`."""
 
     name: str
     train: WatchedDataset
@@ -33,10 +32,10 @@ class Source:
 
 
 def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
-    """Opens what `options` name. `inputs` are the PEF's, per sample; None when compiling.
+    """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling.
 
-    Raises DataError if nothing is named, if the user's function fails or gives no map-style dataset, if a file does not
-    hold the inputs, if a set is empty, or if samples are to be held out of a source that has an evaluation set already.
+    Raises DataError if none is named, if the user's function fails or returns no map-style dataset, if a file lacks an
+    input, if a dataset is empty, or if `evaluation_fraction` is set for a source that has an evaluation set.
     """
     if options.source is None:
         raise DataError(
@@ -64,7 +63,7 @@ def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
 
 
 def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
-    """Indices to train on and indices held out, each rising, together 0 to count - 1; the same for equal arguments."""
+    """Indices to train on and indices to hold out, both ascending. They depend on the arguments only."""
     import numpy as np
 
     # RandomState's stream is frozen by NumPy's policy: the split stays the same from one release to the next.
@@ -136,5 +135,5 @@ def _map_style(given: object, name: str) -> MapStyle:
 def _length(dataset: MapStyle, name: str, what: str) -> int:
     count = guarded(lambda: len(dataset), f"the length of the {what} set of {name}", DataError)
     if count == 0:
-        raise DataError(f"the {what} set of {name} is empty", remedy="look at where its samples should come from")
+        raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")
     return count

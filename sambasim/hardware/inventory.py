@@ -1,10 +1,11 @@
 """What the replicas of a PEF run on: a device, some of its tiles, and a cluster of such devices."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.errors import PefError
 from sambasim.hardware.cluster import ClusterSpec, load_cluster
+from sambasim.hardware.placement import Placement, place, place_on_nodes
 from sambasim.hardware.spec import DeviceSpec, device_of, load_device
 
 
@@ -37,6 +38,23 @@ def inventory_of(
     if tiles is None and isinstance(of_pef, int):
         tiles = _checked_tiles(of_pef, device)
     return Inventory(device, tiles, load_cluster(cluster or device.cluster))
+
+
+def place_replicas(
+    inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
+) -> Placement:
+    """Where replicas are on the simulated machine: replicas of one MPI node on one simulated node.
+
+    node_of: the node of each replica. An emulation has none and fills one simulated node after the other
+    command: what mpirun started, for the error
+    or_else: another remedy if a node is too small
+
+    Raises LaunchError, or OptionError for an emulation, if the machine is too small; the same on all ranks.
+    """
+    device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
+    if emulated > 1:
+        return place(emulated, device, tiles, cluster)
+    return place_on_nodes(node_of, device, tiles, cluster, command=command, or_else=or_else)
 
 
 def _checked_tiles(tiles: int, device: DeviceSpec) -> int:

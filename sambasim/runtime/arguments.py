@@ -1,4 +1,4 @@
-"""The runtime arguments of a program, bound for one run: hyperparameters, and what data parallelism needs to know."""
+"""The runtime arguments of a program, bound for one run: hyperparameters, replica number and count, seed."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -11,7 +11,7 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
 def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
-    """A value for every runtime argument: the program's defaults, under those of this run.
+    """A value for every runtime argument: that of this run, else the program's default.
 
     Raises InternalError for a hyperparameter that the program does not take.
     """
@@ -32,6 +32,6 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
 
 
 def of_optimizer(arguments: Arguments, optimizer: str) -> dict[str, float | int | bool]:
-    """The hyperparameters of the optimizer called `optimizer`, by their own names."""
+    """The hyperparameters of one optimizer, without the prefix."""
     prefix = f"{optimizer}__"
     return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}

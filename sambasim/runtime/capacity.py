@@ -1,6 +1,7 @@
-"""Whether a replica's device memory fits: into the device that the PEF was compiled for, and into this machine."""
+"""What the machine has: memory for the replicas' devices, and cores for the threads of each rank."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sambasim.errors import MachineError
@@ -14,13 +15,13 @@ _MEMORY = Path("/proc/meminfo")
 
 DEVICES = "the device memory of this node's replicas"
 SMALLER = "run with fewer replicas, or compile a smaller model or batch"
-"""What is needed, and what helps, where nothing else is said."""
+"""The default subject and remedy of the error about too little memory."""
 
 
 def check_device(document: PefDocument) -> None:
-    """Raise MachineError if the device that the PEF names holds less than one replica needs.
+    """Raises MachineError if the device that the PEF names has less memory than one replica needs.
 
-    `compile` has checked the same; but a PEF may come from a release that thought the device larger.
+    `compile` checks the same, but a PEF may come from a release with another device description.
     """
     if document.compile_options.get("arch") is None:
         return
@@ -34,7 +35,7 @@ def check_device(document: PefDocument) -> None:
 
 
 def available_bytes(meminfo: str | None = None) -> int | None:
-    """Bytes of memory that this machine can still give, by the text of /proc/meminfo; None where there is none."""
+    """Bytes of available memory, by the text of /proc/meminfo; None if there is no such file."""
     text = meminfo if meminfo is not None else _MEMORY.read_text() if _MEMORY.exists() else ""
     lines = [line.split() for line in text.splitlines() if line.startswith("MemAvailable:")]
     return int(lines[0][1]) * KIB if lines else None
@@ -46,7 +47,7 @@ def check_node_memory(
     what: str = DEVICES,
     remedy: str = SMALLER,
 ) -> None:
-    """Collective. As `check_memory`, for ranks of which this one takes `needed_bytes` of its own memory."""
+    """Collective. As `check_memory`, for ranks of which this one needs `needed_bytes`."""
     topology = communicator.topology
     own = Demand(topology.node_index, topology.host_name, needed_bytes, available_bytes())
     check_memory(communicator.all_gather_object(own), what, remedy)
@@ -57,20 +58,47 @@ def check_memory(
     what: str = DEVICES,
     remedy: str = SMALLER,
 ) -> None:
-    """Raise MachineError if the ranks of a node together need more memory than its machine has available.
+    """Raises MachineError if the ranks of a node together need more memory than is available there.
 
-    demands: one for each rank, the same on every rank, so that all refuse alike. `needed_bytes` is what the rank takes
-        of its own memory, as a rule to play the devices of its replicas; `free_bytes` what `available_bytes` says
-        where it runs
-    what: what is needed, in the error
+    demands: one for each rank, the same on every rank, so that all raise alike. `needed_bytes` is what the rank
+        allocates, usually for the devices of its replicas; `free_bytes` is `available_bytes` on its machine
+    what: the subject of the error
     """
     for index in sorted({demand.node_index for demand in demands}):
-        of_node = [demand for demand in demands if demand.node_index == index]
-        needed = sum(demand.needed_bytes for demand in of_node)
-        there = min((demand.free_bytes for demand in of_node if demand.free_bytes is not None), default=needed)
-        if needed > there:
+        on_node = [demand for demand in demands if demand.node_index == index]
+        needed = sum(demand.needed_bytes for demand in on_node)
+        available = min((demand.free_bytes for demand in on_node if demand.free_bytes is not None), default=needed)
+        if needed > available:
             raise MachineError(
-                f"{what} is {format_bytes(needed)}, and the machine has {format_bytes(there)} of memory available",
-                where=f"host {of_node[0].host_name}",
+                f"{what} is {format_bytes(needed)}, and the machine has {format_bytes(available)} of memory available",
+                where=f"host {on_node[0].host_name}",
                 remedy=remedy,
             )
+
+
+def cores_of_this_process() -> frozenset[int]:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or else a node's cores divided by its
+    replicas; the minimum over all ranks, and at least 1.
+
+    replicas_here: replicas in this process. An emulation has several, and gets the count that as many ranks would get.
+    """
+    chosen = environ.get("OMP_NUM_THREADS", "")
+    own = int(chosen) if chosen.isdecimal() and int(chosen) > 0 else None
+    node = communicator.topology.node_index
+    everybody = communicator.all_gather_object((node, cores_of_this_process(), own))
+    nodes = sorted({index for index, _, _ in everybody})
+    shares = [_share([cores for index, cores, _ in everybody if index == n], replicas_here) for n in nodes]
+    return min(own for _, _, own in everybody if own) if any(own for _, _, own in everybody) else min(shares)
+
+
+def _share(cores_of_ranks: Sequence[frozenset[int]], replicas_here: int) -> int:
+    """The cores of one node, divided by its replicas."""
+    cores: frozenset[int] = frozenset().union(*cores_of_ranks)
+    return max(1, len(cores) // (len(cores_of_ranks) * replicas_here))

@@ -1,13 +1,22 @@
-"""Make torch repeat itself: at one thread count, one run's bits are those of the next."""
+"""What makes runs repeatable: one number of threads, deterministic kernels, and seeds for all random numbers.
 
+Matrix products have other bits at other thread counts. Random numbers are a function
+of (seed, rank, step, micro-step, stream): a replica seeds its generators before it reads a batch, and again before it
+runs a graph that draws numbers. So its numbers do not depend on the process that runs it, nor on earlier draws.
+"""
+
+import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 
+import numpy as np
 import torch
 
 
 def make_repeatable(threads: int) -> None:
-    """From now on, for good: `threads` intra-op threads and deterministic kernels."""
+    """Use `threads` intra-op threads and deterministic kernels in this process from now on."""
     torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would import a compiler, in seconds
     torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -15,10 +24,10 @@ def make_repeatable(threads: int) -> None:
 
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
-    """`threads` intra-op threads and deterministic kernels; torch's own settings are back afterwards.
+    """Use `threads` intra-op threads and deterministic kernels; restore torch's settings afterwards.
 
-    Without the latter some scatters add by atomic operations, in whatever order threads arrive. Filling uninitialised
-    memory, which torch ties to this setting, is for finding bugs and would cost a pass over every tensor.
+    Without deterministic kernels, some scatters add by atomic operations in the order in which threads arrive. Filling
+    uninitialised memory, which torch couples to this setting, helps to find bugs but costs a pass over every tensor.
     """
     before = torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()
@@ -30,3 +39,30 @@ def repeatable(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
         torch.set_deterministic_debug_mode(mode)
         torch._C._set_deterministic_fill_uninitialized_memory(fills)
+
+
+class Stream(StrEnum):
+    """What random numbers are used for. Streams are independent of one another."""
+
+    SOURCE = "source"  # opening the data, the same on every rank
+    DATA = "data"
+    GRAPH = "graph"
+    WORKER = "worker"
+
+
+def derive(seed: int, rank: int, step: int, micro_step: int, stream: Stream) -> int:
+    """A seed of 63 bits that depends on every argument."""
+    text = f"{seed} {rank} {step} {micro_step} {stream}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's default generator, the only one that graphs use."""
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, numpy and random, which the code of a dataset may use."""
+    seed_torch(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -13,16 +13,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from sambasim.data.batches import bind, check, collate
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.data.workers import batches_of
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.records.metrics import EvaluationRecord
+from sambasim.runtime.determinism import Stream, derive, seed_everything
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order
-from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
 

@@ -13,27 +13,22 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
-from sambasim.runtime.agreement import check_sources
-from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, nothing_in, settled
-from sambasim.runtime.checkpoint.claim import Claim, claim
-from sambasim.runtime.checkpoint.resume import find
+from sambasim.runtime.checkpoint.folder import Claim, claim
+from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.checkpoint.snapshot import restore
-from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start, Step
 from sambasim.runtime.nonfinite import LossWatch, as_typed
-from sambasim.runtime.notices import notices
 from sambasim.runtime.numerics.probes import Probes
 from sambasim.runtime.observer import StepObserver, StepRecorder, together
-from sambasim.runtime.outcome import summarize
+from sambasim.runtime.outcome import notices, summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
-from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.record.run import recorded
 from sambasim.runtime.replica import input_specs
-from sambasim.runtime.setup import Setup, set_up
+from sambasim.runtime.setup import Setup, check_sources, set_up
 from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.trace.run import RunTrace, traced_run
@@ -95,7 +90,7 @@ class TrainingJob:
         self._activity.does("looking for the checkpoint")
         held = self._claimed()
         if held is not None:
-            stack.callback(held.let_go)
+            stack.callback(held.release)
         begun = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
@@ -149,11 +144,12 @@ class TrainingJob:
     def _settle_resume(self) -> Sequence[str]:
         """Collective. From here on, the options do not say `if-any` any more. Returns what is to be told of that."""
         asked = self._setup.options.checkpoint
-        found = settled(asked.resume, asked.dir, self._communicator)
+        found = settle_if_any(asked.resume, asked.dir, self._communicator)
         checkpoint = asked.model_copy(update={"resume": found})
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = replace(self._setup, options=options)
-        return (f"begins anew: {asked.dir} holds no checkpoint",) if asked.resume == IF_ANY and found is None else ()
+        began = asked.resume == IF_ANY and found is None
+        return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if began else ()
 
     def _heard(self, name: str) -> None:
         if self._setup.is_first:

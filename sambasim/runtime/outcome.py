@@ -1,11 +1,13 @@
-"""What has come of a training run: its digests, its counts, and the summary of it all."""
+"""What a run reports: notices at its start, and the summary at its end."""
 
 import torch
 from torch import Tensor
 
+from sambasim.errors import PeerError
+from sambasim.hardware.inventory import Inventory
+from sambasim.hardware.placement import Placement
 from sambasim.ir.verify import state_name
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, PredictedRecord, SummaryRecord
-from sambasim.runtime.agreement import check_weights
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.device_times import predict_run
 from sambasim.runtime.digests import state_sha256, weights_sha256
@@ -13,13 +15,31 @@ from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
 from sambasim.runtime.listener import Start
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.seating import placement_record
 from sambasim.runtime.setup import Setup
-from sambasim.runtime.team import Team
+from sambasim.runtime.team import Team, changes_buffers
 from sambasim.runtime.training import Totals
 from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.gloo import EXEMPT as GLOO_EXEMPT
+from sambasim.runtime.transports.network import scattered
 from sambasim.simulation.sync import SyncPath
+
+
+def notices(setup: Setup, team: Team) -> list[str]:
+    """Collective. What users should know when the run starts, one line each: options changed or without effect."""
+    lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
+    if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
+        lines.append("--reduce-on-rdu has no effect: gradients do not leave this process")
+    if setup.options.weights is not None and setup.options.checkpoint.resume is not None:
+        lines.append("--weights has no effect: the weights are those of the checkpoint")
+    if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
+        lines.append("--host-sync has no effect: gradients do not leave this process")
+    if team.engine.notice is not None:
+        lines.append(team.engine.notice)
+    if team.sync_name == "device":
+        lines += scattered(setup.communicator.node_of)
+    if setup.world_size > 1 and changes_buffers(setup):
+        lines.append("buffers (BatchNorm statistics) are per replica; those of replica 0 are evaluated and saved")
+    return lines
 
 
 def summarize(
@@ -30,7 +50,7 @@ def summarize(
     evaluation: EvaluationRecord | None,
     saver: Saver | None,
 ) -> SummaryRecord:
-    """Collective. The summary of a run that is over; `evaluation` is the last one, `saver` has written checkpoints."""
+    """Collective. The summary of a complete run. `evaluation` is the last one; `saver` is None without checkpoints."""
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
     taken = totals.steps - steps.start.step
@@ -71,14 +91,14 @@ def summarize(
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
         notices=list(start.notices),
-        placement=placement_record(setup.inventory, setup.placement),
+        placement=_placement_record(setup.inventory, setup.placement),
         predicted=predicted,
         not_predicted=not_predicted,
     )
 
 
 def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str | None]:
-    """What a step is predicted to take, or why nothing is. On rank 0, which alone tells it."""
+    """The predicted time of a step, or why there is none. On rank 0 only, which reports it."""
     if not setup.is_first:
         return None, None
     path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
@@ -86,7 +106,7 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
 
 
 def exempt(setup: Setup, team: Team) -> list[str]:
-    """What of this run has bits of its own."""
+    """Why this run is exempt from exactness in bits, if it is."""
     of_pef = setup.document.metadata.get("exempt_from_exactness")
     of_sync = GLOO_EXEMPT if team.way is Way.GLOO else None
     of_engine = INDUCTOR_EXEMPT if team.engine.inductor else None
@@ -94,14 +114,14 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
-    """Collective. Of the parameters of every replica that has its own; a server has them only in part."""
+    """Collective. The digest of the parameters; a parameter server has only some of them."""
     digests = setup.works and team.memory.has_own_parameters
     own = weights_sha256(setup.program, team.memory) if digests else None
-    return check_weights(setup.communicator, own)
+    return _same_weights(setup.communicator, own)
 
 
 def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
-    """Collective. Of the state of replica 0, with every optimizer state brought together."""
+    """Collective. The digest of replica 0's state, with every optimizer state gathered."""
     program = setup.program
     states = {
         state_name(member.parameter, optimizer.name, state): (group, member, state)
@@ -127,4 +147,31 @@ def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
         host_to_device=sum(moved.host_to_device for moved in everybody),
         peer=sum(moved.peer for moved in everybody),
         network=sum(moved.network for moved in everybody),
+    )
+
+
+def _same_weights(communicator: Communicator, digest: str | None) -> str:
+    """Collective. The digest of the parameters; ranks that have no parameters of their own pass None.
+
+    Raises PeerError if replicas have different parameters.
+    """
+    everybody = {rank: other for rank, other in enumerate(communicator.all_gather_object(digest)) if other is not None}
+    first = everybody[min(everybody)]
+    apart = [rank for rank, other in everybody.items() if other != first]
+    if apart:
+        raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
+    return first
+
+
+def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
+    """`placement` for the summary of a run."""
+    seats = placement.seats()
+    first_tiles = tuple(seat.first_tile for seat in seats if seat.first_tile is not None)
+    return PlacementRecord(
+        device=inventory.device.name,
+        cluster=placement.cluster.name,
+        tiles=placement.tiles,
+        node_of=tuple(seat.node for seat in seats),
+        rdu_of=tuple(seat.rdu for seat in seats),
+        first_tile_of=first_tiles or None,
     )

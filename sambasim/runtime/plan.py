@@ -1,21 +1,22 @@
-"""How a run goes through its data, worked out before the first step.
+"""The steps of a run: how many, on which samples of each epoch, and with which learning rate.
 
-Each replica gets equally many samples and uses them in whole steps. So an epoch leaves out what does not divide evenly:
-samples over the replicas, a last partial batch, and an incomplete last accumulation. A run that is resumed in the midst
-of an epoch goes on with the samples that are left of it, however many replicas it has by then.
+Each replica gets the same number of samples and uses them in whole steps. So an epoch drops what does not divide
+evenly: samples over the replicas, a last partial batch, and an incomplete last accumulation. A run that resumes within
+an epoch continues with the samples that are left of it, at any number of replicas.
 """
 
+import math
 from dataclasses import dataclass
 
 from sambasim.errors import DataError
-from sambasim.options.training import TrainingOptions
+from sambasim.options.training import ScheduleOptions, TrainingOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run has come: `step` optimizer steps in all, and `used` samples of epoch `epoch`, which counts from 0.
+    """The progress of a run: `step` optimizer steps in all, and `used` samples of `epoch`, which counts from 0.
 
-    Those samples are the first ones of the epoch's order, whoever had them.
+    The used samples are the first ones in the epoch's order, whichever replica had them.
     """
 
     step: int = 0
@@ -28,9 +29,9 @@ BEGINNING = Position()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run goes through its data. `left_out` counts the samples of a whole epoch that no replica uses.
+    """The steps of a run. `left_out` counts the samples of a whole epoch that no replica uses.
 
-    `steps` is the number of the last step; steps are counted from the beginning, also where a run starts later.
+    `steps` is the number of the last step, counted from the beginning, even if this run resumes later.
     """
 
     world_size: int
@@ -54,36 +55,36 @@ class Plan:
 
     @property
     def epochs(self) -> int:
-        """Epochs that are begun in the end."""
+        """The number of epochs that have begun when the run ends."""
         if self.steps <= self.start.step and not self.start.used:
             return self.start.epoch
         after_first = max(self.steps - self._first_ends, 0)
         return self.start.epoch + 1 + -(-after_first // self.steps_per_epoch)
 
     def end_of(self, epoch: int) -> int:
-        """The number of the step with which `epoch` ends."""
+        """The last step of `epoch`."""
         return self._first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
     def last_step(self, epoch: int) -> int:
-        """The same; or of the run's last step, if that comes before."""
+        """The last step of `epoch` that the run takes."""
         return min(self.end_of(epoch), self.steps)
 
     def position(self, step: int, epoch: int) -> Position:
-        """Where the run is after `step`, which belongs to `epoch`."""
+        """The position after `step`, which belongs to `epoch`."""
         is_first = epoch == self.start.epoch
         begun = self.start.step if is_first else self.end_of(epoch - 1)
         return Position(step, epoch, (self.start.used if is_first else 0) + (step - begun) * self.samples_per_step)
 
     @property
     def _first_ends(self) -> int:
-        """The step with which the first epoch of this run ends."""
+        """The last step of the epoch in which this run starts."""
         return self.start.step + _whole_steps(
             self.samples - self.start.used, self.world_size, self.batch_size, self.accumulation_steps
         )
 
 
 def plan(samples: int, world_size: int, training: TrainingOptions, start: Position = BEGINNING) -> Plan:
-    """How a run of `training` goes through `samples`, from `start` on. Raises DataError if they make not one step."""
+    """The plan of a run on `samples`, from `start` on. Raises DataError if they are too few for one step."""
     shape = world_size, training.batch_size, training.accumulation_steps
     steps_per_epoch = _whole_steps(samples, *shape)
     if steps_per_epoch == 0:
@@ -111,5 +112,21 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
 
 
 def _whole_steps(samples: int, world_size: int, batch_size: int, accumulation_steps: int) -> int:
-    """How many steps `samples` make that are dealt out to all replicas."""
+    """How many steps `samples` are enough for."""
     return samples // world_size // batch_size // accumulation_steps
+
+
+def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -> float:
+    """The factor of the learning rate at optimizer step `step`, counted from 0, of a run of `run_steps` steps."""
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    past = step - schedule.warmup_steps
+    left = (schedule.total_steps or run_steps) - schedule.warmup_steps
+    progress = min(past / left, 1.0) if left > 0 else 1.0
+    if schedule.name == "linear":
+        return 1 + (schedule.final_factor - 1) * progress
+    if schedule.name == "cosine":
+        return schedule.final_factor + (1 - schedule.final_factor) * (1 + math.cos(math.pi * progress)) / 2
+    if schedule.name == "step" and schedule.step_size:
+        return float(schedule.gamma ** (past // schedule.step_size))
+    return 1.0

@@ -12,15 +12,13 @@ from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import PredictionRecord
 from sambasim.runtime.admission import check_trusted
-from sambasim.runtime.agreement import check_sources
-from sambasim.runtime.capacity import check_node_memory
-from sambasim.runtime.determinism import repeatable
+from sambasim.runtime.capacity import check_node_memory, default_threads
+from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.evaluation import Evaluator, Sums, record
-from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
-from sambasim.runtime.threads import default_threads
+from sambasim.runtime.setup import check_sources
 from sambasim.runtime.watch.activity import UNWATCHED, Activity
 from sambasim.runtime.weights import load_weights, write_tensors
 

@@ -15,11 +15,11 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import InputSpec
 from sambasim.records.trace import Track
+from sambasim.runtime.determinism import Stream, derive, seed_torch
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
 from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.randomness import Stream, derive, seed_torch
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import Transport
 

@@ -1,12 +1,14 @@
-"""What is known of a training run before anything is allocated: what it trains, as whom, and how it was asked to."""
+"""What is decided and checked before anything is allocated: PEF, options, replicas, placement, threads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from sambasim.errors import InternalError
-from sambasim.hardware.inventory import Inventory, inventory_of
+from sambasim.data.sources import Source
+from sambasim.errors import DataError, InternalError, OptionError
+from sambasim.hardware.inventory import Inventory, inventory_of, place_replicas
 from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.options.flags import HostSyncName
@@ -14,22 +16,22 @@ from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
 from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.arguments import Arguments, bind_arguments
-from sambasim.runtime.capacity import check_device
+from sambasim.runtime.capacity import check_device, default_threads
 from sambasim.runtime.engine.choice import Tiles, agree_on_tiles
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.runnable import check_is_for_run
-from sambasim.runtime.seating import seat
-from sambasim.runtime.threads import default_threads
 from sambasim.runtime.transports.host import Roles, roles_of
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One rank's view of a run. `emulated` is the number of replicas that this process plays: one, but in an emulation.
+    """One rank's view of a run.
 
-    `roles` says which ranks have replicas, and which only serve; `placement` where replicas sit on `inventory`, the
-    simulated machine; `arguments` are the runtime arguments of the program, `threads` those of a rank, and `tiles` says
-    whether they multiply by tiles.
+    roles: which ranks have replicas, and which are parameter servers
+    emulated: replicas that this process runs, more than one in an emulation only
+    inventory, placement: the simulated machine, and where the replicas are on it
+    arguments: the runtime arguments of the program
+    threads: intra-op threads of a rank
+    tiles: whether matrix products use AMX tiles
     """
 
     path: Path
@@ -51,17 +53,17 @@ class Setup:
 
     @property
     def world_size(self) -> int:
-        """Replicas in all, whoever plays them."""
+        """The number of replicas."""
         return len(self.roles.workers) * self.emulated
 
     @property
     def works(self) -> bool:
-        """Whether this process has replicas. One that only serves opens the data too, but takes no sample of it."""
+        """Whether this process has replicas. A parameter server opens the data too, but uses no sample."""
         return self.communicator.rank in self.roles.workers
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which tells and writes what is there once."""
+        """Whether this is rank 0, which prints and writes what exists once."""
         return self.communicator.rank == 0
 
     @property
@@ -74,25 +76,25 @@ class Setup:
 
     @property
     def instructions(self) -> str:
-        """What of the processor decides bits: its vectors, and its tiles where products are multiplied by them."""
+        """The vector instructions in use, and tiles if matrix products use them: they decide the bits."""
         return torch.backends.cpu.get_cpu_capability() + (" with tiles" if self.tiles.used else "")
 
     @property
     def own_replicas(self) -> range:
-        """The numbers of the replicas that this process plays."""
+        """The numbers of the replicas of this process."""
         first = self.communicator.rank
         return range(first, first + self.emulated) if self.works else range(0)
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
-    """Collective. Read the PEF at `path`, and settle how it is run. Raises what is wrong with either of them."""
+    """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
     document = read(path)
     check_device(document)
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
-    check_is_for_run(document.program)
+    _check_trainable(document.program)
     emulated = options.emulate_replicas or 1
     topology = communicator.topology
     who = roles_of(topology.world_size, options.parameter_servers or 0)
@@ -107,10 +109,40 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         roles=who,
         emulated=emulated,
         inventory=inventory,
-        placement=seat(inventory, [topology.node_of[rank] for rank in who.workers], emulated),
+        placement=place_replicas(inventory, [topology.node_of[rank] for rank in who.workers], emulated),
         arguments=bind_arguments(
             document.program, resolved.optimizer, len(who.workers) * emulated, topology.rank, resolved.training.seed
         ),
         threads=threads,
         tiles=agree_on_tiles(options.engine, threads, communicator),
     )
+
+
+def _check_trainable(program: Program) -> None:
+    """Raises OptionError for programs that only apps can run: several optimizers, or a loss per sample."""
+    loss = program.symbols[program.loss or ""].type
+    if len(program.optimizers) > 1:
+        what = f"this PEF has {len(program.optimizers)} optimizers, or groups of parameters, with options of their own"
+    elif loss.numel > 1:
+        what = f"this PEF's first output, {loss}, is a loss for each sample and not one number"
+    else:
+        return
+    raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
+
+
+def check_sources(communicator: Communicator, sources: Sequence[Source]) -> None:
+    """Collective. Raises DataError if replicas have datasets of different sizes: with different numbers of steps, they
+    would wait for each other forever."""
+    own = [(len(s.train), None if s.evaluation is None else len(s.evaluation)) for s in sources]
+    sizes = [size for of_rank in communicator.all_gather_object(own) for size in of_rank]
+    apart = [replica for replica, size in enumerate(sizes) if size != sizes[0]]
+    if apart:
+        raise DataError(
+            f"{sources[0].name} gives replica 0 {_sizes(sizes[0])}, but replica {apart[0]} {_sizes(sizes[apart[0]])}",
+            remedy="give every rank the whole data set: sambasim distributes the samples itself",
+        )
+
+
+def _sizes(size: tuple[int, int | None]) -> str:
+    trained, held_out = size
+    return f"{trained} samples to train" + (f" and {held_out} held out" if held_out is not None else "")

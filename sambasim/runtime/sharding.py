@@ -1,9 +1,8 @@
-"""The training data of one replica: its shard, its batches, its randomness.
+"""The training data of one replica: its shard, its batches and their random seeds.
 
-Each epoch, torch's DistributedSampler puts the samples into an order, by seed and epoch. They are dealt out from it one
-by one, equally many to each replica, no sample to two. What does not divide evenly is left out; `plan` counts it. So
-what all replicas together have used after some steps is the beginning of that order, and a run that goes on from there,
-with whatever number of replicas, deals out the rest.
+Each epoch, torch's DistributedSampler orders the samples by seed and epoch. Replica r of R gets samples r, r + R, … of
+that order, and what does not divide evenly is dropped; `plan` counts it. So the samples that all replicas have used
+after some steps are the beginning of that order, and a resumed run distributes the rest, at any number of replicas.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,22 +12,21 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.samples import Samples, WatchedDataset
-from sambasim.data.tensor_batches import tensor_batches
+from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.data.workers import batches_of
 from sambasim.errors import InternalError
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import DataOptions
-from sambasim.runtime.randomness import Stream, derive, seed_everything
+from sambasim.runtime.determinism import Stream, derive, seed_everything
 
-_Draw = list[int]
-"""One batch to be read: first what the generators are set to before, then the positions of its samples."""
+_SeededBatch = list[int]
+"""One batch to read: the seed, then the positions of its samples."""
 
 
 class Shard:
-    """The batches of replica `rank` of `world_size`, by input name, checked against what the graph takes in.
+    """The batches of replica `rank` of `world_size`, by input name, checked against the inputs of the graph.
 
-    Of each step it has `accumulation_steps` batches.
+    Each step has `accumulation_steps` batches.
     """
 
     def __init__(
@@ -48,12 +46,13 @@ class Shard:
         self._names = tuple(spec.name for spec in inputs)
         self.accumulation_steps = accumulation_steps
         self._batch_size = batch_size
-        self._deal = _Deal(dataset, rank, world_size, batch_size, accumulation_steps, seed, shuffle=options.shuffle)
+        shape = rank, world_size, batch_size, accumulation_steps
+        self._sampler = _BatchSampler(dataset, *shape, seed, shuffle=options.shuffle)
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
             _Seeded(dataset),
-            batch_sampler=self._deal,
+            batch_sampler=self._sampler,
             collate_fn=collate,
             num_workers=options.workers,
             prefetch_factor=options.prefetch_factor,
@@ -63,35 +62,35 @@ class Shard:
         self._tensors = None if options.workers else tensor_batches(dataset)
         self._iterator: Iterator[Batch] = iter(())
         self._checked = False
-        self._given = 0
-        self._numbers = dataset.chosen
+        self._batches = 0
+        self._indices = dataset.chosen
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
-        """Deal the samples out anew: those behind the first `used` of the epoch's order. `step` is the number of the
-        optimizer step that comes next, from 0."""
-        self._given = 0
-        self._deal.begin(epoch, step, used)
+        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step, from
+        0."""
+        self._batches = 0
+        self._sampler.begin(epoch, step, used)
         if self._tensors is not None:
-            self._iterator = self._tensors.batches(self._deal.own, self._batch_size)
+            self._iterator = self._tensors.batches(self._sampler.own, self._batch_size)
             return
-        self._generator.manual_seed(self._deal.derive(epoch, 0, Stream.WORKER))
+        self._generator.manual_seed(self._sampler.derive(epoch, 0, Stream.WORKER))
         self._iterator = batches_of(self._loader, self._name)
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
-        self._given += 1
+        self._batches += 1
         if self._tensors is not None and self._checked:
             return dict(zip(self._names, self._next_tensors(), strict=True))
         tensors = bind(next(self._iterator), self._names)
         checked = check(tensors, self._inputs, self._batch_size)
-        # All batches of plain tensors are alike: once one has passed as it is, the others do.
+        # All batches of plain tensors have the same types: if one passes unchanged, all do.
         self._checked = all(checked[name] is tensors[name] for name in self._names)
         return checked
 
     def samples_of_last_batch(self) -> Sequence[int]:
-        """The numbers, in the user's data set, of the samples in the batch that `next_batch` gave last."""
-        after = self._given * self._batch_size
-        return [self._numbers[position] for position in self._deal.own[after - self._batch_size : after]]
+        """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
+        after = self._batches * self._batch_size
+        return [self._indices[position] for position in self._sampler.own[after - self._batch_size : after]]
 
     def _next_tensors(self) -> Sequence[Tensor]:
         batch = next(self._iterator)
@@ -100,8 +99,8 @@ class Shard:
         return batch
 
 
-class _Deal:
-    """The batches of one replica in one epoch, for a DataLoader. `own` are the positions of its samples."""
+class _BatchSampler:
+    """The batches of one replica in one epoch. `own` lists the positions of its samples."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class _Deal:
         self._batch_size = batch_size
         self._accumulation_steps = accumulation_steps
         self._seed = seed
-        # One replica that gets everything: what it gives is the order from which all are dealt their samples.
+        # With one replica it yields the whole order of the epoch.
         self._order: DistributedSampler[int] = DistributedSampler(
             dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed
         )
@@ -135,13 +134,13 @@ class _Deal:
         self._step = step
 
     def derive(self, step: int, micro_step: int, stream: Stream) -> int:
-        """What a generator of this replica is set to."""
+        """A seed of this replica."""
         return derive(self._seed, self._rank, step, micro_step, stream)
 
     def __len__(self) -> int:
         return len(self.own) // self._batch_size
 
-    def __iter__(self) -> Iterator[_Draw]:
+    def __iter__(self) -> Iterator[_SeededBatch]:
         for index in range(len(self)):
             step, micro_step = divmod(index, self._accumulation_steps)
             first = index * self._batch_size
@@ -150,7 +149,7 @@ class _Deal:
 
 
 class _Seeded(Dataset[object]):
-    """`dataset`, read in batches, before each of which all generators are set, whoever reads it."""
+    """`dataset`, read in batches; all generators are seeded before each, in this process or a worker."""
 
     def __init__(self, dataset: WatchedDataset) -> None:
         self._dataset = dataset
@@ -158,10 +157,10 @@ class _Seeded(Dataset[object]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, draw: _Draw) -> Samples:
+    def __getitems__(self, draw: _SeededBatch) -> Samples:
         seed, *positions = draw
         seed_everything(seed)
         return self._dataset.__getitems__(positions)
 
     def __getitem__(self, index: int) -> object:
-        raise InternalError(f"sample {index} is read by itself, without a seed")
+        raise InternalError(f"sample {index} is read alone, without a seed")

@@ -8,9 +8,8 @@ from time import perf_counter_ns
 from sambasim.options.training import TrainingOptions
 from sambasim.runtime.listener import Step
 from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.plan import Plan
+from sambasim.runtime.plan import Plan, learning_rate_factor
 from sambasim.runtime.replica import Replica, StepNumbers
-from sambasim.runtime.schedules import factor
 from sambasim.runtime.transports.in_process import Hub, run_together
 
 
@@ -84,7 +83,7 @@ class Trainer:
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
-        rate = factor(self._training.schedule, number, self._plan.steps)
+        rate = learning_rate_factor(self._training.schedule, number, self._plan.steps)
         numbers = StepNumbers(number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps)
         done = run_together([replica.step(numbers, self._request) for replica in self._replicas], self._hub)
         updated = done[0].updated

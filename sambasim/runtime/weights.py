@@ -1,4 +1,4 @@
-"""Weights in and out, under the names of the user's `state_dict`."""
+"""Saving and loading weights as safetensors files, under the names of the user's `state_dict`."""
 
 import errno
 import os
@@ -19,9 +19,9 @@ _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
 def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
-    """Write parameters and buffers so that the user's module takes them by `load_state_dict`, tied names included.
+    """Write parameters and buffers for the module's `load_state_dict`, tied names included, atomically.
 
-    The file appears whole or not at all. Raises OptionError or MachineError if it cannot be written.
+    Raises OptionError or MachineError if the file cannot be written.
     """
     tensors = {
         torch_name: memory.tensor(symbol.name).clone()
@@ -33,33 +33,37 @@ def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
-    """Write a safetensors file, whole or not at all, and the folders that it lies in.
+    """Write a safetensors file atomically, and create its folders.
 
-    Raises OptionError if it cannot be written, or MachineError if there is no room; `what` it holds and the `remedy`
-    are the message's.
+    Raises OptionError if it cannot be written, with `what` it holds and the `remedy`; MachineError if the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()  # with the permissions of the user's other files; safetensors' own are for the owner alone
-        permissions = temporary.stat().st_mode
-        save_file(dict(tensors), temporary)
-        temporary.chmod(permissions)
+        save_tensors(temporary, tensors)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        told = f"{what} cannot be written to {path}"
-        if os.strerror(errno.ENOSPC) in str(error):  # safetensors tells it in words alone
-            raise MachineError(told, where=str(error), remedy="make room there, or name another place") from error
-        raise OptionError(told, where=str(error), remedy=remedy) from error
+        failure = f"{what} cannot be written to {path}"
+        if os.strerror(errno.ENOSPC) in str(error):  # safetensors gives no errno
+            raise MachineError(failure, where=str(error), remedy="free disk space, or name another place") from error
+        raise OptionError(failure, where=str(error), remedy=remedy) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
-    """The tensors of a file of weights, by symbol: all parameters and buffers of `program`, and no others.
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Raises OSError or SafetensorError."""
+    path.touch()  # gives it the permissions of the user's other files; safetensors' own are for the owner alone
+    permissions = path.stat().st_mode
+    save_file(dict(tensors), path)
+    path.chmod(permissions)
 
-    Raises WeightsError, naming what is missing, left over or of another type.
+
+def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
+    """The tensors of a weights file by symbol: all parameters and buffers of `program`, and no others.
+
+    Raises WeightsError, naming tensors that are missing, unknown or of another type.
     """
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
@@ -73,10 +77,10 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     names = {name for symbol in wanted for name in symbol.torch_names}
     missing = [symbol.torch_names[0] for symbol in wanted if symbol.torch_names[0] not in tensors]
-    left_over = [name for name in tensors if name not in names]
-    if missing or left_over:
+    unknown = [name for name in tensors if name not in names]
+    if missing or unknown:
         raise WeightsError(
-            f"{path} does not fit the PEF {program.name}: missing {_few(missing)}; not in the model {_few(left_over)}",
+            f"{path} does not fit the PEF {program.name}: missing {_few(missing)}; not in the model {_few(unknown)}",
             remedy="use the weights of a run of this model",
         )
     loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}

@@ -13,18 +13,16 @@ from torch import Tensor, nn
 
 from sambasim.compiler.fit import check_tensors
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.inventory import inventory_of
+from sambasim.hardware.inventory import inventory_of, place_replicas
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.account import is_compiled_here
 from sambasim.pef.weights import bytes_of
-from sambasim.runtime.capacity import check_device
+from sambasim.runtime.capacity import check_device, default_threads
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.engine.allocation import keep_freed_memory
-from sambasim.runtime.seating import seat
 from sambasim.runtime.stepwise import StepwiseReplica
-from sambasim.runtime.threads import default_threads
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords_beside
@@ -106,7 +104,9 @@ def _trace_graph(
     _check_dtype(document)
     communicator = context.communicator()
     communicator.barrier()  # so that all ranks refuse at the same time
-    seat(inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command()))
+    place_replicas(
+        inventory_of(document.compile_options), communicator.node_of, command=shlex.join(context.typed_command())
+    )
     make_repeatable(getattr(typed, "threads", None) or default_threads(communicator, 1))
     optimizers = as_sequence(optim)
     if document.program.training is not None and _predicts(typed, path.name, optimizers):

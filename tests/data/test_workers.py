@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import collate
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.data.workers import batches_of
 from sambasim.errors import DataError
 from tests.support.mpi import run_job

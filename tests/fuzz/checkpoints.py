@@ -11,15 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from sambasim.pef.canonical import canonical_json, manifest_digest
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.reader import check, read
-from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
-from sambasim.runtime.checkpoint.shards import file_name
-from sambasim.runtime.checkpoint.tensors import named_tensors
 from tests.faults.command import sambasim
 from tests.fuzz.json_edits import edit
 from tests.fuzz.pefs import command
 from tests.fuzz.subject import MIB, Subject, Way
+from tests.runtime.checkpoint.samples import sealed
 from tests.support.mpi import mpirun, run_job
 
 _COMPILE = (
@@ -54,7 +52,7 @@ def unpack(path: Path) -> Path:
     manifest, *shards = parts(path.read_bytes()) or [b""]
     (place / MANIFEST_FILE).write_bytes(manifest)
     for index, shard in enumerate(shards[:16]):
-        (place / file_name(index, len(shards))).write_bytes(shard)
+        (place / f"shard-{index:05}-of-{len(shards):05}.safetensors").write_bytes(shard)
     return place
 
 
@@ -129,20 +127,16 @@ def other_shards(random: Random, samples: Sequence[bytes]) -> bytes:
 def _mended(fields: object, shards: Sequence[bytes]) -> bytes:
     """`fields` with the sizes and digests that the shards have, as far as it still has places for them."""
     stated = fields.get("shards") if isinstance(fields, dict) else None
-    for one, shard in zip(stated if isinstance(stated, list) else (), shards, strict=False):
+    for one, shard in zip(stated.values() if isinstance(stated, dict) else (), shards, strict=False):
         if isinstance(one, dict):
             one.update(size_bytes=len(shard), sha256=hashlib.sha256(shard).hexdigest())
     return _sealed(fields)
 
 
 def _sealed(fields: object) -> bytes:
-    """Canonical JSON with its digest right, as far as there is such a thing."""
+    """JSON with the right digest, if it is a manifest."""
     try:
-        if isinstance(fields, dict) and "digest" in fields:
-            fields["digest"] = manifest_digest(fields)
-        return canonical_json(fields)
-    except (ValueError, TypeError):
-        return json.dumps(fields, default=str).encode(errors="replace")
+        return json.dumps(sealed(fields) if isinstance(fields, dict) else fields, default=str).encode(errors="replace")
     except RecursionError:
         return b"[" * 100_000
 
@@ -152,7 +146,7 @@ def _read(path: Path) -> None:
 
 
 def _sum(path: Path) -> None:
-    for _, tensor in named_tensors(check(unpack(path))):
+    for _, tensor in check(unpack(path)).tensors():
         tensor.sum()
 
 

@@ -104,7 +104,7 @@ def test_a_summary_names_the_way(trained: list[Trained]) -> None:
 
 
 def test_where_gradients_stay_in_the_process_a_notice_says_so(trained: list[Trained]) -> None:
-    notice = "--host-sync has nothing to do: gradients do not leave this process"
+    notice = "--host-sync has no effect: gradients do not leave this process"
     for one in trained:
         asked_in_vain = {way for way, notices in one.notices.items() if notice in notices}
         assert asked_in_vain == {way for way in one.by_way if way.startswith("emulated")}

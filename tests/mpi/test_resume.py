@@ -1,23 +1,69 @@
-"""A run that goes on from a checkpoint has the bits of one that was never interrupted."""
+"""A resumed run has the bits of an uninterrupted one, by every way to sync, and whatever else may differ."""
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from sambasim.errors import Interrupted, OptionError
+from sambasim.options.run import RunOptions
+from sambasim.records.metrics import SummaryRecord
+from sambasim.records.read_digests import read_recording
+from sambasim.report.compare.runs import compare_runs
+from sambasim.runtime.checkpoint.folder import LOCK_FILE
+from sambasim.runtime.checkpoint.resume import AUTO, NEWEST
+from sambasim.runtime.engine.compiler import CACHE_VARIABLE
+from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.listener import Listeners, SilentListener, Step
+from sambasim.runtime.single_rank import single_rank
+from tests.faults.command import sambasim
 from tests.support.examples import VARIANTS, CompiledExample, compile_examples
-from tests.support.mpi import RANKS, ROOT, run_mpi
-from tests.support.whole import is_whole, whole_case
+from tests.support.mpi import RANKS, ROOT, Result, run_mpi
+from tests.support.whole import is_whole, whole, whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "resume.py"
+SAMBASIM = [sys.executable, "-m", "sambasim"]
+DRAWING = """
+import random
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.rand(1, 8, 8) + float(np.random.rand()) + random.random(), index % 10
+
+
+def samples():
+    return Samples()
+"""
+"""Every sample is drawn anew each time, from all three generators."""
+
+STEPS, SAVED = 6, 4
+"""With two micro-steps each, two or three replicas and batches of 4, both lie in the first epoch."""
+
+RUN = ["run", "--threads", "1", "--no-evaluate", "--grad-accumulation-steps", "2"]
+DRAWS = ["--data", "drawing.py:samples"]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
-    """Every example with every optimizer, with and without clipping; in part, every example with one of the six."""
-    everything = list(compile_examples(tmp_path_factory.mktemp("examples")))
+def everything(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
+    """Every example with every optimizer, with and without clipping."""
+    return list(compile_examples(tmp_path_factory.mktemp("examples")))
+
+
+@pytest.fixture(scope="module")
+def compiled(everything: list[CompiledExample]) -> list[CompiledExample]:
+    """What is resumed: by default, every example with one of its variants."""
     return everything if is_whole() else everything[:: VARIANTS + 1]
 
 
@@ -30,7 +76,152 @@ def check_resumed(np: int, paths: Sequence[Path], folder: Path, env: Mapping[str
     assert len({line["whole"][0] for line in lines}) == len(paths), "they cannot all have been trained"
 
 
-@pytest.mark.parametrize("np", [np if np in (1, 2, 4) else whole_case(np) for np in RANKS])
+@pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS])
 def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExample], tmp_path: Path) -> None:
-    """In the midst of an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
+    """Within an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
     check_resumed(np, [one.path for one in compiled], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pefs(everything: list[CompiledExample]) -> Mapping[str, CompiledExample]:
+    """By example, trained by AdamW: digits has BatchNorm and dropout."""
+    return {one.example: one for one in everything if one.optimizer == "adamw" and not one.clipped}
+
+
+@pytest.fixture
+def digits(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> list[str]:
+    """A run of STEPS steps on DRAWING, in `tmp_path`."""
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    return [*RUN, "--pef", str(pefs["digits"].path), *DRAWS, "--steps", str(STEPS)]
+
+
+def start(np: int, argv: list[str], folder: Path) -> Result:
+    return run_mpi(np, [*SAMBASIM, *argv], cwd=folder)
+
+
+def summary(np: int, argv: list[str], folder: Path) -> SummaryRecord:
+    return SummaryRecord.model_validate_json(start(np, [*argv, "--json"], folder).check().stdout)
+
+
+def saving(where: str) -> list[str]:
+    return ["--checkpoint-dir", where, "--checkpoint-every", str(SAVED)]
+
+
+def going_on(where: str) -> list[str]:
+    return ["--resume", f"{where}/step-{SAVED:010}"]
+
+
+def test_with_another_number_of_data_workers_step_by_step(digits: list[str], tmp_path: Path) -> None:
+    whole = summary(2, [*digits, "--set", "data.workers=1", "--record-digests", "whole", *saving("saved")], tmp_path)
+    workers = ["--set", "data.workers=2", "--exact"]
+    resumed = summary(2, [*digits, *workers, "--record-digests", "rest", *going_on("saved")], tmp_path)
+    assert resumed.resumed_after_step == SAVED
+    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
+    found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
+    assert found.alike, found.verdict
+    assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
+    assert sambasim(["compare", "whole", "rest"], tmp_path).exit_code == 0
+
+
+def overrides(steps: int) -> dict[str, object]:
+    schedule = {"name": "constant"}
+    return {"training": {"steps": steps, "accumulation_steps": 2, "evaluate": False, "schedule": schedule}}
+
+
+def train(path: Path, *listeners: SilentListener, **asked: object) -> SummaryRecord:
+    """Two replicas, played by this process."""
+    given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
+    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), Listeners(listeners)).run()
+
+
+@whole
+def test_with_compiled_sections(
+    pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bits are their own, and those of every run."""
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # a run sets it, and it is put back
+    path, saved = pefs["logistic_regression"].path, tmp_path / "saved" / f"step-{SAVED:010}"
+    whole = train(path, engine="inductor", checkpoint={"dir": saved.parent, "every": str(SAVED)})
+    if whole.engine != "inductor":
+        pytest.skip("this machine has no compiler")
+    resumed = train(path, engine="inductor", checkpoint={"resume": str(saved), "exact": True})
+    assert (resumed.engine, resumed.resumed_after_step) == ("inductor", SAVED)
+    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
+    with pytest.raises(OptionError, match=r"engine = plain \(checkpoint: inductor\)"):
+        train(path, checkpoint={"resume": str(saved), "exact": True})
+
+
+@pytest.mark.parametrize("resume", [NEWEST, AUTO])
+def test_a_folder_that_is_not_there_is_not_looked_into(
+    resume: str, pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not claimed: another run may make it, and write there."""
+    monkeypatch.setattr("sambasim.runtime.job.find", lambda *_: pytest.fail("it was looked into"))
+    with pytest.raises(OptionError, match="there is no checkpoint in"):
+        train(pefs["logistic_regression"].path, checkpoint={"dir": tmp_path / "saved", "resume": resume})
+    assert not (tmp_path / "saved").exists()
+
+
+class Ends(SilentListener):
+    """Asks the run to end, once it cannot save any more."""
+
+    def __init__(self, saved: Path) -> None:
+        self._lock = saved / LOCK_FILE
+
+    def stepped(self, step: Step) -> None:
+        if step.step == SAVED + 1:
+            self._lock.unlink()
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_told_whoever_wrote_it(
+    goes_on: bool, pefs: Mapping[str, CompiledExample], tmp_path: Path
+) -> None:
+    path, saved = pefs["logistic_regression"].path, tmp_path / "saved"
+    checkpoint: dict[str, object] = {"dir": saved, "every": "99"}
+    if goes_on:
+        train(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
+        checkpoint["resume"] = "newest"
+    with pytest.raises(Interrupted) as told:
+        train(path, Ends(saved), checkpoint=checkpoint)
+    left = f"the last checkpoint is step-{SAVED:010}" if goes_on else "there is no checkpoint yet"
+    assert told.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
+
+
+def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) -> None:
+    """What it does promise: to say so, to refuse --exact where the bits were others', and the same end on all ranks."""
+    whole = summary(3, [*digits, *saving("saved")], tmp_path)
+    by_gloo = [*digits, "--host-sync", "gloo", *going_on("saved")]
+    refused = start(3, [*by_gloo, "--exact"], tmp_path)
+    assert refused.returncode == 2
+    assert "gradient sync = gloo (checkpoint: fixed order of addition)" in refused.stderr
+    told = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
+    assert "from here on, the bits may differ from those of an uninterrupted run" in told
+    resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
+    assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
+    assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)
+    assert resumed.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
+
+
+def test_a_parameter_server_resumes_what_devices_saved(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
+    flags = ["run", "--threads", "1", "--pef", str(pefs["digits"].path), "--steps", "6", "--no-evaluate"]
+    whole = summary(2, [*flags, "--reduce-on-rdu", "--checkpoint-dir", "a", "--checkpoint-every", "3"], tmp_path)
+    served = ["--host-sync", "parameter-server", "--parameter-servers", "1", "--exact", "--checkpoint-dir", "b"]
+    resumed = summary(3, [*flags, *served, "--checkpoint-every", "5", "--resume", "a/step-0000000003"], tmp_path)
+    assert resumed.state_sha256 == whole.state_sha256
+    back = summary(2, [*flags, "--reduce-on-rdu", "--exact", "--resume", "b/step-0000000005"], tmp_path)
+    assert back.state_sha256 == whole.state_sha256
+
+
+def test_four_replicas_become_two(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
+    flags = ["run", "--threads", "1", "--pef", str(pefs["digits"].path), "--checkpoint-dir", "saved", "--no-evaluate"]
+    sambasim([*flags, "--emulate-replicas", "4", "--steps", "10"], tmp_path)
+    again = [*flags, "--epochs", "2", "--resume"]
+    refused = sambasim([*again, "--emulate-replicas", "2", "--exact"], tmp_path)
+    assert refused.exit_code == 2
+    assert "replicas = 2 (checkpoint: 4)" in refused.stderr
+    result = start(2, again, tmp_path).check()
+    assert "notice: changed since the checkpoint: replicas = 2 (checkpoint: 4)" in result.stdout
+    # 1,437 samples: 160 by ten steps of four replicas; of the other 1,277, two replicas make 159 steps of 8.
+    assert "step 348/348" in result.stdout

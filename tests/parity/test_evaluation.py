@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import default_collate
 
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 from sambasim.options.training import ScheduleOptions
-from sambasim.runtime.schedules import factor
+from sambasim.runtime.plan import learning_rate_factor
 
 RATE, STEPS, WARMUP = 0.3, 40, 8
 
@@ -59,7 +59,7 @@ def test_rates_are_those_of_torch(name: str) -> None:
     schedule, make = SCHEDULES[name]
     optimizer = _optimizer()
     theirs = _rates(optimizer, make(optimizer, STEPS), STEPS)
-    ours = [RATE * factor(schedule, step, STEPS) for step in range(STEPS)]
+    ours = [RATE * learning_rate_factor(schedule, step, STEPS) for step in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15)
     assert (len(set(ours)) == 1) == (name == "constant")
 
@@ -73,7 +73,7 @@ def test_rates_after_a_warm_up_are_those_of_torch(name: str) -> None:
     warmup = LinearLR(optimizer, start_factor=1 / WARMUP, end_factor=1.0, total_iters=WARMUP - 1)
     after = make(optimizer, STEPS - WARMUP)
     theirs = _rates(optimizer, SequentialLR(optimizer, [warmup, after], milestones=[WARMUP]), STEPS)
-    ours = [RATE * factor(schedule, step, STEPS) for step in range(STEPS)]
+    ours = [RATE * learning_rate_factor(schedule, step, STEPS) for step in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15)
     assert ours[WARMUP - 1] == ours[WARMUP] == RATE
 
@@ -81,4 +81,6 @@ def test_rates_after_a_warm_up_are_those_of_torch(name: str) -> None:
 def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
     """Torch's cosine rises again after its end; ours stays there."""
     schedule = ScheduleOptions(name="cosine", total_steps=10, final_factor=0.2)
-    assert [factor(schedule, step, 1000) for step in (5, 10, 11, 500)] == pytest.approx([0.6, 0.2, 0.2, 0.2])
+    assert [learning_rate_factor(schedule, step, 1000) for step in (5, 10, 11, 500)] == pytest.approx(
+        [0.6, 0.2, 0.2, 0.2]
+    )

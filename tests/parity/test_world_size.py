@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from sambasim.collectives.slices import cut
-from sambasim.data.samples import WatchedDataset
+from sambasim.data.datasets import WatchedDataset
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
-from sambasim.runtime import threads
+from sambasim.runtime import capacity
+from sambasim.runtime.determinism import Stream, derive, seed_everything
 from sambasim.runtime.gradient_norm import block_sums, total_norm
 from sambasim.runtime.plan import plan
-from sambasim.runtime.randomness import Stream, derive, seed_everything
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.single_rank import single_rank
 
@@ -160,7 +160,7 @@ def test_every_generator_is_set() -> None:
 
 
 def test_an_emulation_takes_the_threads_that_as_many_ranks_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores_of_this_process", lambda: frozenset(range(8)))
+    monkeypatch.setattr(capacity, "cores_of_this_process", lambda: frozenset(range(8)))
     alone = single_rank("host", "no library")
-    assert [threads.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-    assert threads.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3
+    assert [capacity.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert capacity.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3

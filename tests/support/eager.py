@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.data.resolve import call_object
 from sambasim.data.sources import open_source
+from sambasim.data.user_code import call_object
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.options.training import ModelOptions, OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
-from sambasim.runtime.randomness import Stream, derive
+from sambasim.runtime.determinism import Stream, derive
 from sambasim.runtime.replica import input_specs
 from tests.models.case import NAMED_LOSSES
 

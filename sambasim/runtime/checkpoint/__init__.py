@@ -1,1 +1,1 @@
-"""What a run leaves on the disk so that it can go on: its format is README.md beside this file."""
+"""Checkpoints: what a run writes to disk so that it can be resumed. README.md describes the format."""

@@ -1,10 +1,13 @@
-"""The folder of a run's checkpoints: their names, which there are, and how one comes and goes.
+"""The folder of a run's checkpoints: names, atomic publication, and the lock that gives it to one run at a time.
 
-step-0000000050/              a checkpoint, whole: it got this name when everything in it was on the disk
-.step-0000000060.partial/     one that is being written, or was when its run died
-damaged-step-0000000070/      one that `--resume auto` has put aside
+step-0000000050/            a complete checkpoint
+.step-0000000060.partial/   a checkpoint that is being written or deleted
+.step-0000000050.old/       a checkpoint that is being replaced by another of the same step
+damaged-step-0000000070/    a checkpoint that `--resume auto` found damaged
+.lock                       locked by the run that writes here
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -12,23 +15,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from sambasim.errors import MachineError, OptionError, UserError
+from sambasim.runtime.ranks import Communicator
+
+MANIFEST_FILE = "checkpoint.json"
+LOCK_FILE = ".lock"
+
 _NAME = re.compile(r"step-([0-9]{10,})")
-
-
-_LEFT = re.compile(r"\.step-[0-9]{10,}\.(partial|going|replaced)")
-
-
-def leftovers_in(folder: Path) -> Sequence[Path]:
-    """What runs that died have left of checkpoints: begun and not ended, or not wholly deleted."""
-    return [path for path in folder.iterdir() if _LEFT.fullmatch(path.name)]
-
-
-def rescue(folder: Path) -> None:
-    """Give back its name to a checkpoint that was to be replaced by one that never came."""
-    for path in folder.glob(".step-*.replaced"):
-        named = path.with_name(path.name.removeprefix(".").removesuffix(".replaced"))
-        if _NAME.fullmatch(named.name) and not named.exists():
-            path.rename(named)
 
 
 def name_of(step: int) -> str:
@@ -36,73 +29,62 @@ def name_of(step: int) -> str:
     return f"step-{step:010}"
 
 
-def checkpoints_in(folder: Path) -> Sequence[Path]:
-    """The checkpoints in `folder` by their names alone, the newest first. Raises OSError if it cannot be read."""
-    if not folder.is_dir():
-        return ()
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def put_aside_in(folder: Path) -> Sequence[Path]:
-    """The damaged ones that `--resume auto` has put aside."""
-    return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
-
-
 def step_of(path: Path) -> int:
-    """The step in the name of one of `checkpoints_in`."""
+    """The step in the name of a checkpoint of `checkpoints_in`."""
     return int(path.name.removeprefix("step-"))
 
 
-def older_than(folder: Path, step: int) -> Sequence[Path]:
-    """Those of `checkpoints_in` that come before `step`."""
-    return [path for path in checkpoints_in(folder) if step_of(path) < step]
+def checkpoints_in(folder: Path) -> Sequence[Path]:
+    """The checkpoints in `folder`, judged by name only, newest first. Raises OSError if it cannot be read."""
+    if not folder.is_dir():
+        return ()
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
+
+
+def damaged_in(folder: Path) -> Sequence[Path]:
+    """The damaged checkpoints that `--resume auto` has renamed."""
+    return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
 
 
 def partial_of(path: Path) -> Path:
-    """Where the checkpoint that is to be `path` is written."""
+    """Where the checkpoint `path` is written until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
-def begin(path: Path) -> Path:
-    """An empty folder to write the checkpoint `path` into; what a run that died has left there goes."""
+def begin(path: Path) -> None:
+    """Make an empty folder to write the checkpoint `path` into."""
     partial = partial_of(path)
     if partial.exists():
         shutil.rmtree(partial)
-    partial.mkdir()  # and not the folder that it lies in: who wrote there before may miss a disk
-    return partial
+    partial.mkdir()  # without parents: if the folder itself is gone, its disk may have been unmounted
 
 
 def publish(path: Path) -> None:
-    """The checkpoint that was written gets its name: at once, and on the disk. One of the same name goes then."""
-    partial, replaced = partial_of(path), path.with_name(f".{path.name}.replaced")
+    """Rename the complete partial checkpoint to `path`, atomically. It replaces an existing one of that name."""
+    partial, old = partial_of(path), path.with_name(f".{path.name}.old")
     sync_folder(partial)
     if path.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
-        path.rename(replaced)
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
     try:
         partial.rename(path)
     except OSError:
-        rescue(path.parent)
+        if old.exists():
+            old.rename(path)
         raise
     sync_folder(path.parent)
-    with suppress(OSError):
-        shutil.rmtree(replaced)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. Its name goes first: what is left of it, if that is cut short, is none."""
-    if path.exists():
-        going = path.with_name(f".{path.name}.going")
-        if going.exists():
-            shutil.rmtree(going)
-        path.rename(going)
-        shutil.rmtree(going)
+    """Delete a checkpoint. It loses its name first, so a deletion that is cut short leaves no checkpoint."""
+    partial = partial_of(path)
+    path.rename(partial)
+    shutil.rmtree(partial)
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it is no checkpoint any more; returns its new path."""
+    """Rename a damaged checkpoint to `damaged-…`; returns its new path."""
     aside = path.with_name(f"damaged-{path.name}")
     number = 1
     while aside.exists():
@@ -112,10 +94,90 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
+def clean(folder: Path) -> None:
+    """Restore or delete what a run left here that died while it wrote or deleted a checkpoint."""
+    for old in folder.glob(".step-*.old"):
+        path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(path)
+    for partial in folder.glob(".step-*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def sync_folder(path: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Claim:
+    """An exclusive lock on a folder, until `release` or the end of the process.
+
+    It is a POSIX record lock: forked processes, such as data workers, do not inherit it, and it works on NFS.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError, and BlockingIOError if another process holds the lock."""
+        self._path = folder / LOCK_FILE
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if isinstance(error, PermissionError):  # POSIX lets systems report a held lock as EACCES
+                raise BlockingIOError(error.errno, error.strerror) from error
+            raise
+
+    def is_valid(self) -> bool:
+        """Whether the lock file is still at its path: the folder may have been moved, cleared or unmounted."""
+        try:
+            at_path, locked = self._path.stat(), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return (at_path.st_dev, at_path.st_ino) == (locked.st_dev, locked.st_ino)
+
+    def release(self) -> None:
+        """Let other runs claim the folder."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def claim(folder: Path, communicator: Communicator) -> Claim | None:
+    """Collective. Create `folder`, lock it for this run and clean it up. Returns the lock on rank 0, None elsewhere.
+
+    Raises, on all ranks alike, OptionError if another run holds the lock and MachineError if it cannot be created.
+    """
+    held: Claim | None = None
+    fault: UserError | None = None
+    if communicator.rank == 0:
+        try:
+            held = _create_and_lock(folder)
+        except BlockingIOError:
+            what = f"another run is writing its checkpoints into {folder}"
+            fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
+        except OSError as error:
+            what = f"no checkpoint can be written into {folder}: {error.strerror}"
+            where = str(error.filename or folder)
+            fault = MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR")
+    fault = communicator.broadcast_object(fault)
+    if fault is not None:
+        raise fault
+    return held
+
+
+def _create_and_lock(folder: Path) -> Claim:
+    absolute = Path(os.path.abspath(folder))
+    created = [place for place in (absolute, *absolute.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    held = Claim(folder)
+    for place in created:  # a checkpoint survives a power cut only if the folders above it do
+        sync_folder(place.parent)
+    with suppress(OSError):
+        clean(folder)
+    return held

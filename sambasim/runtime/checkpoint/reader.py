@@ -1,266 +1,185 @@
-"""Reading a checkpoint: everything is checked before anything is used, and refused by the rule that it breaks."""
+"""Reading a checkpoint. Everything is checked before anything is used."""
 
 import hashlib
-import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from re import compile as pattern
+from typing import Any, NamedTuple
 
+import torch
 from pydantic import ValidationError
+from pydantic_core import from_json
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sambasim.collectives.slices import CUT_ELEMENTS
 from sambasim.errors import CheckpointError
-from sambasim.ir.types import DTYPE_BYTES
-from sambasim.pef.canonical import canonical_json, check_json_object, manifest_digest, parse_json
-from sambasim.pef.layout import header_fault
+from sambasim.ir.types import SymbolKind
 from sambasim.pef.version import unread
-from sambasim.pef.weights import map_tensors
-from sambasim.runtime.checkpoint.manifest import FORMAT_NAME, FORMAT_VERSION, GroupModel, Manifest
-from sambasim.runtime.checkpoint.rules import (
-    BOUNDED,
-    CANONICAL,
-    CONTENT,
-    DIGEST,
-    FOLDER,
-    FORMAT,
-    GROUPS,
-    HEADER,
-    JSON,
-    LARGEST_MANIFEST_BYTES,
-    MANIFEST_FILE,
-    REPLICAS,
-    SCHEMA,
-    SIZE,
-    SPANS,
-    VERSION,
-    refusal,
-)
-from sambasim.runtime.checkpoint.shards import PARAMETER, file_name, layout_of
-from sambasim.units import MIB, format_bytes
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
+from sambasim.runtime.checkpoint.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, TensorModel, buffer_name
+from sambasim.units import MIB
 
-_LEAST_ENTRY_BYTES = 50
-"""What a tensor takes in the header of its file, at the very least."""
-_CHUNK_BYTES = 4 * MIB
-_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+LARGEST_MANIFEST_BYTES = 64 * MIB
+"""GPT-2 small takes about 100 KiB."""
+
+_KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
-@dataclass(frozen=True, slots=True)
+class _Place(NamedTuple):
+    """Elements `start` to `stop` of a flat tensor are in the file `shard`, under the name `key`."""
+
+    start: int
+    stop: int
+    shard: str
+    key: str
+
+
 class Checkpoint:
-    """A checkpoint whose manifest holds, and whose shards are there with the headers that belong to it."""
+    """A checkpoint that is complete. Tensors are flat and go by symbol name, buffers by `buffer_name`."""
 
-    path: Path
-    manifest: Manifest
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Opens the shards in `path`. Raises CheckpointError if they do not hold the tensors of `manifest`."""
+        self.path = path
+        self.manifest = manifest
+        self._files: dict[str, Any] = {name: _open_shard(path, manifest, name) for name in manifest.shards}
+        self._pieces: dict[str, list[_Place]] = {}
+        self._index()
 
-    def shard_path(self, index: int) -> Path:
-        return self.path / file_name(index, len(self.manifest.shards))
+    def read(self, name: str, start: int, into: Tensor) -> None:
+        """Copy elements of a tensor, from `start` on, into a flat one."""
+        stop = start + into.numel()
+        for piece in self._pieces[name]:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low < high:
+                data = self._files[piece.shard].get_tensor(piece.key)
+                into[low - start : high - start].copy_(data[low - piece.start : high - piece.start])
 
-    def tensors(self, index: int) -> Mapping[str, Tensor]:
-        """The tensors of shard `index`, by name, as views of its file: copy-on-write, read when they are touched."""
-        layout = layout_of(self.manifest, index)
-        with _open(self.path, self.shard_path(index).name) as file:
-            return map_tensors(file, len(layout.header), layout)
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors by name: views of the file, or a copy where several pieces make one."""
+        for name, model in _all_tensors(self.manifest):
+            parts = [self._files[piece.shard].get_tensor(piece.key) for piece in sorted(self._pieces[name])]
+            yield name, parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=model.torch_dtype), *parts])
+
+    def _index(self) -> None:
+        """Find the pieces of each tensor, and check that they are all there, once."""
+        for shard, file in self._files.items():
+            for key in file.keys():  # noqa: SIM118 -- not a dictionary
+                if not (match := _KEY.fullmatch(key)):
+                    raise damaged(self.path, shard, f"it holds {key!r}, which is no piece of a tensor")
+                piece = _Place(int(match[2]), int(match[3]), shard, key)
+                self._pieces.setdefault(match[1], []).append(piece)
+        known = 0
+        for name, model in _all_tensors(self.manifest):
+            at = 0
+            for piece in sorted(self._pieces.setdefault(name, [])):
+                data = self._files[piece.shard].get_tensor(piece.key)
+                if piece.start != at or data.shape != (piece.stop - at,) or str(data.dtype) != f"torch.{model.dtype}":
+                    found = f"{data.dtype}{list(data.shape)}"
+                    raise damaged(self.path, piece.shard, f"{piece.key} does not fit: element {at} is next, is {found}")
+                at = piece.stop
+            if at != model.numel:
+                what = f"they hold {at} of {model.numel} elements of {name}"
+                raise damaged(self.path, "its shards", what)
+            known += 1
+        if len(self._pieces) > known:
+            names = dict(_all_tensors(self.manifest))
+            other = next(pieces[0] for name, pieces in self._pieces.items() if name not in names)
+            raise damaged(self.path, other.shard, f"{other.key} is no piece of a tensor of the manifest")
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`. The content of its tensors is not read: `check_content` does that.
+    """The checkpoint in the folder `path`. Does not read the elements of its tensors: `check_content` does.
 
     Raises CheckpointError.
     """
-    checkpoint = Checkpoint(path, _read_manifest(path))
-    for index in range(len(checkpoint.manifest.shards)):
-        _check_shard(checkpoint, index)
-    return checkpoint
+    return Checkpoint(path, _read_manifest(path))
 
 
-def check_content(checkpoint: Checkpoint, shards: Sequence[int]) -> None:
-    """Read every byte of these shards. Raises CheckpointError if one is not what was written."""
-    for index in shards:
-        name, hashed = checkpoint.shard_path(index).name, hashlib.sha256()
-        with _open(checkpoint.path, name) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                hashed.update(chunk)
-        if (found := hashed.hexdigest()) != (right := checkpoint.manifest.shards[index].sha256):
-            raise refusal(checkpoint.path, CONTENT, f"its sha256 is {found}, and {right} was written", part=name)
+def check_content(checkpoint: Checkpoint, shards: Sequence[str]) -> None:
+    """Compare every byte of these shards with their digests. Raises CheckpointError."""
+    for name in shards:
+        try:
+            with (checkpoint.path / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(checkpoint.path, name, error) from error
+        if found != checkpoint.manifest.shards[name].sha256:
+            raise damaged(checkpoint.path, name, "its content is not what was written: its SHA-256 differs")
 
 
 def check(path: Path) -> Checkpoint:
-    """Everything, every byte of the shards included. Raises CheckpointError."""
+    """The checkpoint in `path`, every byte of it checked. Raises CheckpointError."""
     checkpoint = read(path)
-    check_content(checkpoint, range(len(checkpoint.manifest.shards)))
+    check_content(checkpoint, list(checkpoint.manifest.shards))
     return checkpoint
 
 
-class _Reading:
-    """Around the reading of one file: what the system says of it becomes a refusal."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._name = name
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> BinaryIO:
-        path = self._folder / self._name
-        try:
-            # Looked at before it is opened: opening a pipe would wait for a writer for ever.
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise refusal(self._folder, FOLDER, f"{self._name} is not a regular file", part=self._name)
-            self._file = path.open("rb")
-        except OSError as error:
-            raise self._failed(error) from error
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._file is not None:
-            self._file.close()
-        if isinstance(error, OSError):
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> CheckpointError:
-        why = error.strerror or type(error).__name__
-        what, is_damage = f"{self._name} cannot be read: {why}", isinstance(error, _NOT_THERE)
-        return refusal(self._folder, FOLDER, what, part=self._name, is_damage=is_damage)
+def damaged(path: Path, part: str, what: str) -> CheckpointError:
+    """The error for a checkpoint at `path`, of which `part` is wrong."""
+    remedy = "use another checkpoint; run --resume auto takes the newest that is undamaged"
+    return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 
 
-def _open(folder: Path, name: str) -> _Reading:
-    return _Reading(folder, name)
+def _all_tensors(manifest: Manifest) -> Iterator[tuple[str, TensorModel]]:
+    for name, model in manifest.tensors.items():
+        if model.kind is SymbolKind.BUFFER:
+            for replica in range(manifest.run.world_size):
+                yield buffer_name(replica, name), model
+        else:
+            yield name, model
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
+    """Not damage: another time, or for another user, it may be readable."""
+    what = f"{name} of {path.name} cannot be read: {error.strerror or error}"
+    return CheckpointError(what, where=str(path), remedy="check the disk and the permissions")
+
+
+def _size(path: Path, name: str) -> int:
+    """Bytes of a regular file of the checkpoint. Raises CheckpointError if it is none; a pipe would block."""
+    try:
+        if not (path / name).is_file():
+            raise damaged(path, name, "it is not there, or not a regular file")
+        return (path / name).stat().st_size
+    except OSError as error:
+        raise _unreadable(path, name, error) from error
 
 
 def _read_manifest(path: Path) -> Manifest:
-    with _open(path, MANIFEST_FILE) as file:
-        data = file.read(LARGEST_MANIFEST_BYTES + 1)
-    if len(data) > LARGEST_MANIFEST_BYTES:
-        raise refusal(path, BOUNDED, f"it has more than {format_bytes(LARGEST_MANIFEST_BYTES)}")
-    fields = _parse(data, path)
+    if _size(path, MANIFEST_FILE) > LARGEST_MANIFEST_BYTES:
+        raise damaged(path, MANIFEST_FILE, f"it is larger than {LARGEST_MANIFEST_BYTES} bytes")
     try:
-        canonical = canonical_json(fields)
+        data = (path / MANIFEST_FILE).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, MANIFEST_FILE, error) from error
+    try:
+        fields = from_json(data)
     except ValueError as error:
-        raise refusal(path, JSON, f"it is not strict JSON: {error}") from error
-    if canonical != data:
-        what = "it is not canonical JSON: a key is there twice or out of order, or spaces were added"
-        raise refusal(path, CANONICAL, what)
-    if fields.get("digest") != (right := manifest_digest(fields)):
-        raise refusal(path, DIGEST, f"it was changed after it was written: its digest is {right}")
+        raise damaged(path, MANIFEST_FILE, f"it is not JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
+        raise damaged(path, MANIFEST_FILE, f'it is not a JSON object whose "format" is "{FORMAT_NAME}"')
+    if (fault := unread(fields, "checkpoint", FORMAT_VERSION)) is not None:
+        if fault.writer is None:
+            raise damaged(path, MANIFEST_FILE, fault.what)
+        raise CheckpointError(f"{path.name}: {fault.what}", where=str(path), remedy=f"resume it with {fault.writer}")
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise refusal(path, SCHEMA, f"{where or 'the whole'}: {fault['msg']}") from error
-    try:
-        check_json_object("options", manifest.options)
-    except ValueError as error:
-        raise refusal(path, SCHEMA, str(error)) from error
-    if manifest.position.used > manifest.run.samples:
-        what = f"position.used: {manifest.position.used} samples of an epoch of {manifest.run.samples}"
-        raise refusal(path, SCHEMA, what)
-    if manifest.progress.skipped_steps > manifest.position.step:
-        what = f"progress.skipped_steps: {manifest.progress.skipped_steps} of {manifest.position.step} steps"
-        raise refusal(path, SCHEMA, what)
-    _check_groups(manifest, path)
-    _check_spans(manifest, path)
-    _check_replicas(manifest, path)
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise damaged(path, MANIFEST_FILE, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if manifest.digest != manifest.right_digest():
+        raise damaged(path, MANIFEST_FILE, "it was changed after it was written: its digest differs")
     return manifest
 
 
-def _parse(data: bytes, path: Path) -> dict[str, object]:
+def _open_shard(path: Path, manifest: Manifest, name: str) -> Any:
+    if Path(name).name != name:
+        raise damaged(path, MANIFEST_FILE, f"a shard called {name!r} would lie outside the checkpoint")
+    if (size_bytes := _size(path, name)) != (right := manifest.shards[name].size_bytes):
+        raise damaged(path, name, f"it has {size_bytes} bytes instead of {right}")
     try:
-        fields = parse_json(data)
-    except ValueError as error:
-        raise refusal(path, JSON, f"it is not strict JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise refusal(path, JSON, "it is not a JSON object")
-    if fields.get("format") != FORMAT_NAME:
-        raise refusal(path, FORMAT, f'its key "format" is not "{FORMAT_NAME}", so this is no checkpoint')
-    fault = unread(fields, "checkpoint", FORMAT_VERSION)
-    if fault is not None and fault.writer is None:
-        raise refusal(path, VERSION, fault.what)
-    if fault is not None:
-        raise refusal(path, VERSION, fault.what, remedy=f"resume it with {fault.writer}", is_damage=False)
-    return fields
-
-
-def _check_groups(manifest: Manifest, path: Path) -> None:
-    """Rule 9: what groups, buffers and untrained parameters say of themselves."""
-    names = [group.name for group in manifest.groups]
-    names += [member.parameter for group in manifest.groups for member in group.members]
-    names += [one.name for one in (*manifest.buffers, *manifest.untrained)]
-    if (twice := _twice(names)) is not None:
-        raise refusal(path, GROUPS, f"the name {twice[:80]!r} is there twice")
-    dtypes = [(group.name, group.dtype) for group in manifest.groups]
-    dtypes += [(one.name, one.dtype) for one in (*manifest.buffers, *manifest.untrained)]
-    for name, dtype in dtypes:
-        if dtype not in DTYPE_BYTES:
-            raise refusal(path, GROUPS, f"{name[:80]!r} is of {dtype[:40]!r}, which is no dtype of a tensor here")
-    for group in manifest.groups:
-        if (fault := _group_fault(group)) is not None:
-            raise refusal(path, GROUPS, f"group {group.name[:80]!r}: {fault}")
-
-
-def _group_fault(group: GroupModel) -> str | None:
-    if (twice := _twice((PARAMETER, *group.states))) is not None:
-        return f"the tensor {twice[:80]!r} is there twice"
-    if group.numel % CUT_ELEMENTS:
-        return f"it has {group.numel} elements, which is no multiple of {CUT_ELEMENTS}"
-    at = 0
-    for member in group.members:
-        if member.start < at or member.start % CUT_ELEMENTS or member.start + member.numel > group.numel:
-            return f"{member.parameter[:80]!r} cannot lie at {member.start}"
-        at = member.start + member.numel
-    return None
-
-
-def _check_spans(manifest: Manifest, path: Path) -> None:
-    """Rule 10: the shards hold each element of each group once."""
-    for index, shard in enumerate(manifest.shards):
-        if len(shard.spans) != len(manifest.groups):
-            raise refusal(path, SPANS, f"shard {index} has {len(shard.spans)} spans of {len(manifest.groups)} groups")
-    for number, group in enumerate(manifest.groups):
-        held = sorted(shard.spans[number] for shard in manifest.shards if shard.spans[number] != (0, 0))
-        at = 0
-        for start, stop in held:
-            if start != at or stop < start:
-                raise refusal(path, SPANS, f"of group {group.name[:80]!r}, elements {at} to {start} are not there once")
-            at = stop
-        if at != group.numel:
-            raise refusal(path, SPANS, f"of group {group.name[:80]!r}, elements {at} to {group.numel} are missing")
-
-
-def _check_replicas(manifest: Manifest, path: Path) -> None:
-    """Rule 11: the shards hold the buffers of each replica once."""
-    held = sorted(replica for shard in manifest.shards for replica in shard.replicas)
-    wanted = range(manifest.run.world_size)
-    if len(held) != len(wanted) or any(replica != right for replica, right in zip(held, wanted, strict=True)):
-        raise refusal(path, REPLICAS, f"it does not hold the buffers of each of {len(wanted)} replicas once")
-
-
-def _check_shard(checkpoint: Checkpoint, index: int) -> None:
-    """Rules 12 and 13: the file has the right size, and begins with the header that belongs to the manifest."""
-    manifest = checkpoint.manifest
-    shard, name = manifest.shards[index], checkpoint.shard_path(index).name
-    with _open(checkpoint.path, name) as file:
-        size_bytes = file.seek(0, 2)
-        if size_bytes != shard.size_bytes:
-            what = f"it has {size_bytes} bytes, and {shard.size_bytes} were written"
-            raise refusal(checkpoint.path, SIZE, what, part=name)
-        if len(shard.replicas) * len(manifest.buffers) * _LEAST_ENTRY_BYTES > size_bytes:
-            what = f"it has {size_bytes} bytes, and is to hold {len(manifest.buffers)} buffers of each replica"
-            raise refusal(checkpoint.path, SIZE, what, part=name)
-        layout = layout_of(manifest, index)
-        if layout.size_bytes != size_bytes:
-            what = f"it has {size_bytes} bytes, and its tensors take {layout.size_bytes}"
-            raise refusal(checkpoint.path, SIZE, what, part=name)
-        file.seek(0)
-        fault = header_fault(file.read(len(layout.header)), layout)
-    if fault is not None:
-        raise refusal(checkpoint.path, HEADER, fault[1], part=name)
-
-
-def _twice(names: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+        return safe_open(path / name, "pt")
+    except SafetensorError as error:
+        raise damaged(path, name, f"it is not a safetensors file: {error}") from error
+    except OSError as error:
+        raise _unreadable(path, name, error) from error

@@ -1,29 +1,48 @@
-"""The checkpoints of one run: when they are written, how many are kept, and what it means if one cannot be written."""
+"""Saving checkpoints: when, which tensors, and how they get to disk.
 
+Every rank writes one shard, all at the same time, into a folder with another name. Once every file is on disk, rank 0
+renames the folder. So a checkpoint is complete or does not exist.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
 import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from safetensors import SafetensorError
+from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
+from sambasim.ir.types import SymbolKind
+from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
-from sambasim.runtime.checkpoint import folder, snapshot
-from sambasim.runtime.checkpoint.cadence import Clock
-from sambasim.runtime.checkpoint.claim import Claim
-from sambasim.runtime.checkpoint.describe import at, describe
-from sambasim.runtime.checkpoint.writer import write
+from sambasim.runtime.checkpoint import folder
+from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, Claim
+from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
+from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
 from sambasim.runtime.training import Totals
-from sambasim.runtime.watch.activity import Activity
+from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.weights import save_tensors
+
+T = TypeVar("T")
 
 
 class Saver:
-    """Writes checkpoints where the options of `setup` say. Collective: every rank has one, and calls it alike.
+    """Saves checkpoints as the options of `setup` ask. Collective: every rank has one and makes the same calls.
 
-    `losses` judges what may be saved; `held` is the claim of rank 0 on that place.
+    `losses` decides whether non-finite parameters may be saved; `held` is rank 0's lock on the folder.
     """
 
     def __init__(
@@ -36,9 +55,11 @@ class Saver:
         losses: LossWatch,
         held: Claim | None,
     ) -> None:
-        if setup.options.checkpoint.dir is None:
+        options = setup.options.checkpoint
+        if options.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
-        self._folder = setup.options.checkpoint.dir
+        self._folder = options.dir
+        self._cadence = options.cadence
         self._claim = held
         self._activity = activity
         self._setup = setup
@@ -47,75 +68,65 @@ class Saver:
         self._listener = listener
         self._losses = losses
         self._failure: MachineError | None = None
-        self._clock = Clock(setup.options.checkpoint.cadence)
-        # What a run goes on from need not be written again, if it takes no step.
-        self._saved_step = plan.start.step if plan.start.step else None
+        self._last_s = time.monotonic()
+        self._saved_step = plan.start.step or None  # a resumed run that takes no step need not save it again
         self.failed = 0
         self.last: Path | None = None
-        """The newest that was written."""
+        """The newest checkpoint of this run."""
 
     def is_time(self) -> bool:
-        """Whether a checkpoint is due by time, by this rank's clock."""
-        return self._clock.is_time()
+        """Whether a checkpoint is due by time. Clocks of ranks differ, so rank 0 decides for all."""
+        return self._cadence.unit is Unit.SECONDS and time.monotonic() - self._last_s >= self._cadence.count
 
     def after_step(self, position: Position, totals: Totals, *, wished: bool) -> None:
-        """A step has been taken, and the epoch goes on. `wished`: a rank's clock says that it is time."""
-        if wished or self._clock.after_step(position.step):
+        """Call after a step within an epoch. `wished`: a checkpoint is due by time."""
+        if wished or self._is_due(Unit.STEPS, position.step):
             self.save(position, totals)
 
     def after_epoch(self, position: Position, totals: Totals, *, wished: bool) -> None:
-        """An epoch has ended, and was evaluated; `position` is the beginning of the next one."""
-        if wished or self._clock.after_step(position.step) or self._clock.after_epoch(position.epoch):
+        """Call after an epoch and its evaluation; `position` is the beginning of the next epoch."""
+        if wished or self._is_due(Unit.STEPS, position.step) or self._is_due(Unit.EPOCHS, position.epoch):
             self.save(position, totals)
 
     def at_end(self, position: Position, totals: Totals) -> None:
-        """The run is over."""
+        """Call after the last step."""
         if self._saved_step != position.step:
             self.save(position, totals, goes_on=False)
 
     def check_end(self) -> None:
-        """Of a run that keeps its weights nowhere else. Raises MachineError if its end could not be saved."""
+        """For a run that saves its weights nowhere else. Raises MachineError if its end could not be saved."""
         if self._failure is not None:
             raise MachineError(
                 f"the run is over, and its end is not saved: {self._failure.what}; {self.kept()}",
                 where=self._failure.where,
-                remedy="make room there, and go on with --resume; --save FILE keeps the weights elsewhere",
+                remedy="free some space there and use --resume; --save FILE saves the weights elsewhere",
             )
 
     def newest(self) -> str | None:
-        """The name of what there is to go on from, whoever has written it."""
+        """The name of the newest checkpoint in the folder, of this run or the one before it."""
         with suppress(OSError):
             for path in folder.checkpoints_in(self._folder):
                 return path.name
         return None
 
     def kept(self) -> str:
-        """The same in words."""
+        """A clause about the newest checkpoint."""
         newest = self.newest()
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
     def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
-        """Write a checkpoint now; returns its path. Training `goes_on` after it, or this is the end.
+        """Save a checkpoint now; returns its path. `goes_on`: training continues after it.
 
-        Where that fails, what is there stays; the run goes on, and this is None, or ends with MachineError, as
-        --on-checkpoint-failure says. Raises NumericsError for parameters that are not finite, as --on-nonfinite says.
+        If that fails, existing checkpoints stay, and --on-checkpoint-failure decides: the run continues and this
+        returns None, or it raises MachineError. Raises NumericsError for non-finite parameters, as --on-nonfinite says.
         """
         began_s = time.perf_counter()
-        setup, team = self._setup, self._team
-        self._losses.look_at_parameters(snapshot.nonfinite_parameter(setup, team, self._activity), position)
+        setup = self._setup
+        self._losses.look_at_parameters(self._nonfinite_parameter(), position)
         path = self._folder / folder.name_of(position.step)
-        manifest = at(self._beginning, position, totals)
+        manifest = self._beginning.at(position, totals)
         try:
-            written = write(
-                path,
-                manifest,
-                snapshot.spans_of(setup.program, team),
-                tuple(replica.rank for replica in team.replicas),
-                snapshot.take(setup, team),
-                setup.communicator,
-                self._activity,
-                self._claim,
-            )
+            written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity, self._claim)
         except MachineError as error:
             self.failed += 1
             self._failure = error
@@ -125,28 +136,143 @@ class Saver:
             self._listener.noted(f"warning: {error.what} ({error.where}); {after}{self.kept()}")
             return None
         finally:
-            self._clock.restart()
+            self._last_s = time.monotonic()
         self._saved_step, self._failure = position.step, None
-        self._prune(position.step)
+        if setup.is_first:
+            self._delete_oldest(position.step)
         self.last = path
-        size_bytes = sum(shard.size_bytes for shard in written.shards)
-        checkpoint_s = time.perf_counter() - began_s
         self._listener.saved(
             CheckpointRecord(
                 step=position.step,
                 epoch=position.epoch + bool(position.used),
                 path=str(path),
-                size_bytes=size_bytes,
-                checkpoint_s=checkpoint_s,
+                size_bytes=sum(shard.size_bytes for shard in written.shards.values()),
+                checkpoint_s=time.perf_counter() - began_s,
             )
         )
         return path
 
-    def _prune(self, step: int) -> None:
-        """Delete the oldest ones, once that of `step` is safe. What cannot be deleted stays, and nothing is lost by
-        it."""
-        if not self._setup.is_first:
-            return
+    def _is_due(self, unit: Unit, count: int) -> bool:
+        return self._cadence.unit is unit and count % self._cadence.count == 0
+
+    def _own_pieces(self) -> Mapping[str, Tensor]:
+        """What this rank saves, by key: views of device memory. Rank 0 saves parameters that are not trained."""
+        program, transport = self._setup.program, self._team.transport
+        pieces = {p.key: p.data for p in pieces_of(program, transport.memory, transport.saved)}
+        trained = {member.parameter for group in program.groups for member in group.members}
+        replicas = self._team.replicas if self._setup.works else ()
+        whole = []
+        for name, tensor in self._beginning.tensors.items():
+            if tensor.kind is SymbolKind.BUFFER:
+                whole += [(buffer_name(one.rank, name), one.memory.tensor(name)) for one in replicas]
+            elif tensor.kind is SymbolKind.PARAMETER and name not in trained and self._setup.is_first:
+                whole.append((name, self._team.memory.tensor(name)))
+        return pieces | {piece_key(name, 0, tensor.numel()): tensor.view(-1) for name, tensor in whole}
+
+    def _nonfinite_parameter(self) -> str | None:
+        """Collective. A trained parameter with an element that is NaN or infinite, if there is one."""
+        transport = self._team.transport
+        own = None
+        for piece in pieces_of(self._setup.program, transport.memory, transport.saved):
+            if piece.kind is SymbolKind.PARAMETER and not all(one.isfinite() for one in piece.data.aminmax()):
+                own = piece.name
+                break
+        self._activity.waits("waiting for peers to begin a checkpoint")
+        found = self._setup.communicator.all_gather_object(own)
+        return next((name for name in found if name is not None), None)
+
+    def _delete_oldest(self, step: int) -> None:
+        """Delete those that need not be kept any more. What cannot be deleted stays, without harm."""
+        older = [path for path in folder.checkpoints_in(self._folder) if folder.step_of(path) < step]
         with suppress(OSError):
-            for path in folder.older_than(self._folder, step)[self._setup.options.checkpoint.kept - 1 :]:
+            for path in older[self._setup.options.checkpoint.kept - 1 :]:
                 folder.remove(path)
+
+
+class Failed(NamedTuple):
+    """Why a rank could not do its part."""
+
+    rank: int
+    host_name: str
+    why: str
+
+
+def write(
+    path: Path,
+    manifest: Manifest,
+    pieces: Mapping[str, Tensor],
+    communicator: Communicator,
+    activity: Activity = UNWATCHED,
+    held: Claim | None = None,
+) -> Manifest:
+    """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest.
+
+    held: rank 0's lock on the folder
+
+    Raises MachineError, on all ranks alike, if a rank cannot do its part. Then nothing of it is left, and a checkpoint
+    that was at `path` still is.
+    """
+    rank, count = communicator.rank, communicator.world_size
+    file = folder.partial_of(path) / f"shard-{rank:05}-of-{count:05}.safetensors"
+    activity.waits("waiting for peers to begin a checkpoint")
+    _together(path, communicator, lambda: _begin(path, held) if rank == 0 else None)
+    activity.takes_long("writing a checkpoint")
+    shards = _together(path, communicator, lambda: (file.name, _write_shard(file, pieces)), activity)
+    manifest = manifest.sealed(dict(shards))
+    _together(path, communicator, lambda: _finish(path, manifest) if rank == 0 else None)
+    activity.does("going on after a checkpoint")
+    return manifest
+
+
+def _begin(path: Path, held: Claim | None) -> None:
+    if held is not None and not held.is_valid():
+        raise OSError(errno.ENOENT, f"the folder that this run has claimed was moved, or its {LOCK_FILE} was deleted")
+    folder.begin(path)
+
+
+def _write_shard(file: Path, pieces: Mapping[str, Tensor]) -> ShardModel:
+    save_tensors(file, pieces)
+    with file.open("rb") as stream, ThreadPoolExecutor(1) as other:
+        flushed = other.submit(os.fsync, stream.fileno())  # hashing takes as long
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        flushed.result()
+        return ShardModel(size_bytes=stream.tell(), sha256=sha256)
+
+
+def _finish(path: Path, manifest: Manifest) -> None:
+    with (folder.partial_of(path) / MANIFEST_FILE).open("x") as stream:
+        stream.write(manifest.model_dump_json())
+        stream.flush()
+        os.fsync(stream.fileno())
+    folder.publish(path)
+
+
+def _together(path: Path, communicator: Communicator, work: Callable[[], T], activity: Activity = UNWATCHED) -> list[T]:
+    """Collective. The results of `work` on all ranks. If one fails, the partial checkpoint goes and all raise."""
+    own: T | Failed
+    try:
+        own = work()
+    except (OSError, SafetensorError) as error:
+        own = Failed(communicator.rank, communicator.host_name, _why(error))
+    activity.waits("waiting for peers' parts of a checkpoint")
+    results: Iterable[T | Failed] = communicator.all_gather_object(own)
+    failures = [one for one in results if isinstance(one, Failed)]
+    if not failures:
+        return [one for one in results if not isinstance(one, Failed)]
+    if communicator.rank == 0:
+        shutil.rmtree(folder.partial_of(path), ignore_errors=True)
+    communicator.barrier()
+    first = failures[0]
+    raise MachineError(
+        f"checkpoint {path.name} cannot be written: {first.why}",
+        where=f"rank {first.rank} on {first.host_name}, {path.parent}",
+        remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
+    )
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # safetensors raises one class for all: "Error while serializing: I/O error: No space left on device (os error 28)"
+    match = re.search(r"I/O error: (.+?) \(os error", str(error))
+    return match[1] if match else str(error)

@@ -4,7 +4,7 @@ import os
 import shutil
 
 from sambasim.errors import MachineError
-from sambasim.runtime.cache_folder import cache_folder
+from sambasim.runtime.kernels.build import cache_folder
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from sambasim.errors import MachineError
-from sambasim.runtime.cache_folder import cache_folder
 
 _FLAGS = (
     *("-std=c99", "-O3", "-march=native", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared"),
@@ -110,3 +111,28 @@ def _is_whole(path: Path) -> bool:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def cache_folder(name: str) -> Path | None:
+    """The user's cache folder for compiled code of `name`; None if it cannot be created.
+
+    Every CPU model has its own, because home folders may be shared and code is compiled for one model.
+    """
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "sambasim" / name / _cpu_digest()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return None
+    return folder
+
+
+def _cpu_digest() -> str:
+    """A digest of the CPU model and its instruction sets."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    described = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return hashlib.blake2b("\n".join([capability, *described]).encode(), digest_size=8).hexdigest()

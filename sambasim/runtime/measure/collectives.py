@@ -18,6 +18,7 @@ from sambasim.errors import MachineError
 from sambasim.ir.program import Program
 from sambasim.records.collectives import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.capacity import default_threads
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
@@ -36,7 +37,6 @@ from sambasim.runtime.measure.paths import (
 )
 from sambasim.runtime.measure.turns import order, runs_of_turns
 from sambasim.runtime.ranks import Communicator, SharedWindow
-from sambasim.runtime.threads import default_threads
 from sambasim.units import MIB, format_bytes
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100

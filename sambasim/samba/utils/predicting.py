@@ -3,9 +3,8 @@
 from pydantic import JsonValue
 from torch import nn
 
-from sambasim.hardware.inventory import Inventory, inventory_of
+from sambasim.hardware.inventory import Inventory, inventory_of, place_replicas
 from sambasim.runtime.device_times import predicted
-from sambasim.runtime.seating import seat
 from sambasim.samba import context
 from sambasim.samba.session import session
 from sambasim.simulation.backing import backing_of
@@ -23,7 +22,7 @@ class DeviceColumn:
     def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
         document, world = session.document(model), context.communicator()
         self.inventory: Inventory = inventory_of(document.compile_options)
-        placement = seat(self.inventory, world.node_of if data_parallel else [world.node_index])
+        placement = place_replicas(self.inventory, world.node_of if data_parallel else [world.node_index])
         path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
         found = predicted(document.program, self.inventory, placement, path)
         self.step: CompiledStep | None = None if isinstance(found, str) else found

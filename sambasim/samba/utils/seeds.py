@@ -4,7 +4,7 @@ import os
 from numbers import Integral
 
 from sambasim.errors import OptionError, UserError
-from sambasim.runtime.randomness import seed_everything
+from sambasim.runtime.determinism import seed_everything
 from sambasim.samba.checks.place import app_line
 
 _VARIABLE = "SAMBA_SEED"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from tests.faults.command import sambasim
 from tests.faults.fault import Fault
 from tests.faults.texts import net
@@ -32,15 +32,11 @@ def _trained(change: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def _lose_the_middle(path: Path) -> None:
-    (path / samples.SHARD).write_bytes((path / samples.SHARD).read_bytes()[:500])
-
-
-def _flip_a_bit(path: Path) -> None:
-    samples.change_bytes(path, samples.SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    (path / samples.SHARD).write_bytes((path / samples.SHARD).read_bytes()[:100])
 
 
 def _later_version(fields: samples.Fields) -> None:
-    fields.update(version="2.0", writer="sambasim 9.1")
+    fields.update(version="3.0", writer="sambasim 9.1")
 
 
 def _of_another_pef(fields: samples.Fields) -> None:
@@ -104,14 +100,14 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "no checkpoint to resume from",
         f"{_RUN} --checkpoint-dir saved --resume",
         2,
-        ("error[option]: there is no checkpoint in saved", "leave out --resume to begin anew"),
+        ("error[option]: there is no checkpoint in saved", "leave out --resume to start from the beginning"),
         pefs=("net",),
     ),
     Fault(
         "no checkpoint, automatically",
         f"{_RUN} --checkpoint-dir saved --resume auto",
         2,
-        ("error[option]: there is no checkpoint in saved", "leave out --resume to begin anew"),
+        ("error[option]: there is no checkpoint in saved", "leave out --resume to start from the beginning"),
         pefs=("net",),
     ),
     Fault(
@@ -142,7 +138,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "a shard cut short",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
-        ("step-0000000002 breaks rule 12 of the checkpoint format (size)", samples.SHARD, "--resume auto"),
+        (f"step-0000000002 is damaged: {samples.SHARD}: it has 100 bytes instead of", "--resume auto"),
         pefs=("net",),
         prepare=_trained(_lose_the_middle),
     ),
@@ -150,15 +146,15 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "a bit of a shard",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
-        ("step-0000000002 breaks rule 14 of the checkpoint format (content)", samples.SHARD, "--resume auto"),
+        (f"step-0000000002 is damaged: {samples.SHARD}: its content", "--resume auto"),
         pefs=("net",),
-        prepare=_trained(_flip_a_bit),
+        prepare=_trained(samples.flip_a_bit),
     ),
     Fault(
         "a manifest that is gone",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
-        ("breaks rule 1 of the checkpoint format (folder): checkpoint.json cannot be read: No such file", "--resume"),
+        ("step-0000000002 is damaged: checkpoint.json: it is not there", "--resume"),
         pefs=("net",),
         prepare=_trained(lambda path: (path / MANIFEST_FILE).unlink()),
     ),
@@ -190,7 +186,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "a later version",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
-        ("checkpoint of format 2.0, written by sambasim 9.1", "resume it with sambasim 9.1"),
+        ("checkpoint of format 3.0, written by sambasim 9.1", "resume it with sambasim 9.1"),
         pefs=("net",),
         prepare=_trained(lambda path: samples.change_fields(path, _later_version)),
     ),
@@ -198,7 +194,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "nothing that is whole",
         f"{_RUN} --checkpoint-dir saved --resume auto",
         3,
-        ("error[checkpoint]: none of the 2 checkpoints in saved is whole", "rule 4", "begin anew"),
+        ("error[checkpoint]: all 2 checkpoints in saved are damaged", '"format"', "start from the beginning"),
         pefs=("net",),
         prepare=_both_damaged,
     ),
@@ -206,7 +202,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "a checkpoint of another PEF",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
-        ("error[checkpoint]: the checkpoint is of another PEF than net: its batch is 99 and not", "name the PEF"),
+        ("error[checkpoint]: the checkpoint is of another PEF than net: its batch size is 99 and not", "run the PEF"),
         pefs=("net",),
         prepare=_trained(lambda path: samples.change_fields(path, _of_another_pef)),
     ),
@@ -214,7 +210,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "another seed in the midst of an epoch",
         f"{_RUN} --checkpoint-dir saved --resume --seed 9",
         2,
-        ("in the midst of epoch 1, and training.seed = 9 (checkpoint: 0)", "resume with what the checkpoint was"),
+        ("within epoch 1, and training.seed = 9 (checkpoint: 0)", "resume with the options"),
         pefs=("net",),
         prepare=_train,
     ),

@@ -45,7 +45,7 @@ def main(folder: Path, paths: Sequence[str]) -> None:
 
 def _shards(path: Path) -> list[str]:
     """The digests of all that a checkpoint holds: the buffers of every replica too, which no other digest covers."""
-    return [shard.sha256 for shard in check(path).manifest.shards]
+    return [shard.sha256 for shard in check(path).manifest.shards.values()]
 
 
 def _train(

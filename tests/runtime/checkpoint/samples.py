@@ -1,4 +1,4 @@
-"""A small checkpoint, written by hand, and ways to damage it with all digests right."""
+"""A small checkpoint, and ways to damage it with right digests."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,55 +8,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sambasim.pef.canonical import canonical_json, manifest_digest
-from sambasim.pef.encode import NO_DIGEST
+from sambasim.ir.types import SymbolKind
 from sambasim.pef.parts import PartDigests
-from sambasim.runtime.checkpoint.claim import Claim
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, Claim
 from sambasim.runtime.checkpoint.manifest import (
-    GroupModel,
     Manifest,
-    MemberModel,
     PefModel,
     PositionModel,
     ProgressModel,
     RunModel,
-    ShardModel,
     TensorModel,
+    buffer_name,
+    piece_key,
 )
-from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
-from sambasim.runtime.checkpoint.shards import PARAMETER, buffer_name, part_name
-from sambasim.runtime.checkpoint.writer import write
+from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.single_rank import single_rank
 
 Fields = dict[str, Any]
 
-ELEMENTS = 192
 REPLICAS = (0, 1)
 PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
 SHARD = "shard-00000-of-00001.safetensors"
+TRAINED = {"net__weight": (10, 10), "net__bias": (10,)}
 
 
 def manifest(step: int = 50) -> Manifest:
-    """Of two replicas of a model with two parameters in a group, a frozen one, and a buffer."""
-    members = (
-        MemberModel(parameter="net__weight", start=0, numel=100),
-        MemberModel(parameter="net__bias", start=128, numel=10),
-    )
-    group = GroupModel(name="g0", dtype="float32", numel=ELEMENTS, states=("exp_avg", "exp_avg_sq"), members=members)
+    """Of two replicas of a model with two trained parameters, a frozen one, and a buffer."""
+    tensors = {
+        name + suffix: TensorModel(kind=kind, dtype="float32", shape=shape)
+        for name, shape in TRAINED.items()
+        for suffix, kind in (
+            ("", SymbolKind.PARAMETER),
+            ("__adamw0__exp_avg", SymbolKind.OPTIMIZER_STATE),
+            ("__adamw0__exp_avg_sq", SymbolKind.OPTIMIZER_STATE),
+        )
+    }
+    tensors["net__frozen"] = TensorModel(kind=SymbolKind.PARAMETER, dtype="float32", shape=(3, 2))
+    tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
     return Manifest(
-        format="sambasim-checkpoint",
-        version="1.0",
-        writer="sambasim test",
-        digest=NO_DIGEST,
         pef=PefModel(name="net", digest="a" * 64, batch_size=4, parts=PARTS),
         position=PositionModel(step=step, epoch=1, used=16),
-        progress=ProgressModel(samples=400, loss_first=2.5, first_nonfinite_step=None),
+        progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
         run=RunModel(
             world_size=len(REPLICAS),
             samples=384,
             threads=1,
             engine="plain",
-            gradient_sync="one order of additions",
+            gradient_sync="fixed order of addition",
             torch=torch.__version__,
             cpu="any",
         ),
@@ -65,39 +63,60 @@ def manifest(step: int = 50) -> Manifest:
             "optimizer": {"name": "adamw", "lr": 0.1},
             "training": {"seed": 0, "epochs": 3, "steps": None, "schedule": {"name": "constant"}},
         },
-        groups=(group,),
-        buffers=(TensorModel(name="net__steps", dtype="int64", shape=()),),
-        untrained=(TensorModel(name="net__frozen", dtype="float32", shape=(3, 2)),),
-        shards=(ShardModel(size_bytes=0, sha256=NO_DIGEST, spans=(), replicas=()),),
+        tensors=tensors,
+        shards={},
     )
 
 
 def tensors() -> dict[str, Tensor]:
-    """What its one shard holds."""
-    regions = (PARAMETER, "exp_avg", "exp_avg_sq")
-    parts = {part_name("g0", name, (0, ELEMENTS)): torch.arange(ELEMENTS) + 0.5 * i for i, name in enumerate(regions)}
-    buffers = {buffer_name(replica, "net__steps"): torch.tensor(replica) for replica in REPLICAS}
-    return {**parts, **buffers, "net__frozen": torch.ones(3, 2)}
+    """The whole tensors, flat, by name."""
+    found: dict[str, Tensor] = {}
+    for number, (name, model) in enumerate(manifest().tensors.items()):
+        if model.kind is SymbolKind.BUFFER:
+            found |= {buffer_name(replica, name): torch.tensor([replica]) for replica in REPLICAS}
+        else:
+            found[name] = torch.arange(model.numel) + 0.5 * number
+    return found
+
+
+def pieces(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the one shard holds: one tensor in two pieces, the others whole."""
+    whole = tensors() | {name: tensor.view(-1) for name, tensor in changed.items()}
+    weight = whole.pop("net__weight")
+    cut = {piece_key("net__weight", 0, 64): weight[:64], piece_key("net__weight", 64, 100): weight[64:]}
+    return cut | {piece_key(name, 0, tensor.numel()): tensor for name, tensor in whole.items()}
 
 
 def write_sample(
     folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None, held: Claim | None = None
 ) -> Path:
-    """A checkpoint after `step`, in `folder`, which is `held`; `changed` are tensors of its shard that are others."""
+    """A checkpoint after `step`, in `folder`, which is `held`; `changed` are tensors with other values."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010}"
-    everything = {**tensors(), **(changed or {})}
-    write(path, manifest(step), ((0, ELEMENTS),), REPLICAS, everything, single_rank("here"), held=held)
+    write(path, manifest(step), pieces(changed or {}), single_rank("here"), held=held)
     return path
 
 
 def change_fields(path: Path, change: Callable[[Fields], object]) -> None:
-    """Change the manifest, and seal it again."""
+    """Change the manifest, and correct its digest where it still has one."""
     fields = json.loads((path / MANIFEST_FILE).read_bytes())
     change(fields)
-    (path / MANIFEST_FILE).write_bytes(canonical_json(fields | {"digest": manifest_digest(fields)}))
+    (path / MANIFEST_FILE).write_text(json.dumps(sealed(fields)))
+
+
+def sealed(fields: Fields) -> Fields:
+    """With the right digest, if these are the fields of a manifest."""
+    try:
+        return fields | {"digest": Manifest.model_validate_json(json.dumps(fields)).right_digest()}
+    except (ValueError, TypeError, RecursionError):
+        return fields
 
 
 def change_bytes(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     """Change the bytes of one file, and nothing else."""
     (path / name).write_bytes(change((path / name).read_bytes()))
+
+
+def flip_a_bit(path: Path) -> None:
+    """Of the last tensor in the shard."""
+    change_bytes(path, SHARD, lambda data: data[:-1] + bytes([data[-1] ^ 1]))

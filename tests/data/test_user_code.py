@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.data.resolve import call_object, load_object
+from sambasim.data.user_code import call_object, load_object
 from sambasim.errors import DataError, ModelError
 
 
@@ -78,7 +78,7 @@ def test_a_neighbour_can_be_imported_while_loading_and_later(folder: Path) -> No
         ("raises.py:Net", "model", "its module raised ZeroDivisionError: division by zero"),
         ("raises.py:Net", "model", "where: {folder}/raises.py:3: return 1 / 0"),
         ("broken.py:Net", "model", "where: {folder}/broken.py:2: class Net(:"),
-        ("exits.py:Net", "data source", 'put what ends the program under `if __name__ == "__main__":`'),
+        ("exits.py:Net", "data source", 'put the code that ends the program under `if __name__ == "__main__":`'),
         ("package/relative.py:x", "model", "name it as package.module:NAME, so that relative imports work"),
     ],
 )

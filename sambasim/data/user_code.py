@@ -1,8 +1,8 @@
-"""From a target's text to the user's object: `package.module:name` or `path/file.py:name`.
+"""User code: loading an object by its target, calling it, and locating the line that raised.
 
-The folder of a file, or the working directory for a module, comes first among the places to import from while the
-module loads, and stays last afterwards: so a module next to it is found, also by an import inside a function that is
-called later, and nothing is shadowed for anyone else.
+A target is `package.module:name` or `path/file.py:name`. While its module loads, the folder of the file, or the working
+directory for a module, is first on `sys.path`; afterwards it is last. So a module finds its neighbours, also in
+imports inside functions that run later, and shadows nothing for others.
 """
 
 import importlib
@@ -10,6 +10,8 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from sambasim.data.blame import summary, user_line
+import sambasim
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
 from sambasim.options.grammar import split_target, target_problem
 from sambasim.options.problems import nearest
@@ -25,17 +27,40 @@ from sambasim.options.problems import nearest
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
 
 _MODULE_PREFIX = "sambasim_file_"
-"""Files are registered under their own name behind this, so that a `random.py` does not become Python's `random`."""
+"""Prefix of the names in `sys.modules`, so that a file `random.py` does not replace Python's `random`."""
 
 T = TypeVar("T")
+_NOT_USER_CODE = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(sambasim.__file__).parent),
+)
+
+
+def user_line(error: BaseException) -> str | None:
+    """`file:line: code` of the deepest frame of user code, or the deepest frame if there is none of user code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    frames = [
+        frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if not frame.filename.startswith("<")
+    ]
+    users = (f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _NOT_USER_CODE))
+    frame = next(users, frames[0] if frames else None)
+    return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
+
+
+def summary(error: BaseException) -> str:
+    """The exception's class and the first line of its message: `ValueError: bad label`."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    first = said.strip().splitlines()
+    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
 
 
 def load_object(target: str, what: str) -> object:
-    """What a target names. `what` is what it is wanted for ("model", "loss", "data source"), as messages say it.
+    """The object that a target names. `what` is its purpose in messages: "model", "loss" or "data source".
 
-    A file's module is loaded once, and registered under a name that depends on the file's name only. Raises ModelError
-    for a model or a loss, else DataError: if the target is none, if its file, module or name is not there, and, with
-    the user's file and line, if the module raises.
+    A file's module is loaded once, under a name that depends on the file's name only. Raises ModelError for a model or
+    a loss, else DataError: if the target is malformed, if its file, module or name does not exist, and, with the
+    user's file and line, if the module raises.
     """
     error = _ERRORS.get(what, DataError)
     problem = target_problem(target)
@@ -47,21 +72,21 @@ def load_object(target: str, what: str) -> object:
 
 
 def call_object(target: str, args: Mapping[str, object], what: str) -> object:
-    """Calls what a target names with `args`.
+    """Call the object that a target names with `args`.
 
-    Raises as `load_object` does, and if it cannot be called, if the arguments do not fit, or if it raises itself.
+    Raises as `load_object` does, and if it is not callable, if the arguments do not fit, or if the call raises.
     """
     error = _ERRORS.get(what, DataError)
     function = load_object(target, what)
     if not callable(function):
         raise error(f"the {what} {target} is of type {type(function).__name__}, which cannot be called")
     check_arguments(function, args, target, what)
-    remedy = f"correct that line, or call it otherwise: --set {_table(error, what)}.args.NAME=VALUE"
+    remedy = f"correct that line, or call it with other arguments: --set {_table(error, what)}.args.NAME=VALUE"
     return guarded(lambda: function(**args), f"the {what} {target}", error, remedy)
 
 
 def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: str = "correct that line") -> T:
-    """Runs the user's code. What it raises becomes `error`, with file and line; `who` begins the sentence."""
+    """Run user code. An exception becomes `error`, with file and line; `who` is the subject of the message."""
     try:
         return action()
     except SambasimError:
@@ -127,12 +152,12 @@ def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -
 
 
 def _failed(raised: BaseException, target: str, what: str, error: type[UserError]) -> SambasimError:
-    """The user's module exists, and raised while it was loaded."""
+    """The error for a user's module that raised while it was loaded."""
     if isinstance(raised, SambasimError):
         return raised
     remedy = "correct that line"
     if isinstance(raised, SystemExit):
-        remedy = 'put what ends the program under `if __name__ == "__main__":`'
+        remedy = 'put the code that ends the program under `if __name__ == "__main__":`'
     elif isinstance(raised, ImportError) and "relative import" in str(raised):
         remedy = "name it as package.module:NAME, so that relative imports work"
     elif isinstance(raised, ModuleNotFoundError):
@@ -162,7 +187,7 @@ def check_arguments(function: Callable[..., object], args: Mapping[str, object],
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some of what is written in C does not tell
+        return  # some functions written in C have no signature
     try:
         signature.bind(**args)
     except TypeError as raised:
@@ -177,10 +202,10 @@ def check_arguments(function: Callable[..., object], args: Mapping[str, object],
 
 
 def _another(what: str) -> str:
-    """What to type to name another model, loss or data source."""
+    """The argument that names another model, loss or data source."""
     return {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}.get(what, "--set data.source=…")
 
 
 def _table(error: type[UserError], what: str) -> str:
-    """The table of a config that `what` is in."""
+    """The table of a config file that `what` belongs to."""
     return "data" if error is DataError else what

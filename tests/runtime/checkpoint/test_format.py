@@ -1,0 +1,205 @@
+"""What is written is read back; every kind of damage is refused, with the file and a remedy."""
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sambasim.errors import CheckpointError, MachineError, OptionError
+from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
+from sambasim.runtime.checkpoint.reader import LARGEST_MANIFEST_BYTES, check, read
+from sambasim.runtime.single_rank import single_rank
+from tests.runtime.checkpoint.samples import (
+    SHARD,
+    Fields,
+    change_bytes,
+    change_fields,
+    flip_a_bit,
+    pieces,
+    tensors,
+    write_sample,
+)
+
+ALONE = single_rank("here")
+Damage = Callable[[Path], object]
+
+
+def fields(change: Callable[[Fields], object]) -> Damage:
+    return lambda path: change_fields(path, change)
+
+
+def in_file(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda path: change_bytes(path, name, change)
+
+
+def _piped(path: Path) -> None:
+    (path / MANIFEST_FILE).unlink()
+    os.mkfifo(path / MANIFEST_FILE)
+
+
+def _other_header(path: Path, before: bytes, after: bytes) -> None:
+    """Change the header of the shard, and state the digest of the changed file."""
+    change_bytes(path, SHARD, lambda data: data.replace(before, after))
+    sha256 = hashlib.sha256((path / SHARD).read_bytes()).hexdigest()
+    change_fields(path, lambda found: found["shards"][SHARD].update(sha256=sha256))
+
+
+CASES: dict[str, tuple[Damage, str]] = {
+    "no manifest": (lambda path: (path / MANIFEST_FILE).unlink(), "checkpoint.json: it is not there"),
+    "no shard": (lambda path: (path / SHARD).unlink(), f"{SHARD}: it is not there"),
+    "a manifest that is a pipe": (_piped, "not a regular file"),
+    "a huge manifest": (in_file(MANIFEST_FILE, lambda data: data + b" " * LARGEST_MANIFEST_BYTES), "larger than"),
+    "a manifest cut short": (in_file(MANIFEST_FILE, lambda data: data[:-20]), "is not JSON"),
+    "deep arrays": (in_file(MANIFEST_FILE, lambda data: b"[" * 100_000), "is not JSON"),
+    "a list for a manifest": (in_file(MANIFEST_FILE, lambda data: b"[]"), "is not a JSON object"),
+    "another format": (fields(lambda found: found.update(format="zip")), 'whose "format" is'),
+    "no version": (fields(lambda found: found.update(version=[1])), "no version"),
+    "a later version": (fields(lambda found: found.update(version="2.9")), "a checkpoint of format 2.9"),
+    "an earlier version": (fields(lambda found: found.update(version="1.0")), "a checkpoint of format 1.0"),
+    "a changed step": (in_file(MANIFEST_FILE, lambda data: data.replace(b'"step":50', b'"step":51')), "digest differs"),
+    "an unknown key": (fields(lambda found: found.update(code="import os")), "code: Extra inputs"),
+    "a negative step": (fields(lambda found: found["position"].update(step=-1)), "position.step: "),
+    "text for a number": (fields(lambda found: found["run"].update(threads="1")), "run.threads: "),
+    "too many skipped steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), "51 steps skipped"),
+    "too many samples": (fields(lambda found: found["position"].update(used=10**6)), "1000000 samples used"),
+    "a dtype that is none": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="load")), "dtype: "),
+    "no shards": (fields(lambda found: found.update(shards={})), "0 of 100 elements of net__weight"),
+    "a shard elsewhere": (fields(lambda found: found["shards"].update({f"../{SHARD}": found["shards"][SHARD]})), ".."),
+    "a longer tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[11])), "10 of 11 elements"),
+    "a shorter tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[9])), "10 of 9 elements"),
+    "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
+    "a third replica": (fields(lambda found: found["run"].update(world_size=3)), "elements of replica 2/net__steps"),
+    "a million replicas": (fields(lambda found: found["run"].update(world_size=1 << 20)), "replica 2/net__steps"),
+    "another dtype": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="int32")), "does not fit"),
+    "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
+    "a piece of another length": (lambda path: _other_header(path, b"t[64:100]", b"t[64:101]"), "does not fit"),
+    "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
+    "a shard cut short": (in_file(SHARD, lambda data: data[:-1]), f"{SHARD}: it has "),
+    "a shard with more": (in_file(SHARD, lambda data: data + b"x"), f"{SHARD}: it has "),
+    "a header that claims more": (in_file(SHARD, lambda data: b"\xff" * 8 + data[8:]), "not a safetensors file"),
+    "a bit of a tensor": (flip_a_bit, f"{SHARD}: its content is not what was written"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_damage_is_refused(name: str, tmp_path: Path) -> None:
+    damage, told = CASES[name]
+    path = write_sample(tmp_path)
+    damage(path)
+    with pytest.raises(CheckpointError) as refused:
+        check(path)
+    assert told in refused.value.what
+    assert refused.value.is_damage == ("version" not in name or name == "no version")
+    assert path.name in refused.value.what
+    assert str(path) in str(refused.value.where)
+    assert refused.value.remedy
+    assert len(refused.value.what) < 400
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    checkpoint = check(write_sample(tmp_path))
+    found = dict(checkpoint.tensors())
+    assert found.keys() == tensors().keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
+    part = torch.empty(20)
+    checkpoint.read("net__weight", 60, part)  # from both of its pieces
+    assert torch.equal(part, tensors()["net__weight"][60:80])
+    assert (checkpoint.manifest.position.step, checkpoint.manifest.progress.loss_first) == (50, float("inf"))
+
+
+def test_a_damaged_bit_is_seen_by_check_and_not_by_read(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    flip_a_bit(path)
+    read(path)
+    with pytest.raises(CheckpointError):
+        check(path)
+
+
+def test_error_messages_are_printable(tmp_path: Path) -> None:
+    path = write_sample(tmp_path)
+    change_fields(path, lambda found: found["tensors"].update({"a\n\r\tb": found["tensors"]["net__bias"]}))
+    with pytest.raises(CheckpointError) as told:
+        read(path)
+    assert str(told.value.what).isprintable(), told.value.what
+
+
+def test_other_tools_read_the_shards_and_the_same_state_has_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (write_sample(tmp_path / name) for name in ("a", "b"))
+    loaded = load_file(first / SHARD)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in pieces({}).items())
+    for name in (MANIFEST_FILE, SHARD):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (first / name).stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def test_a_checkpoint_that_is_replaced_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_sample(tmp_path)
+    flip_a_bit(path)
+    write_sample(tmp_path)
+    check(path)
+    rename = Path.rename
+
+    def refuse(source: Path, target: Path) -> Path:
+        if source.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(MachineError, match="Input/output error"):
+        write_sample(tmp_path)
+    check(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_claim_cleans_up_after_runs_that_died(tmp_path: Path) -> None:
+    replaced, complete = write_sample(tmp_path, 10), write_sample(tmp_path, 20)
+    replaced.rename(tmp_path / f".{replaced.name}.old")
+    (tmp_path / f".{complete.name}.old").mkdir()
+    partial_of(complete).mkdir()
+    held = claim(tmp_path, ALONE)
+    assert held is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE, replaced.name, complete.name]
+    check(replaced)
+    held.release()
+
+
+def test_a_claim_sees_that_its_folder_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    held = claim(folder, ALONE)
+    assert held is not None
+    assert held.is_valid()
+    write_sample(folder, held=held)
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(MachineError, match="the folder that this run has claimed was moved"):
+        write_sample(folder, 60, held=held)
+    assert not list(folder.iterdir())
+    held.release()
+
+
+def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def fail(*_: object) -> None:
+            raise OSError(code, os.strerror(code), str(tmp_path / LOCK_FILE))
+
+        monkeypatch.setattr("sambasim.runtime.checkpoint.folder.os.open", fail)
+
+    refuse(errno.EACCES)
+    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Permission denied") as told:
+        claim(tmp_path, ALONE)
+    assert told.value.where == str(tmp_path / LOCK_FILE)
+    refuse(errno.EAGAIN)
+    with pytest.raises(OptionError, match="another run is writing its checkpoints into"):
+        claim(tmp_path, ALONE)

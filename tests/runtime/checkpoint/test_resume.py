@@ -1,0 +1,162 @@
+"""Which checkpoint a run resumes from, and which changes since it are reported or refused."""
+
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import CheckpointError, OptionError
+from sambasim.pef.parts import PartDigests
+from sambasim.runtime.checkpoint import folder
+from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
+from sambasim.runtime.checkpoint.manifest import Manifest
+from sambasim.runtime.checkpoint.resume import AUTO, NEWEST, choose
+from sambasim.runtime.single_rank import single_rank
+from tests.runtime.checkpoint.samples import SHARD, change_fields, flip_a_bit, manifest, write_sample
+
+ALONE = single_rank("here")
+SAVED = manifest()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Checkpoints after steps 10, 20 and 30."""
+    return [write_sample(tmp_path, step) for step in (10, 20, 30)]
+
+
+def chosen(resume: str, checkpoint_dir: Path | None = None) -> Path:
+    return choose(resume, checkpoint_dir, ALONE)[0].path
+
+
+def test_the_newest_is_taken_or_the_one_that_is_named(three: list[Path], tmp_path: Path) -> None:
+    assert chosen(NEWEST, tmp_path) == chosen(AUTO, tmp_path) == chosen(str(tmp_path)) == three[2]
+    assert chosen(str(three[0])) == three[0]
+    best = three[2].rename(tmp_path / "best")
+    assert chosen(str(best)) == best
+    best.rename(folder.partial_of(three[2]))
+    assert chosen(NEWEST, tmp_path) == three[1]
+
+
+def test_a_damaged_newest_is_refused_and_auto_renames_it(three: list[Path], tmp_path: Path) -> None:
+    flip_a_bit(three[2])
+    with pytest.raises(CheckpointError, match="step-0000000030 is damaged"):
+        choose(NEWEST, tmp_path, ALONE)
+    assert three[2].exists()
+    (tmp_path / "step-0000000040").write_text("")
+    checkpoint, notices = choose(AUTO, tmp_path, ALONE)
+    assert checkpoint.path == three[1]
+    assert notices[1].startswith("step-0000000030 is damaged: ")
+    assert notices[1].endswith("; renamed to damaged-step-0000000030")
+    assert list(folder.checkpoints_in(tmp_path)) == [three[1], three[0]]
+    assert (tmp_path / "damaged-step-0000000030" / SHARD).exists()
+    assert (tmp_path / "damaged-step-0000000040").exists()
+
+
+def test_auto_never_starts_from_the_beginning_silently(three: list[Path], tmp_path: Path) -> None:
+    for path in three:
+        flip_a_bit(path)
+    with pytest.raises(CheckpointError, match=r"all 3 checkpoints in .* are damaged"):
+        choose(AUTO, tmp_path, ALONE)
+    assert len(folder.checkpoints_in(tmp_path)) == 3, "none is renamed where none is taken"
+
+
+def test_a_checkpoint_of_a_later_version_is_not_renamed(three: list[Path], tmp_path: Path) -> None:
+    change_fields(three[2], lambda found: found.update(version="2.1", writer="sambasim 9.9"))
+    with pytest.raises(CheckpointError, match=r"a checkpoint of format 2\.1"):
+        choose(AUTO, tmp_path, ALONE)
+    assert three[2].exists()
+
+
+def test_nothing_to_resume_from(tmp_path: Path) -> None:
+    for resume in (AUTO, NEWEST):
+        for place in (tmp_path, tmp_path / "nowhere"):
+            with pytest.raises(OptionError, match="there is no checkpoint"):
+                choose(resume, place, ALONE)
+    for word, guess in (("if_any", "if-any"), ("Auto", "auto"), ("newst", "newest")):
+        with pytest.raises(OptionError) as error:
+            choose(word, tmp_path, ALONE)
+        assert error.value.remedy == f"did you mean --resume {guess}?"
+
+
+def with_run(**changed: object) -> Manifest:
+    return SAVED.model_copy(update={"run": SAVED.run.model_copy(update=changed)})
+
+
+def with_options(table: str, **changed: object) -> Manifest:
+    before = SAVED.options[table]
+    assert isinstance(before, dict)
+    return SAVED.model_copy(update={"options": {**SAVED.options, table: {**before, **changed}}})
+
+
+def test_another_number_of_replicas_is_reported_and_not_refused() -> None:
+    assert changes(SAVED, SAVED) == []
+    now = with_run(world_size=4)
+    found = changes(SAVED, now)
+    assert [str(change) for change in found] == ["replicas = 4 (checkpoint: 2)"]
+    check_epoch(SAVED, now, found, "here")
+
+
+def test_exact_refuses_what_would_change_bits() -> None:
+    changed = (with_run(world_size=4), with_run(threads=2), with_run(torch="3.0"), with_options("optimizer", lr=0.2))
+    for now in changed:
+        with pytest.raises(OptionError, match="would not have the bits of an uninterrupted run"):
+            check_exact(changes(SAVED, now), "here")
+    for now in (with_options("training", epochs=9), with_options("training", epochs=None, steps=70)):
+        assert changes(SAVED, now)
+        check_exact(changes(SAVED, now), "here")
+
+
+def test_exact_refuses_another_length_where_the_schedule_depends_on_it() -> None:
+    schedule = {"name": "cosine", "total_steps": None}
+    saved, now = with_options("training", schedule=schedule), with_options("training", epochs=9, schedule=schedule)
+    with pytest.raises(OptionError, match=r"training\.epochs = 9 \(checkpoint: 3\)"):
+        check_exact(changes(saved, now), "here")
+
+
+def test_the_order_of_samples_must_not_change_within_an_epoch() -> None:
+    for now in (with_run(samples=385), with_options("training", seed=1), with_options("data", shuffle=False)):
+        found = changes(SAVED, now)
+        with pytest.raises(OptionError, match="lies within epoch 2"):
+            check_epoch(SAVED, now, found, "here")
+        between = SAVED.model_copy(update={"position": SAVED.position.model_copy(update={"used": 0})})
+        check_epoch(between, now, found, "here")
+
+
+def test_data_in_another_folder_is_accepted_without_exactness_and_other_data_is_not() -> None:
+    saved = with_options("data", source="/scratch/job-7/train.npz")
+    moved, other = (with_options("data", source=f"/scratch/job-8/{name}.npz") for name in ("train", "test"))
+    found = changes(saved, moved)
+    told = 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
+    assert [str(one) for one in found] == [told]
+    check_epoch(saved, moved, found, "here")
+    with pytest.raises(OptionError, match=r"data\.source"):
+        check_exact(found, "here")
+    with pytest.raises(OptionError, match=r"data\.source"):
+        check_epoch(saved, other, changes(saved, other), "here")
+
+
+def test_another_pef_is_refused_with_what_differs() -> None:
+    def refused(*parts: str, **changed: object) -> str:
+        others = SAVED.pef.parts.model_copy(update=dict.fromkeys(parts, "d" * 64))
+        pef = SAVED.pef.model_copy(update={"digest": "b" * 64, "parts": others})
+        with pytest.raises(CheckpointError) as error:
+            check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), "here")
+        return f"{error.value.what} -> {error.value.remedy}"
+
+    assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
+    assert "these differ: the version of sambasim" in refused()
+    assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
+    assert "these differ: its training defaults -> " in (told := refused("training_defaults"))
+    assert ", or compile it as it was, and override options with run --set NAME=VALUE; or start" in told
+    slower = with_options("optimizer", lr=0.01)
+    assert "its training defaults; optimizer.lr = 0.01 (checkpoint: 0.1) -> " in refused(
+        "training_defaults", options=slower.options
+    )
+    assert "--set" not in refused("training_defaults", "graph")
+    fewer = {name: tensor for name, tensor in SAVED.tensors.items() if name != "net__bias"}
+    assert "1 parameters differ, such as 'net__bias'" in refused(tensors=fewer)
+    stateless = {name: tensor for name, tensor in SAVED.tensors.items() if "exp_avg" not in name}
+    assert "its optimizer has other states" in refused(tensors=stateless)
+    other = SAVED.pef.model_copy(update={"digest": "b" * 64, "name": "lenet", "batch_size": 8})
+    assert "its name is 'net'; its batch size is 4 and not 8" in refused(pef=other)
+    with pytest.raises(CheckpointError, match="does not hold the tensors of that PEF"):
+        check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), "here")
