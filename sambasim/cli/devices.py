@@ -36,12 +36,9 @@ def devices_command(
       sambasim devices --arch sn30 --num-tiles 4 --replicas 20
       sambasim devices --pef digits --cluster farm.toml --json
     """
-    from sambasim.hardware.budget import budget_of
-    from sambasim.hardware.calibration import load_calibration
-    from sambasim.hardware.cluster import cluster_names, load_cluster
-    from sambasim.hardware.inventory import inventory_of
-    from sambasim.hardware.placement import place
-    from sambasim.hardware.spec import device_names, load_device
+    from sambasim.hardware.budget import budget_of, load_calibration
+    from sambasim.hardware.placement import inventory_of, place
+    from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
     from sambasim.pef import locate, read
     from sambasim.report.devices import inventory_json, inventory_report
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from sambasim.cli.progress import phases
 from sambasim.cli.subject import Subject, is_model, level_of, refuse_script, subject_of_model, subject_of_pef
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.cluster import ClusterSpec, load_cluster
-from sambasim.hardware.spec import ALIASES, DeviceSpec, load_device
+from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath

@@ -295,7 +295,7 @@ def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str
 def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
     """Raises LaunchError or OptionError if the simulated machine has no room for the replicas. All ranks do so at the
     same time, before what takes them different times."""
-    from sambasim.hardware.inventory import inventory_of
+    from sambasim.hardware.placement import inventory_of
     from sambasim.runtime.seating import seat
 
     seat(

@@ -7,10 +7,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.hardware.budget import Budget
-from sambasim.hardware.cluster import ClusterSpec, LinkSpec
-from sambasim.hardware.inventory import Inventory
-from sambasim.hardware.placement import Placement, Seat
-from sambasim.hardware.spec import DeviceSpec, Spec
+from sambasim.hardware.placement import Inventory, Location, Placement
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.report.tables import add_row, plain_table
 from sambasim.units import format_bytes, format_count, format_seconds
 
@@ -73,7 +71,7 @@ def inventory_json(
         room_of_a_node=placement.per_full_node,
         seats=tuple(
             SeatRecord(replica=seat.replica, node=seat.node, rdu=seat.rdu, first_tile=seat.first_tile, tiles=seat.tiles)
-            for seat in placement.seats()
+            for seat in placement.locations()
         ),
     ).model_dump_json()
 
@@ -93,7 +91,7 @@ def inventory_report(
     room = placement.per_full_node
     head = f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; a node has room for {room}"
     seats = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
-    for seat in placement.seats():
+    for seat in placement.locations():
         add_row(seats, str(seat.replica), str(seat.node), str(seat.rdu), _tiles(seat))
     return [*parts, Text(head), seats]
 
@@ -144,7 +142,7 @@ def _value(name: str, value: int | float | str) -> str:
     return format_seconds(value) if name.endswith("_s") else f"{value:,.0f}"
 
 
-def _tiles(seat: Seat) -> str:
+def _tiles(seat: Location) -> str:
     if seat.first_tile is None or seat.tiles is None:
         return "all"
     last = seat.first_tile + seat.tiles - 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.report.sections_csv import MeasuredSections
 from sambasim.simulation.scaling import ScaledStep
 

@@ -6,7 +6,7 @@ The tracks are those of a measured one, but for copies: what the links between h
 from collections.abc import Iterator, Mapping
 
 from sambasim import __version__
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.simulation.scaling import ScaledStep
@@ -30,7 +30,7 @@ def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) ->
     spans = list(_spans(scaled))
     processes = [
         TraceProcess(seat.replica, f"replica {seat.replica} of {placement.replicas}, {seat}, predicted", spans)
-        for seat in placement.seats()[:shown]
+        for seat in placement.locations()[:shown]
     ]
     fit = load_calibration().fit
     facts: Mapping[str, object] = {

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from sambasim.hardware.inventory import Inventory
-from sambasim.hardware.placement import Placement, place, place_on_nodes
+from sambasim.hardware.placement import Inventory, Placement, place, place_on_nodes
 from sambasim.records.metrics import PlacementRecord
 
 
@@ -26,7 +25,7 @@ def seat(
 
 def placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
     """For the summary of a run."""
-    seats = placement.seats()
+    seats = placement.locations()
     first_tiles = tuple(seat.first_tile for seat in seats if seat.first_tile is not None)
     return PlacementRecord(
         device=inventory.device.name,

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from sambasim.errors import InternalError
-from sambasim.hardware.inventory import Inventory, inventory_of
-from sambasim.hardware.placement import Placement
+from sambasim.hardware.placement import Inventory, Placement, inventory_of
 from sambasim.ir.program import Program
 from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from sambasim.cli.devices import devices_command
 from sambasim.errors import OptionError
-from sambasim.hardware.cluster import cluster_names
-from sambasim.hardware.spec import device_names, load_device
+from sambasim.hardware.spec import cluster_names, device_names, load_device
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
 

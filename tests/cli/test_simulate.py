@@ -121,9 +121,9 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> Non
         (("pcus = 64\n", ""), "pcus is missing"),
         (("tiles = 2", "tiels = 2"), "tiels is unknown"),
         (('pcus = "estimate"\n', ""), "no source is given for pcus"),
-        (("pcus = 64", "pcus ="), "is no TOML"),
+        (("pcus = 64", "pcus ="), "is not valid TOML"),
         (("100e9", "inf"), "ddr_bandwidth_bytes_per_s: Input should be a finite number"),
-        (("[sources]", "[sources]\npcu = 'estimate'"), "sources has pcu, which is no figure"),
+        (("[sources]", "[sources]\npcu = 'estimate'"), "sources has pcu, which is not a figure"),
         (("[sources]", 'hbm_capacity_bytes = 1\n[sources]\nhbm_capacity_bytes = "estimate"'), "HBM needs both"),
     ],
 )

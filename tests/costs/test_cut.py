@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sambasim.costs.cut import Level, best_cut, cut
-from sambasim.costs.load import Load, load_of
-from sambasim.costs.price import SectionPrice, chip_bytes, price_of
+from sambasim.costs.price import Load, SectionPrice, chip_bytes, load_of, price_of
 from sambasim.costs.work import Work
 from sambasim.hardware.budget import Budget
 from tests.costs.graphs import chain, graph_and_work

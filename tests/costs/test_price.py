@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.costs.load import Load, Product, tile_rows
-from sambasim.costs.price import Bound, chip_bytes, price_of
+from sambasim.costs.price import Bound, Load, Product, chip_bytes, price_of, tile_rows
 from sambasim.hardware.budget import Budget
 
 BUDGET = Budget(

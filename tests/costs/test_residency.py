@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.costs.residency import reside
+from sambasim.costs.fit import reside
 from tests.costs.graphs import ROWS, chain
 
 _WIDTHS = st.lists(st.integers(1, 64), min_size=2, max_size=12)

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.compile import Stopwatch, capture_model
-from sambasim.costs.load import load_of
-from sambasim.costs.units import LANES
-from sambasim.costs.work import Work, work_of
+from sambasim.costs.price import load_of
+from sambasim.costs.work import LANES, Work, work_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions

@@ -3,8 +3,7 @@
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import device_names, load_device
 
 CALIBRATION = load_calibration()
@@ -34,7 +33,7 @@ def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
     assert whole.behind is not None
     assert whole.behind.fast_bytes == 1 << 36
     assert whole.behind.bytes_per_s < whole.memory_bytes_per_s
-    with pytest.raises(OptionError, match="nobody has published how many tiles an SN40L has"):
+    with pytest.raises(OptionError, match="the number of tiles of an SN40L is not published"):
         budget_of(device, CALIBRATION, 4)
 
 

@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.errors import LaunchError, OptionError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.inventory import inventory_of
-from sambasim.hardware.placement import Placement, place, place_on_nodes
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.placement import Placement, inventory_of, place, place_on_nodes
+from sambasim.hardware.spec import load_cluster, load_device
 
 SN30, SN40L = load_device("sn30"), load_device("sn40")
 CLUSTER = load_cluster("sn30-8")
@@ -17,15 +15,15 @@ TILES = st.none() | st.integers(1, 8)
 
 def _check(placement: Placement) -> None:
     taken: set[tuple[int, int, int]] = set()
-    for seat in placement.seats():
-        assert 0 <= seat.rdu < placement.cluster.rdus_per_node
-        first, tiles = seat.first_tile or 0, 8 if seat.tiles is None else seat.tiles
+    for location in placement.locations():
+        assert 0 <= location.rdu < placement.cluster.rdus_per_node
+        first, tiles = location.first_tile or 0, 8 if location.tiles is None else location.tiles
         assert first + tiles <= 8
-        of_replica = {(seat.node, seat.rdu, tile) for tile in range(first, first + tiles)}
+        of_replica = {(location.node, location.rdu, tile) for tile in range(first, first + tiles)}
         assert not taken & of_replica, "two replicas on one tile"
         taken |= of_replica
-    nodes = [seat.node for seat in placement.seats()]
-    rdus = [(seat.node, seat.rdu) for seat in placement.seats()]
+    nodes = [location.node for location in placement.locations()]
+    rdus = [(location.node, location.rdu) for location in placement.locations()]
     assert placement.nodes == len(set(nodes))
     assert placement.on_a_node == max(map(nodes.count, nodes))
     assert placement.on_an_rdu == max(map(rdus.count, rdus))
@@ -35,9 +33,9 @@ def _check(placement: Placement) -> None:
 def test_replicas_that_nobody_has_placed_fill_node_after_node(replicas: int, tiles: int | None) -> None:
     placement = place(replicas, SN30, tiles, CLUSTER)
     _check(placement)
-    seats = placement.seats()
-    assert [seat.replica for seat in seats] == list(range(replicas))
-    assert sorted(seats, key=lambda seat: (seat.node, seat.rdu, seat.first_tile or 0)) == seats
+    locations = placement.locations()
+    assert [location.replica for location in locations] == list(range(replicas))
+    assert sorted(locations, key=lambda location: (location.node, location.rdu, location.first_tile or 0)) == locations
     assert placement.nodes == -(-replicas // placement.per_full_node)
 
 
@@ -45,14 +43,14 @@ def test_replicas_that_nobody_has_placed_fill_node_after_node(replicas: int, til
 def test_replicas_sit_on_the_node_that_is_theirs(node_of: list[int], tiles: int | None) -> None:
     placement = place_on_nodes(node_of, SN30, tiles, CLUSTER)
     _check(placement)
-    assert [seat.node for seat in placement.seats()] == node_of
+    assert [location.node for location in placement.locations()] == node_of
 
 
 @given(st.integers(1, 40), TILES)
 def test_both_ways_agree_on_the_same_nodes(replicas: int, tiles: int | None) -> None:
     filled = place(replicas, SN30, tiles, CLUSTER)
-    given_ = place_on_nodes([seat.node for seat in filled.seats()], SN30, tiles, CLUSTER)
-    assert given_.seats() == filled.seats()
+    given_ = place_on_nodes([location.node for location in filled.locations()], SN30, tiles, CLUSTER)
+    assert given_.locations() == filled.locations()
     assert (given_.nodes, given_.on_a_node, given_.on_an_rdu) == (filled.nodes, filled.on_a_node, filled.on_an_rdu)
 
 

@@ -16,7 +16,7 @@ def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_text(text)
     with pytest.raises(OptionError, match=r"is nested too deeply|is not valid TOML"):
         read_toml(tmp_path / "deep.toml")
-    with pytest.raises(OptionError, match=r"is nested too deeply|is no TOML"):
+    with pytest.raises(OptionError, match=r"is nested too deeply|is (no|not valid) TOML"):
         load_device(str(tmp_path / "deep.toml"))
 
 

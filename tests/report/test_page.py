@@ -12,8 +12,7 @@ import pytest
 from sambasim.costs.cut import Level
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, SummaryRecord

@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.report.trace import MOST_REPLICAS, predicted_trace
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step

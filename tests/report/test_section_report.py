@@ -10,11 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.pef import read
 from sambasim.report.sections_csv import MeasuredSections, measured_sections, section_report_csv

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import Spec
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.part import Part, table

@@ -3,7 +3,7 @@
 from pydantic import JsonValue
 from torch import nn
 
-from sambasim.hardware.inventory import Inventory, inventory_of
+from sambasim.hardware.placement import Inventory, inventory_of
 from sambasim.runtime.device_times import predicted
 from sambasim.runtime.seating import seat
 from sambasim.samba import context
