@@ -92,7 +92,7 @@ def _kind(name: str) -> _Kind:
     """What `name` is, told by what is there; a name of nothing that is there is a PEF's. Raises OptionError for a
     folder without digests."""
     from sambasim.errors import OptionError
-    from sambasim.records.read_digests import is_recording
+    from sambasim.records.digests import is_recording
     from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
 
     path = Path(name)
@@ -133,12 +133,12 @@ def _check_there(a: str, b: str, output_folder: Path) -> None:
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":
     """What is found. Only what the kind needs is imported: runs and metrics are compared without torch."""
     if kind is _Kind.RUN:
-        from sambasim.records.read_digests import read_recording
+        from sambasim.records.digests import read_recording
         from sambasim.report.compare.runs import compare_runs
 
         return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
     if kind is _Kind.METRICS:
-        from sambasim.records.read import read_run
+        from sambasim.records.metrics import read_run
         from sambasim.report.compare.metrics import compare_metrics
 
         return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)

@@ -10,7 +10,7 @@ from sambasim.cli import shared
 
 if TYPE_CHECKING:
     from sambasim.cli.prediction import Question
-    from sambasim.records.read import RunRecords
+    from sambasim.records.metrics import RunRecords
 
 _RUN_SUFFIX = ".jsonl"
 
@@ -136,7 +136,7 @@ def _keep(given: Path | None, page: Path | None) -> None:
 
 
 def _of_a_run(path: Path) -> str:
-    from sambasim.records.read import read_run
+    from sambasim.records.metrics import read_run
     from sambasim.report.page.assemble import measured_page
 
     return measured_page(read_run(path), path.name)
@@ -168,7 +168,7 @@ def _predicted(
 def _same(path: Path, digest: str) -> "RunRecords":
     """The records of a run of the PEF with this digest, as far as they say of which it was."""
     from sambasim.errors import OptionError
-    from sambasim.records.read import read_run
+    from sambasim.records.metrics import read_run
 
     records = read_run(path)
     if records.summary is not None and records.summary.pef_digest != digest:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.records.digests import StepDigests, replica_file
+from sambasim.records.digests import StepDigests, read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read_digests import read_recording
 from sambasim.report.compare.result import RunsCompared
 from sambasim.report.compare.runs import compare_runs, place
 from tests.support.mpi import Result, run_job, run_mpi

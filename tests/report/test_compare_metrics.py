@@ -2,8 +2,7 @@
 
 import math
 
-from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
-from sambasim.records.read import RunRecords
+from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.compare.metrics import compare_metrics
 from sambasim.report.compare.result import MetricsCompared
 from tests.report.test_page import a_run

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest
-from sambasim.records.read_digests import read_recording
+from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
 from sambasim.report.compare.result import RunsCompared
 from sambasim.report.compare.runs import compare_runs
 from sambasim.report.compare.shown import comparison

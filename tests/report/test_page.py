@@ -15,8 +15,7 @@ from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, SummaryRecord
-from sambasim.records.read import RunRecords
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.page.assemble import measured_page, predicted_page
 from sambasim.report.page.facts import shown
 from sambasim.report.page.figure import Hover, bars

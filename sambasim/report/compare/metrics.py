@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read import RunRecords
+from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.compare.facts import facts, not_comparable_by_summary, told
 from sambasim.report.compare.losses import losses_apart, relative_difference
 from sambasim.report.compare.result import MetricsCompared

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from heapq import merge
 from typing import NamedTuple
 
-from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest
-from sambasim.records.read_digests import Recording
+from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
 from sambasim.report.compare.facts import asked_otherwise, not_comparable, told
 from sambasim.report.compare.losses import losses_apart, relative_difference
 from sambasim.report.compare.result import DigestApart, RunsCompared

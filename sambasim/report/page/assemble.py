@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from sambasim.records.read import RunRecords
+from sambasim.records.metrics import RunRecords
 from sambasim.report.page.figure import plotly_script
 from sambasim.report.page.grounds import grounds
 from sambasim.report.page.header import caveat, facts_line, summary

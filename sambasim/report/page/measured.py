@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read import RunRecords
+from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.page.figure import LEGEND, SECONDS, Figure, Trace, axis, bars, figure
 from sambasim.report.page.html import element, joined
 from sambasim.report.page.palette import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION

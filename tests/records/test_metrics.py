@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records.metrics import CheckpointRecord
-from sambasim.records.read import read_run
+from sambasim.records.metrics import CheckpointRecord, read_run
 from tests.report.test_page import a_run
 
 

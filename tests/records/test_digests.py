@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records.digests import RUN_FILE, ValueDigest, replica_file
-from sambasim.records.read_digests import is_recording, read_recording
+from sambasim.records.digests import RUN_FILE, ValueDigest, is_recording, read_recording, replica_file
 from tests.support.recordings import a_run, a_step, write_recording
 
 NAN = ValueDigest("gradient", "net__w__grad", 0, 1, "ab" * 8, None, 3)
