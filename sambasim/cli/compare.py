@@ -81,7 +81,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     if as_json:
         click.echo(found.model_dump_json())
     else:
-        from sambasim.report.compare.shown import comparison
+        from sambasim.report.compare.result import comparison
 
         show(*comparison(found))
     if not found.alike:
@@ -139,7 +139,7 @@ def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output
         return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
     if kind is _Kind.METRICS:
         from sambasim.records.metrics import read_run
-        from sambasim.report.compare.metrics import compare_metrics
+        from sambasim.report.compare.runs import compare_metrics
 
         return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
     if kind is _Kind.CHECKPOINT:
@@ -155,7 +155,7 @@ def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
     from functools import partial
 
     from sambasim.pef import locate, map_weights, read
-    from sambasim.report.compare.pefs import compare_pefs
+    from sambasim.report.compare.tensors import compare_pefs
 
     paths = locate(a, output_folder), locate(b, output_folder)
     ours, theirs = ((str(path), read(path)) for path in paths)

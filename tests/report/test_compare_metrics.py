@@ -3,8 +3,8 @@
 import math
 
 from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
-from sambasim.report.compare.metrics import compare_metrics
 from sambasim.report.compare.result import MetricsCompared
+from sambasim.report.compare.runs import compare_metrics
 from tests.report.test_page import a_run
 
 
@@ -33,7 +33,7 @@ def test_times_are_not_compared() -> None:
 def test_the_first_loss_that_differs_is_named() -> None:
     found = compared(records(3.0, 2.0, 1.0), records(3.0, 2.5, math.nan))
     assert not found.alike
-    assert found.verdict == "they part at step 2: loss 2.0 and 2.5, 2.0e-01 apart"
+    assert found.verdict == "they first differ at step 2: loss 2.0 and 2.5, 2.0e-01 apart"
     assert [(row.step, row.a, row.b) for row in found.losses] == [(2, 2.0, 2.5), (3, 1.0, None)]
 
 
@@ -43,7 +43,7 @@ def test_two_losses_that_are_no_number_are_alike() -> None:
 
 def test_an_evaluation_that_differs_is_told() -> None:
     found = compared(records(3.0, accuracy=0.5), records(3.0, accuracy=0.75))
-    assert found.verdict == "they part at evaluation after step 1, accuracy: 0.5 and 0.75"
+    assert found.verdict == "they first differ at evaluation after step 1, accuracy: 0.5 and 0.75"
 
 
 def test_threads_of_the_summaries_are_said_first() -> None:
@@ -52,7 +52,9 @@ def test_threads_of_the_summaries_are_said_first() -> None:
     other = summary.model_copy(update={"threads": summary.threads + 1, "weights_sha256": "0" * 64})
     found = compared(records(3.0, summary=summary), records(2.0, summary=other))
     threads = f"threads {summary.threads} and {summary.threads + 1}"
-    assert found.verdict.startswith(f"not comparable bit by bit: {threads}; they part at step 1: loss 3.0 and 2.0")
+    assert found.verdict.startswith(
+        f"not comparable bit by bit: {threads}; they first differ at step 1: loss 3.0 and 2.0"
+    )
     assert [fact.name for fact in found.results] == ["weights_sha256"]
 
 

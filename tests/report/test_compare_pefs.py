@@ -11,9 +11,8 @@ from torch import Tensor
 from sambasim.ir.graph import Graph
 from sambasim.ir.types import TensorType
 from sambasim.pef import PefDocument, map_weights, read, write
-from sambasim.report.compare.pefs import compare_pefs
-from sambasim.report.compare.result import PefsCompared
-from sambasim.report.compare.shown import comparison
+from sambasim.report.compare.result import PefsCompared, comparison
+from sambasim.report.compare.tensors import compare_pefs
 from tests.pef.samples import sample_document, sample_weights
 
 
@@ -66,7 +65,7 @@ def test_the_names_of_values_and_their_lines_are_no_difference_of_the_graph(tmp_
     nodes = (replace(graph.nodes[0], name="other", source=None), *graph.nodes[1:])
     found = compared(tmp_path, with_training(replace(graph, nodes=nodes)))
     assert not found.alike
-    assert found.verdict == "they differ in their layout or their metadata alone"
+    assert found.verdict == "they differ only in layout or metadata"
 
 
 def test_other_cuts_are_told(tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_other_cuts_are_told(tmp_path: Path) -> None:
     sections = (replace(first, stop=3), replace(second, start=3), *rest)
     moved = replace(graph, sections=sections)
     assert compared(tmp_path, with_training(moved)).graphs == (
-        "the training graph: the sections are cut otherwise, from section 0 on: 6 and 6 of them",
+        "the training graph: the sections differ from section 0 on: 6 sections in A, 6 in B",
     )
 
 

@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
-from sambasim.report.compare.result import RunsCompared
+from sambasim.report.compare.result import RunsCompared, comparison
 from sambasim.report.compare.runs import compare_runs
-from sambasim.report.compare.shown import comparison
 from tests.support.mpi import ROOT
 from tests.support.recordings import VALUES, a_run, a_step, write_recording
 
@@ -86,7 +85,7 @@ def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.Fixture
 def test_what_makes_bits_differ_by_right_is_said_first(fact: Mapping[str, object], told: str, tmp_path: Path) -> None:
     other = [a_step(1, changed={"net__w": changed(PARAMETER)})]
     found = compared(tmp_path, {0: [a_step(1)]}, {0: other}, run_b=a_run(**fact))
-    assert found.verdict.startswith(f"not comparable bit by bit: {told}; they part at step 1, replica 0, ")
+    assert found.verdict.startswith(f"not comparable bit by bit: {told}; they first differ at step 1, replica 0, ")
     assert not found.asked_otherwise
 
 
@@ -128,7 +127,7 @@ def test_what_a_run_begins_with_is_compared_with_the_end_of_the_step_before(tmp_
     only_parameters = dict.fromkeys(("x", "net__relu", "net__loss", "net__w__grad"))
     begins = a_step(1, changed={**only_parameters, "net__w": changed(PARAMETER)}, begins=True)
     found = compared(tmp_path, {0: [a_step(1), a_step(2)]}, {0: [begins, a_step(2)]})
-    assert found.verdict.startswith("they part before step 2, replica 0: parameter net__w")
+    assert found.verdict.startswith("they first differ before step 2, replica 0: parameter net__w")
     assert (found.only_in_a, found.steps, found.digests) == (0, 1, 6)
 
 

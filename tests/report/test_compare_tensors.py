@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sambasim.report.compare.result import TensorApart
-from sambasim.report.compare.tensors import compare_files, compare_tensors, told
+from sambasim.report.compare.result import TensorApart, tensor_difference
+from sambasim.report.compare.tensors import compare_files, compare_tensors
 
 
 def apart(a: Tensor, b: Tensor) -> TensorApart | None:
@@ -32,7 +32,7 @@ def test_a_nan_of_other_bits_differs() -> None:
     found = apart(f32(0x7FC00000), f32(0x7FC00001))
     assert found is not None
     assert (found.differing, found.not_finite_apart, found.largest_absolute, found.largest_ulps) == (1, 1, None, None)
-    assert told(found) == "1 of 1 elements, 1 of them not finite"
+    assert tensor_difference(found) == "1 of 1 elements, 1 of them not finite"
 
 
 def test_the_sign_of_zero_is_a_difference_of_no_size() -> None:
@@ -47,7 +47,7 @@ def test_the_largest_differences_are_told_each_by_itself() -> None:
     assert (found.differing, found.largest_absolute) == (2, 1.0)
     assert found.largest_relative == pytest.approx(1 / 3)
     assert found.largest_ulps == 1 << 22
-    assert told(found) == "2 of 3 elements, by 1 at most (relative 0.33), 4,194,304 ULPs"
+    assert tensor_difference(found) == "2 of 3 elements, by 1 at most (relative 0.33), 4,194,304 ULPs"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -96,7 +96,7 @@ def test_what_is_missing_or_of_another_type_is_told_in_order() -> None:
     theirs = {"c": torch.zeros(3, dtype=torch.float64), "d": torch.zeros(1), "b": torch.zeros(1, 2)}
     common, found = compare_tensors(ours.items(), theirs)
     assert common == 2
-    assert [f"{one.name}: {told(one)}" for one in found] == [
+    assert [f"{one.name}: {tensor_difference(one)}" for one in found] == [
         "a: only in A, float32[2]",
         "b: float32[2] in A, float32[1, 2] in B",
         "c: float32[3] in A, float64[3] in B",
@@ -109,7 +109,7 @@ def test_the_verdict_names_the_first_tensor_that_differs() -> None:
     theirs = {"a": torch.zeros(2), "b": torch.ones(2)}
     found = compare_files("weights", "x", "y", (ours, theirs))
     assert not found.alike
-    assert found.verdict.startswith("they differ first in b: 2 of 2 elements, by 1 at most")
+    assert found.verdict.startswith("they first differ in b: 2 of 2 elements, by 1 at most")
     assert compare_files("weights", "x", "y", (ours, ours)).verdict == "alike: 2 tensors"
 
 
