@@ -208,7 +208,7 @@ def _predict(communicator: "Communicator", record: "CollectivesRecord") -> "Pred
 
 
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
-    from sambasim.report.collectives_plot import collectives_plot
+    from sambasim.report.collectives import collectives_plot
 
     if plot is not None:
         plot.write_text(collectives_plot(record), encoding="utf-8")

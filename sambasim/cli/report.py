@@ -148,8 +148,7 @@ def _predicted(
     from sambasim.cli.prediction import predictions
     from sambasim.pef import peek
     from sambasim.report.page.assemble import predicted_page
-    from sambasim.report.sections_csv import section_report_csv
-    from sambasim.report.summary import summary_json
+    from sambasim.report.sambatune import section_report_csv, summary_json
     from sambasim.simulation.sync import SyncPath
 
     digest = None if pef is None else peek(pef).digest

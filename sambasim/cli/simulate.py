@@ -67,9 +67,15 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.outputs import check_output_file
-    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
-    from sambasim.report.simulation import simulation_json, simulation_report
-    from sambasim.report.trace import predicted_trace
+    from sambasim.report.simulation import (
+        predicted_trace,
+        scaling_csv,
+        scaling_plot,
+        scaling_records,
+        scaling_table,
+        simulation_json,
+        simulation_report,
+    )
 
     for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:

@@ -30,7 +30,7 @@ def tilestat_command(
       sambasim tilestat digits --json
     """
     from sambasim.cli.prediction import Question, predictions
-    from sambasim.report.tilestat import tilestat, tilestat_view
+    from sambasim.report.sambatune import tilestat, tilestat_view
 
     question = Question(
         subject=shared.one_pef(subject, named),

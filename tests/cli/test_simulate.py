@@ -58,7 +58,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
     assert "slowest sections" in printed
     assert "range" not in printed, "no calibration row is bound by launches, as this is"
     assert "calibrated on eight published steps" in printed
-    assert "this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them" in printed
+    assert "this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them" in printed
 
 
 def test_another_device_is_taken_whole_and_says_that_nothing_backs_it(simulate: Simulate) -> None:
@@ -111,7 +111,7 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> Non
     printed = simulate("digits", "--arch", str(file), "--replicas", "2")
     assert "digits on Mine" in printed
     assert "no published step of Mine" in printed
-    assert "joined as in sn10-8" in printed
+    assert "links are those of cluster sn10-8" in printed
 
 
 @pytest.mark.parametrize(

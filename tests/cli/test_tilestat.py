@@ -36,7 +36,7 @@ def test_a_row_for_each_tile_of_the_replica(tilestat: Tilestat) -> None:
     assert "predicted" in printed.splitlines()[0]
     assert printed.split("\n\n")[1].split()[:4] == ["tile", "%idle", "%exec", "%pload+%aload"]
     assert [line.split()[0] for line in printed.splitlines() if "TILE_" in line] == [f"TILE_{n}" for n in range(4)]
-    assert "nobody has published apart" in printed
+    assert "which no publication separates" in printed
     assert "%chkpt and %quiesce are not modelled" in printed
     assert "\x1b" not in printed
 

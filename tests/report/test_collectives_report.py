@@ -15,8 +15,7 @@ from sambasim.records.collectives import (
     ScheduleRecord,
     SizeRecord,
 )
-from sambasim.report.collectives import collectives_report
-from sambasim.report.collectives_plot import collectives_plot
+from sambasim.report.collectives import collectives_plot, collectives_report
 from sambasim.units import KIB, MIB
 
 SVG = "{http://www.w3.org/2000/svg}"

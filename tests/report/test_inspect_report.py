@@ -10,9 +10,8 @@ from rich.console import Console, RenderableType
 
 from sambasim import pef
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.report.contents import Contents, contents
+from sambasim.report.contents import Contents, contents, section_traffic
 from sambasim.report.inspect import inspection, operators_table, options_table, symbols_table
-from sambasim.report.traffic import section_traffic
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 
 

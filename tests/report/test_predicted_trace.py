@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
-from sambasim.report.trace import MOST_REPLICAS, predicted_trace
+from sambasim.report.simulation import MOST_REPLICAS, predicted_trace
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath

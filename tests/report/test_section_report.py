@@ -1,9 +1,8 @@
-"""SambaTune's files, from a prediction: their columns, their sums, and that what was measured stays apart."""
+"""SambaTune's files, from a prediction: their columns and their sums."""
 
 import csv
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.pef import read
-from sambasim.report.sections_csv import MeasuredSections, measured_sections, section_report_csv
-from sambasim.report.summary import summary_json
+from sambasim.report.sambatune import section_report_csv, summary_json
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
@@ -39,8 +37,8 @@ def _scaled(program: Program, arch: str = "sn30", replicas: int = 1, micro_steps
     return scale(program, alone, place(replicas, device, None, load_cluster(device.cluster)), SyncPath.RDU)
 
 
-def _rows(scaled: ScaledStep, measured: Sequence[MeasuredSections] = ()) -> Rows:
-    return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step, measured))))
+def _rows(scaled: ScaledStep) -> Rows:
+    return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step))))
 
 
 def test_a_row_for_each_section_and_their_sum_is_the_step(program: Program) -> None:
@@ -72,46 +70,16 @@ def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> No
 def test_units_are_in_names_and_every_figure_says_where_it_is_from(program: Program) -> None:
     facts = {"section_id", "section_type", "section_name", "operators", "runs_per_step"}
     names = set(_rows(_scaled(program))[0])
-    assert all(name.startswith(("predicted_", "measured_")) for name in names - facts)
+    assert all(name.startswith("predicted_") for name in names - facts)
     assert {"predicted_ddr_read_bytes_per_s", "predicted_ddr_write_bytes_per_s"} < names
     assert {"predicted_hbm_read_bytes_per_s", "predicted_hbm_write_bytes_per_s"} < set(
         _rows(_scaled(program, "sn40"))[0]
     )
 
 
-def test_what_was_measured_is_beside_its_section_and_in_no_predicted_column(program: Program) -> None:
-    scaled = _scaled(program)
-    assert program.training is not None
-    sections = program.training.sections
-    model = [section.index for section in sections if section.kind in ("FWD", "BCKWD")]
-    updates = [section.index for section in sections if section.kind == "OPT"]
-    timed = [((index,), 0.5 + index) for index in (*model, *updates[:-1])]
-    measured = measured_sections(program.training, [*timed, ((updates[-1], updates[-1] + 1), 99.0)])
-    rows = _rows(scaled, measured)
-    assert [float(row["measured_latency_s"] or -1) for row in rows] == [*(time_s for _, time_s in timed), -1, 99.0]
-    (alone,) = [row for row in rows if not row["section_id"]]
-    assert alone["section_type"] == "OPT+GATHER"
-    assert not any(value for name, value in alone.items() if name.startswith("predicted_"))
-    predicted = [{name: row[name] for name in row if name.startswith("predicted_")} for row in _rows(scaled)]
-    assert predicted == [{name: row[name] for name in row if name.startswith("predicted_")} for row in rows[:-1]]
-
-
-def test_a_section_that_is_cut_otherwise_is_not_taken_for_the_measured_one(program: Program) -> None:
-    device = load_device("sn30")
-    other = predict_step(program, budget_of(device, load_calibration()), "o0", load_calibration())
-    assert program.training is not None
-    section = program.training.sections[2]
-    rows = list(
-        csv.DictReader(io.StringIO(section_report_csv(other, measured_sections(program.training, [((2,), 1.0)]))))
-    )
-    assert section.stop - section.start > 1
-    assert [row["section_id"] for row in rows if row["measured_latency_s"]] == [""]
-
-
-def test_the_summary_says_what_the_host_takes_and_keeps_measured_apart(program: Program) -> None:
+def test_the_parts_of_the_summary_add_up(program: Program) -> None:
     scaled = _scaled(program, replicas=4)
-    assert program.training is not None
-    told = json.loads(summary_json(scaled, "digits", measured_sections(program.training, [((0,), 0.5), ((1, 2), 1.0)])))
+    told = json.loads(summary_json(scaled, "digits"))
     predicted = told["predicted"]
     assert told["remarks"][0] == f"Host takes {predicted['predicted_host_share']:.1%} of the total latency (predicted)."
     assert predicted["predicted_latency_s"] == pytest.approx(
@@ -120,5 +88,3 @@ def test_the_summary_says_what_the_host_takes_and_keeps_measured_apart(program: 
     assert sum(predicted["predicted_latency_s_by_type"].values()) == pytest.approx(predicted["predicted_device_s"])
     assert sum(predicted["predicted_latency_s_by_bound"].values()) == pytest.approx(predicted["predicted_device_s"])
     assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(scaled.samples_per_s)
-    assert told["measured"] == {"measured_sections_s": 1.5, "measured_section_count": 3}
-    assert json.loads(summary_json(scaled, "digits"))["measured"] is None

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sambasim.records.digests import RecordedRun, What
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.tables import add_row, plain_table, printable
+from sambasim.report.output import add_row, plain_table, printable
 
 
 class _Record(BaseModel):
