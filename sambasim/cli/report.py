@@ -137,7 +137,7 @@ def _keep(given: Path | None, page: Path | None) -> None:
 
 def _of_a_run(path: Path) -> str:
     from sambasim.records.metrics import read_run
-    from sambasim.report.page.assemble import measured_page
+    from sambasim.report.page import measured_page
 
     return measured_page(read_run(path), path.name)
 
@@ -147,7 +147,7 @@ def _predicted(
 ) -> dict[Path, str]:
     from sambasim.cli.prediction import predictions
     from sambasim.pef import peek
-    from sambasim.report.page.assemble import predicted_page
+    from sambasim.report.page import predicted_page
     from sambasim.report.sambatune import section_report_csv, summary_json
     from sambasim.simulation.sync import SyncPath
 
