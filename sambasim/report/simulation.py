@@ -213,7 +213,7 @@ def _notes(facts: Prediction) -> list[str]:
     launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)
-        notes.append(f"a launch takes {each}, longer than most sections compute: a larger batch costs little more time")
+        notes.append(f"most of the time is for section launches, {each} each: a larger batch costs little more time")
     if is_recurrent(facts):
         notes.append("recurrent layers are priced as products: the dependency of each time step on the last is ignored")
     if most > 1:
