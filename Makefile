@@ -31,7 +31,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check faults fuzz test test-whole test-mpis smoke bench golden clean
+.PHONY: help demo check faults fuzz test test-whole test-mpis smoke bench golden states clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -53,7 +53,7 @@ test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest 
 
 test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
 	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/faults/test_watch.py tests/cli \
-		tests/samba/api tests/samba/door tests/parity/test_ddp.py
+		tests/samba/api tests/samba/shim tests/parity/test_ddp.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
@@ -80,6 +80,9 @@ bench: $(STAMP) ## Measure against the named peers; ratios, each from one run
 
 golden: $(STAMP) ## Write the golden files of the tests anew; look at the difference before you commit it
 	pytest tests/golden --update-golden
+
+states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file
+	python -m tests.golden.states
 
 clean: ## Remove the virtual environment and everything that tools left
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

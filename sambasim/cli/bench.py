@@ -1,4 +1,4 @@
-"""`sambasim bench`: what this machine's sync paths take, each beside the others in one run."""
+"""`sambasim bench`: the times of all sync paths on this machine, in one run."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from sambasim.records.collectives import CollectivesRecord, PredictionsRecord
+    from sambasim.records.collectives import CollectivesRecord
     from sambasim.runtime.guard import Failure
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
@@ -25,7 +25,7 @@ _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mp
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure this machine: each figure beside its peers, in one run."""
+    """Measure gradient sync on this machine."""
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -50,21 +50,19 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @bench_command.command("collectives")
 @click.option("--min-bytes", "least_bytes", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
 @click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
-@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size. Default: 7 to 100.")
-@click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which, with commas. Default: all.")
-@click.option("--schedules", is_flag=True, help="Also predict which schedule of messages would be fastest.")
+@click.option("--runs", type=click.IntRange(min=1), help="Timed runs of each path at each size.  [default: 7 to 100]")
+@click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
     least_bytes: int,
     most_bytes: int,
     runs: int | None,
     paths: tuple[str, ...],
-    schedules: bool,
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Time an all-reduce of gradients by every path, size by size, and check the results.
+    """Time an all-reduce of gradients on every path, for several sizes, and check the results.
 
     \b
       device        gradients in device memory: run --reduce-on-rdu
@@ -73,11 +71,11 @@ def collectives_command(
       mpi-in-place  the same in one buffer
       gloo          torch.distributed's all_reduce, as DistributedDataParallel uses it
 
-    Each path begins where its data lies, device and host-... with gradients in device memory, mpi and gloo with a host
-    buffer, and ends when every rank may read the whole result: in buffers of its own, but for device, above 64 KiB,
-    in the memory of the ranks that own the slices. Sizes grow by four, in whole cuts of 256 bytes. All paths take
-    turns in one run; operands are written anew before each, and depend on rank, element and turn. The first and the
-    last result of each turn are compared whole, and a wrong one is an error.
+    The device and host-... paths start with gradients in device memory, the mpi and gloo paths with a host buffer. A
+    path ends when every rank can read the whole result: in a buffer of its own, or, for device above 64 KiB, in the
+    memory of the ranks that own the slices. Each size is four times the one before, in multiples of 256 bytes. The
+    paths take turns in one run, with new operands each time, which depend on rank, element and turn. The first and the
+    last result of each turn are checked in full, and a wrong one is an error.
 
     \b
     time                 median over runs; of one run, the longest of any rank
@@ -117,14 +115,14 @@ def collectives_command(
     with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
         request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
         speaks = communicator.rank == 0 and not as_json
-        record = _measure(communicator, request, _progress if speaks else _silence, schedules=schedules)
+        record = _measure(communicator, request, _progress if speaks else _silence)
         if communicator.rank == 0:
             _show(record, as_json, plot)
     communicator.close()
 
 
 def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
-    """The error for a smallest size above the largest; it names the one that is so by default."""
+    """The error for a smallest size above the largest; it says which of the two is a default."""
     source = click.get_current_context().get_parameter_source
     if source("least_bytes") is ParameterSource.DEFAULT:
         what = f"--min-bytes is {format_bytes(least_bytes)} by default, and that is more than --max-bytes"
@@ -136,7 +134,7 @@ def _no_sizes(least_bytes: int, most_bytes: int) -> OptionError:
 
 
 def _check_plot(plot: Path | None) -> None:
-    from sambasim.options.outputs import check_output_file
+    from sambasim.options.load import check_output_file
 
     if plot is None:
         return
@@ -158,53 +156,14 @@ def _progress(line: str) -> None:
 
 
 def _silence(line: str) -> None:
-    """Nothing but the JSON line is to be printed, or another rank speaks."""
+    """No-op callback."""
 
 
-def _measure(
-    communicator: "Communicator", request: "Request", tell: Callable[[str], None], *, schedules: bool
-) -> "CollectivesRecord":
+def _measure(communicator: "Communicator", request: "Request", tell: Callable[[str], None]) -> "CollectivesRecord":
     with kept_imports():
         from sambasim.runtime.measure.collectives import measure
 
-    record = measure(communicator, request, tell)
-    if not schedules:
-        return record
-    tell("messages of two ranks, to predict schedules")
-    return record.model_copy(update={"predictions": _predict(communicator, record)})
-
-
-def _predict(communicator: "Communicator", record: "CollectivesRecord") -> "PredictionsRecord":
-    """Collective. What the measured links predict for each size that was measured."""
-    from sambasim.collectives.choice import choose
-    from sambasim.collectives.links import Link, Links
-    from sambasim.records.collectives import LinkRecord, PredictionsRecord, ScheduleRecord
-    from sambasim.runtime.measure.links import measure_links
-
-    measured = measure_links(communicator)
-    unused = Link(0.0, 0.0)  # no two ranks of this job are so placed, and no schedule asks for it
-    links = Links(measured.within or unused, measured.between or unused, measured.addition_s_per_byte)
-    choices = {size.size_bytes: choose(size.size_bytes, record.node_of, links) for size in record.sizes}
-
-    def described(link: Link | None) -> LinkRecord | None:
-        if link is None:
-            return None
-        return LinkRecord(latency_s=link.latency_s, transfer_s_per_byte=link.transfer_s_per_byte)
-
-    return PredictionsRecord(
-        within=described(measured.within),
-        between=described(measured.between),
-        addition_s_per_byte=measured.addition_s_per_byte,
-        schedules=tuple(
-            ScheduleRecord(
-                size_bytes=size_bytes,
-                algorithm=str(choice.algorithm),
-                predicted_s=choice.predicted_s,
-                reason=choice.reason,
-            )
-            for size_bytes, choice in choices.items()
-        ),
-    )
+    return measure(communicator, request, tell)
 
 
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:

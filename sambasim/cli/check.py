@@ -1,4 +1,4 @@
-"""`sambasim app --check`: run an app for a few steps, and report what its replicas do wrong."""
+"""`sambasim app --check`: run an app for a few steps, and report what is wrong with its replicas."""
 
 import os
 import sys
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from sambasim.samba.checks.on_demand import Report
 
 FOUND = 1
-"""The exit code of a check that has found something. Errors of ours have higher ones."""
+"""The exit code of a check with findings. Those of errors are higher."""
 
 
-class Told(BaseModel):
-    """A finding, or the error that ended the app: `code` is that of the table of findings, or of the error's class, and
-    `app` where the app has raised it."""
+class Message(BaseModel):
+    """A finding, or the error that ended the app. `code` is that of the finding or of the error, and "app" for an
+    exception of the app."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,8 +35,8 @@ class Told(BaseModel):
 
 
 class CheckRecord(BaseModel):
-    """What `--json` prints. `epochs_cut` says whether the app has seen less of its data than in a run, and `error` what
-    ended the app before the check was over."""
+    """What `--json` prints. `epochs_cut` says that the app has seen less data than in a run; `error` is what ended the
+    app before the end of the check."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,17 +44,17 @@ class CheckRecord(BaseModel):
     replicas: int
     steps: int
     epochs_cut: bool
-    findings: tuple[Told, ...]
-    error: Told | None
+    findings: tuple[Message, ...]
+    error: Message | None
 
 
 def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: int, as_json: bool) -> int:
     """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0.
 
-    as_json: print it as one line; what the script prints goes to stderr then
+    as_json: print the report as one line, and the output of the script on stderr
 
-    Returns the exit code: 0, or FOUND. Raises what escapes the script, unless it stands for the script's end; and
-    OptionError for a compile, before it writes anything, and for a script that ends without a step or a finding.
+    Returns the exit code: 0, or FOUND. Raises OptionError for the command compile, before it writes anything, and for a
+    script that ends without a step or a finding. An exception of the script passes through, unless it ends the check.
     """
     from sambasim.samba.checks import on_demand
 
@@ -92,9 +92,9 @@ def _run(script: Path, file: Path, arguments: Sequence[str]) -> None:
     try:
         run_script(script, file, arguments)
     except (CheckIsOver, StopIteration):
-        pass  # an app that draws batches by next() cannot know that epochs are short now
+        pass  # an app that calls next() for batches does not expect short epochs
     except RuntimeError as error:
-        if not isinstance(error.__cause__, StopIteration):  # as Python has it where a generator draws them
+        if not isinstance(error.__cause__, StopIteration):  # Python's error if a generator calls next()
             raise
     except SystemExit as leaving:
         if leaving.code not in (0, None):
@@ -106,7 +106,7 @@ def _in_words(script: Path, report: "Report") -> str:
     steps = "1 step" if report.steps == 1 else f"{report.steps} steps"
     number = len(report.findings)
     found = "no finding" if not number else "1 finding" if number == 1 else f"{number} findings"
-    cut = " of epochs cut short, so its scores are not those of a run" if report.epochs_cut else ""
+    cut = " with shortened epochs, so the scores differ from those of a run" if report.epochs_cut else ""
     lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
     for finding in report.findings:
         where = [f"  where: {one_line(finding.where)}"] if finding.where else []
@@ -120,17 +120,17 @@ def _print_json(stdout: TextIO, script: Path, report: "Report", error: BaseExcep
         replicas=report.replicas,
         steps=report.steps,
         epochs_cut=report.epochs_cut,
-        findings=tuple(Told(**asdict(finding)) for finding in report.findings),
+        findings=tuple(Message(**asdict(finding)) for finding in report.findings),
         error=None if error is None else _of_error(error),
     )
     stdout.write(record.model_dump_json() + "\n")
     stdout.flush()
 
 
-def _of_error(error: BaseException) -> Told:
-    from sambasim.samba.door.translation import translated
+def _of_error(error: BaseException) -> Message:
+    from sambasim.samba.shim.translation import translated
 
     error = translated(error)
     if isinstance(error, SambasimError):
-        return Told(code=error.code, what=error.what, where=error.where, remedy=error.remedy)
-    return Told(code="app", what=f"{type(error).__name__}: {error}", where=None, remedy=None)
+        return Message(code=error.code, what=error.what, where=error.where, remedy=error.remedy)
+    return Message(code="app", what=f"{type(error).__name__}: {error}", where=None, remedy=None)

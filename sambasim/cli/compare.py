@@ -1,4 +1,4 @@
-"""`sambasim compare`: in what two runs, PEFs, checkpoints or files of weights differ first, and by how much."""
+"""`sambasim compare`: the first difference between two runs, PEFs, checkpoints or files of weights."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -19,7 +19,7 @@ _WEIGHTS, _METRICS = ".safetensors", ".jsonl"
 
 
 class _Kind(StrEnum):
-    """What can be compared with another of its kind, in words."""
+    """What can be compared, in words."""
 
     RUN = "the digests of a run"
     PEF = "a PEF"
@@ -31,24 +31,25 @@ class _Kind(StrEnum):
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@click.option("--steps", metavar="FIRST-LAST", help="Of runs and metrics: only these steps, such as 17, 1-40 or 100-.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that was found.")
+@click.option("--steps", metavar="FIRST-LAST", help="For runs and metrics: only these steps, such as 17, 1-40 or 100-.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all differences.")
 @click.option(
     "--output-folder",
     type=click.Path(path_type=Path),
     default=Path("out"),
     show_default=True,
-    help="Where PEFs that are given by name are looked for.",
+    help="Folder in which PEFs are found by name.",
 )
 def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_folder: Path) -> None:
-    """Say in what A and B differ first, and by how much.
+    """Find the first difference between two runs, PEFs, checkpoints or weights.
 
-    A and B are of one kind: folders of `run --record-digests`, PEFs (paths or names), checkpoints, .safetensors files
-    of weights, or .jsonl files of `run --metrics`. Of two runs: the first step, section and tensor that differ. Runs of
-    other threads or another engine, torch or CPU may differ by right; then that is said first.
+    A and B are two folders of `run --record-digests`, two PEFs (paths or names), two checkpoints, two .safetensors
+    files of weights, or two .jsonl files of `run --metrics`. For runs, it is the first step, section and tensor that
+    differ. If the runs have other threads, or another engine, torch or CPU, their bits may differ; the output says so
+    first.
 
-    The exit code is 0 if they are alike in all bits, 1 if they differ, or one ends before the other or lacks something
-    of it, and 2 or more for errors. A run may begin later than the other, as one that was resumed does.
+    The exit code is 0 if all bits are equal, 1 if something differs or is missing in A or B, and 2 or more for errors.
+    A run may start later than the other, as a resumed one does.
 
     \b
     Examples:
@@ -60,8 +61,8 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
       sambasim compare before.safetensors after.safetensors --json
     """
     from sambasim.errors import OptionError
+    from sambasim.options.grammar import step_range
     from sambasim.options.problems import Refused
-    from sambasim.options.step_range import step_range
 
     try:
         wanted = step_range(steps)
@@ -89,8 +90,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
 
 
 def _kind(name: str) -> _Kind:
-    """What `name` is, told by what is there; a name of nothing that is there is a PEF's. Raises OptionError for a
-    folder without digests."""
+    """What the file or folder `name` is; if there is none, the name of a PEF. Raises OptionError for other folders."""
     from sambasim.errors import OptionError
     from sambasim.records.digests import is_recording
     from sambasim.runtime.checkpoint.rules import MANIFEST_FILE
@@ -109,7 +109,7 @@ def _kind(name: str) -> _Kind:
                 remedy=f"name one of them: {path / there[0].name}",
             )
         raise OptionError(
-            f"{name} is a folder without the digests of a run, and no checkpoint",
+            f"{name} is a folder without the digests of a run, and not a checkpoint",
             where=str(path / "run.json"),
             remedy=f"sambasim run --pef … --record-digests {name}",
         )
@@ -117,7 +117,7 @@ def _kind(name: str) -> _Kind:
 
 
 def _check_there(a: str, b: str, output_folder: Path) -> None:
-    """Raises OptionError for what is not there at all, before anybody wonders of which kind it is."""
+    """Raises OptionError if A or B does not exist."""
     from sambasim.errors import OptionError
     from sambasim.pef import locate
 
@@ -131,7 +131,7 @@ def _check_there(a: str, b: str, output_folder: Path) -> None:
 
 
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":
-    """What is found. Only what the kind needs is imported: runs and metrics are compared without torch."""
+    """Compare A and B. Each kind imports only what it needs: runs and metrics are compared without torch."""
     if kind is _Kind.RUN:
         from sambasim.records.digests import read_recording
         from sambasim.report.compare.runs import compare_runs
@@ -176,7 +176,7 @@ def _compared_checkpoints(a: str, b: str) -> "Compared":
 
 
 def _weights(path: Path) -> "Mapping[str, Tensor]":
-    """The tensors of a file. Raises WeightsError if it is none of weights."""
+    """The tensors of a file. Raises WeightsError if it is not a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -188,4 +188,4 @@ def _weights(path: Path) -> "Mapping[str, Tensor]":
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error
+        raise WeightsError(f"{path} is not a safetensors file: {error}", remedy=remedy) from error

@@ -1,26 +1,274 @@
-"""`sambasim doctor`: what this machine has for a run, and what would be wrong."""
+"""`sambasim doctor` checks what a run needs on this machine, one function for each check.
 
-from typing import TYPE_CHECKING
+None starts MPI in this process.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 import click
+from pydantic import BaseModel, ConfigDict
 
 from sambasim.cli.terminal import show
 from sambasim.errors import MachineError
+from sambasim.runtime import shared_memory
+from sambasim.runtime.launcher import fitting_mpirun
+from sambasim.runtime.threads import cores_of_this_process
+from sambasim.units import MIB, format_bytes
 
-if TYPE_CHECKING:
-    from sambasim.cli.examination import Examination
+TESTED_TORCH = ("2.13.0",)
+"""The releases of torch that the test suite runs on."""
+
+LEAST_SHARED_MEMORY_BYTES = 2 * shared_memory.MPI_RESERVE_BYTES + shared_memory.MPI_START_BYTES
+"""What MPI and the smallest model need with two replicas; a run fails with less."""
+
+COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB
+"""Device sync keeps parameters, gradients and optimizer state of all replicas of a node in shared memory."""
+
+_TIMEOUT_S = 30.0
+_RANKS = 2
+_MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
+
+_LIBRARY_PROBE = """
+import json
+from sambasim.errors import SambasimError
+from sambasim.runtime.communicator import linked_library
+try:
+    print(json.dumps({"library": linked_library()}))
+except SambasimError as error:
+    print(json.dumps({"error": error.what}))
+"""
+
+_LAUNCH_PROBE = """
+from sambasim.errors import SambasimError
+from sambasim.runtime.communicator import connect
+try:
+    communicator = connect(["sambasim", "run"])
+except SambasimError as error:
+    raise SystemExit(error.what)
+if communicator.rank == 0:
+    print(f"world_size {communicator.world_size}", flush=True)
+"""
+
+
+class Finding(BaseModel):
+    """The result of one check: `trouble` is what is wrong, `remedy` how to fix it. If `stops_a_run`, a run with several
+    replicas would fail."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    value: str
+    trouble: str | None = None
+    remedy: str | None = None
+    stops_a_run: bool = False
+
+
+class Examination(BaseModel):
+    """All findings, in the order of the checks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def stops_a_run(self) -> bool:
+        return any(finding.stops_a_run for finding in self.findings)
+
+
+def examine() -> Examination:
+    """Check this machine and this Python. Takes a second or two, and at most 90 s."""
+    library = mpi_library()
+    launcher = mpirun()
+    fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
+    return Examination(
+        findings=(
+            Finding(name="python", value=f"{platform.python_version()} ({sys.executable})"),
+            torch(),
+            library,
+            launcher,
+            *fit,
+            *cores_and_threads(),
+            shared_memory_space(shared_memory.free_bytes()),
+            compiler(),
+            kernels(),
+        )
+    )
+
+
+def torch() -> Finding:
+    """The installed torch, by its metadata: importing it would take seconds."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
+        return Finding(name="torch", value="not installed", trouble="nothing works", remedy=remedy, stops_a_run=True)
+    if version.split("+")[0] in TESTED_TORCH:
+        return Finding(name="torch", value=f"{version} (tested)")
+    return Finding(
+        name="torch",
+        value=version,
+        trouble=f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ",
+        remedy=f"python -m pip install torch=={TESTED_TORCH[-1]}",
+    )
+
+
+def mpi_library() -> Finding:
+    """The MPI library that mpi4py is linked to, found in another process."""
+    name = "MPI linked"
+    output = _run([sys.executable, "-c", _LIBRARY_PROBE])
+    answer: dict[str, str] = json.loads(output.stdout) if output.returncode == 0 else {"error": _last_line(output)}
+    if "library" in answer:
+        return Finding(name=name, value=answer["library"])
+    return Finding(name=name, value="none", trouble=answer["error"], remedy=_MPI_INSTALL, stops_a_run=True)
+
+
+def mpirun() -> Finding:
+    """The first mpirun on PATH."""
+    name = "mpirun found"
+    path = shutil.which("mpirun")
+    if path is None:
+        beside = Path(sys.executable).parent / "mpirun"
+        remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
+        trouble = "no mpirun on PATH: only one replica can run"
+        return Finding(name=name, value="none", trouble=trouble, remedy=remedy, stops_a_run=True)
+    return Finding(name=name, value=f"{_mpirun_version(_run([path, '--version']).stdout)} ({path})")
+
+
+def launch(library: str) -> Finding:
+    """Whether this mpirun belongs to this MPI library: start two ranks with it."""
+    name = "MPI start"
+    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", _LAUNCH_PROBE])
+    if f"world_size {_RANKS}" in output.stdout:
+        return Finding(name=name, value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
+    return Finding(
+        name=name,
+        value="fails",
+        trouble=_last_line(output),
+        remedy=f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ...",
+        stops_a_run=True,
+    )
+
+
+def cores_and_threads() -> tuple[Finding, Finding]:
+    """Cores that this process may use, and the intra-op threads of a rank."""
+    usable, there = len(cores_of_this_process()), os.cpu_count() or 1
+    cores = Finding(name="cores", value=f"{usable} of {there}")
+    if usable < there:
+        cores = cores.model_copy(
+            update={
+                "trouble": "this process and the ranks that it starts cannot use all cores",
+                "remedy": f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)",
+            }
+        )
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    if not chosen:
+        return cores, Finding(name="threads", value=f"{usable} divided by the replicas of the node")
+    threads = Finding(name="threads", value=f"{chosen} a rank (OMP_NUM_THREADS)")
+    if not chosen.isdecimal() or int(chosen) == 0:
+        return cores, threads.model_copy(
+            update={"trouble": "OMP_NUM_THREADS is not a number of threads", "remedy": "unset OMP_NUM_THREADS"}
+        )
+    return cores, threads
+
+
+def shared_memory_space(free_bytes: int | None) -> Finding:
+    """Size and free space of /dev/shm; `free_bytes` is None where there is none."""
+    name = "shared memory"
+    if free_bytes is None:
+        trouble = f"there is no {shared_memory.FOLDER}; device sync may be slow or fail"
+        return Finding(name=name, value="unknown", trouble=trouble, remedy="run on Linux, or one replica at a time")
+    status = os.statvfs(shared_memory.FOLDER)
+    value = f"{format_bytes(free_bytes)} free of {format_bytes(status.f_blocks * status.f_frsize)}"
+    if free_bytes >= COMFORTABLE_SHARED_MEMORY_BYTES:
+        return Finding(name=name, value=value)
+    return Finding(
+        name=name,
+        value=value,
+        trouble="device sync keeps parameters, gradients and optimizer state of all replicas of a node in it",
+        remedy=f"docker run --shm-size=2g ..., or mount -o remount,size=2g {shared_memory.FOLDER}",
+        stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES,
+    )
+
+
+def compiler() -> Finding:
+    """The C++ compiler that torch's inductor would use."""
+    name = os.environ.get("CXX") or "g++"
+    path = shutil.which(name)
+    if path is not None:
+        version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
+        return Finding(name="compiler", value=f"{name} {version} ({path})")
+    trouble = "--engine inductor cannot compile its kernels; everything else works"
+    if shutil.which("g++") is not None:
+        trouble = f"CXX names {name}, which is not there; {trouble}"
+        return Finding(name="compiler", value="none", trouble=trouble, remedy="unset CXX")
+    return Finding(name="compiler", value="none", trouble=trouble, remedy="install g++, or set CXX to your compiler")
+
+
+def kernels() -> Finding:
+    """Whether the kernels of gradient sync are built; builds them if not."""
+    import torch
+
+    from sambasim.runtime.kernels.tree_mean import tree_mean_build
+
+    trouble = tree_mean_build(torch.float32).trouble
+    if trouble is None:
+        return Finding(name="kernels", value="gradients are added in one pass over memory")
+    return Finding(
+        name="kernels",
+        value="none",
+        trouble=f"gradients are added in several passes over memory, with the same bits: {trouble.what}",
+        remedy=trouble.remedy,
+    )
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command; if it does not end or cannot start, the result is a failed one with the reason on stderr."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _last_line(output: "subprocess.CompletedProcess[str]") -> str:
+    lines = (output.stderr.strip() or output.stdout.strip()).splitlines()
+    return lines[-1].strip() if lines else f"it ended with exit code {output.returncode}"
+
+
+def _mpirun_version(text: str) -> str:
+    """`mpirun --version` in two words: MPICH's Hydra prints a table, Open MPI a line."""
+    lines = text.splitlines()
+    for line in lines:
+        if line.strip().startswith("Version:"):
+            return f"MPICH {line.split()[-1]}"
+    return lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_context
 def doctor_command(context: click.Context, as_json: bool) -> None:
-    """Show MPI, torch, cores, shared memory and compiler, and what would stop a run.
+    """Check MPI, torch, cores, shared memory and compiler.
 
-    The exit code is not 0 if a run with several replicas would fail.
+    Prints what would make a run fail, and how to fix it. The exit code is not 0 if a run with several replicas would
+    fail.
+
+    \b
+    Examples:
+      sambasim doctor
+      sambasim doctor --json
     """
-    from sambasim.cli.examination import examine
-
     examination = examine()
     if as_json:
         print(examination.model_dump_json(indent=2))
@@ -29,7 +277,7 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
     context.exit(MachineError.exit_code if examination.stops_a_run else 0)
 
 
-def _show(examination: "Examination") -> None:
+def _show(examination: Examination) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -44,5 +292,5 @@ def _show(examination: "Examination") -> None:
             table.add_row("", "", finding.trouble)
         if finding.remedy:
             table.add_row("", "", f"try: {finding.remedy}")
-    verdict = "Something above would stop a run." if examination.stops_a_run else "Nothing here would stop a run."
+    verdict = "A run would fail because of a STOP above." if examination.stops_a_run else "A run would work."
     show(table, "", verdict)

@@ -1,4 +1,4 @@
-"""`sambasim env`: what a shell must know so that plain `python app.py` finds sambasim as sambaflow."""
+"""`sambasim env`: environment variables with which plain `python app.py` imports sambasim as sambaflow."""
 
 import os
 import shlex
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import click
 
-from sambasim.cli.app import DOOR
+from sambasim.cli.app import PATH_ENTRY
 
-STAND_INS = DOOR.parent / "commands"
-"""The folder of srun, sbatch, snfadm and sntilestat for a machine that has none."""
+STAND_INS = PATH_ENTRY.parent / "commands"
+"""The folder of the replacements for srun, sbatch, snfadm and sntilestat."""
 
 
 @click.command("env")
 def env_command() -> None:
-    """Print shell lines that let launch scripts for the hardware work as they are.
+    """Print shell commands (sh, bash, zsh) with which launch scripts for the hardware work unchanged.
 
-    After them, in this shell and what it starts, `import sambaflow` finds sambasim; for sh, bash, zsh. Where srun,
-    sbatch, snfadm or sntilestat are not installed, stand-ins of sambasim are found instead.
+    They set PATH and PYTHONPATH: `import sambaflow` then imports sambasim, and srun, sbatch, snfadm and sntilestat run
+    replacements of sambasim unless they are installed.
 
     \b
     Examples:
@@ -30,14 +30,14 @@ def env_command() -> None:
     for line in shell_lines(os.environ, Path(sys.executable).parent):
         print(line)
     if sys.stdout.isatty():
-        print('nothing is set yet; to set it:  eval "$(sambasim env)"', file=sys.stderr)
+        print('nothing is set yet; to set it, type:  eval "$(sambasim env)"', file=sys.stderr)
 
 
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The lines, for a shell whose environment is `environ`.
+    """The commands for a shell with the environment `environ`.
 
-    folder: the folder of the Python that has sambasim. It goes to the front of PATH where another `python` or `mpirun`
-        would be found first. The stand-ins for srun and others go to its end, so that they hide none.
+    folder: the folder of the Python that has sambasim. It goes to the front of PATH if another `python` or `mpirun`
+        would be found first. The folder of the replacements goes to the end, behind installed commands.
     """
     path = environ.get("PATH", "")
     entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(STAND_INS))]
@@ -46,7 +46,9 @@ def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
         entries = [str(folder), *(entry for entry in entries if entry != str(folder))]
     yield _export("PATH", [*entries, str(STAND_INS)])
     libraries = environ.get("PYTHONPATH", "").split(os.pathsep)
-    yield _export("PYTHONPATH", [str(DOOR), *(entry for entry in libraries if entry not in ("", str(DOOR)))])
+    yield _export(
+        "PYTHONPATH", [str(PATH_ENTRY), *(entry for entry in libraries if entry not in ("", str(PATH_ENTRY)))]
+    )
 
 
 def _export(name: str, folders: Sequence[str]) -> str:

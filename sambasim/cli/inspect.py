@@ -1,4 +1,4 @@
-"""`sambasim inspect`: what the compiler put into a PEF."""
+"""`sambasim inspect` shows what is in a PEF; `sambasim verify` checks all of it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 @click.command("inspect")
 @click.argument("pef", required=False)
 @shared.pef_flag
-@click.option("--json", "as_json", is_flag=True, help="One JSON line with everything that the tables show, and more.")
-@click.option("--section", type=int, metavar="N", help="Only section N, with all its operators.")
-@click.option("--graph", "as_graph", is_flag=True, help="The graphs, one operator a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all that the tables show, and more.")
+@click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
+@click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
 @shared.output_folder
-@click.option("--all", "everything", is_flag=True, help="Symbols, runtime arguments and options too.")
+@click.option("--all", "everything", is_flag=True, help="Also show symbols, runtime arguments and options.")
 def inspect_command(
     pef: str | None,
     named: str | None,
@@ -31,10 +31,10 @@ def inspect_command(
     everything: bool,
     output_folder: Path,
 ) -> None:
-    """Show what is in a PEF: sections, operators with their source lines, symbols, groups, sizes, options.
+    """Show what is in a PEF: sections, operators, symbols, sizes, options.
 
-    PEF is a path, or a NAME found as OUT/NAME/NAME.pef. Its sections are those of the training step, or of the
-    evaluation graph where it has no training step.
+    PEF is a path, or NAME for OUT/NAME/NAME.pef. The sections are those of the training step, or of the evaluation
+    graph if there is no training step.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
     from sambasim.ir.printer import format_section
     from sambasim.report.inspect import section_table
 
-    # The training step comes first where there is one.
+    # The training step comes first if there is one.
     graph, graph_facts = program.graphs[0], facts.graphs[0]
     if not 0 <= index < len(graph.sections):
         raise OptionError(
@@ -90,3 +90,26 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
         return
     show(section_table(graph_facts, graph_facts.sections[index]))
     print(printable("\n".join(lines)))
+
+
+@click.command("verify")
+@click.argument("pef", required=False)
+@shared.pef_flag
+@shared.output_folder
+def verify_command(pef: str | None, named: str | None, output_folder: Path) -> None:
+    """Check the format of a PEF, and every byte of its weights.
+
+    PEF is a path, or NAME for OUT/NAME/NAME.pef. The exit code is 0 if the PEF is valid, and 3 if it breaks a rule of
+    the format. One rule needs torch, and is checked by `run`: that operators accept the arguments in the graph.
+
+    \b
+    Example:
+      sambasim verify out/digits/digits.pef
+    """
+    from sambasim.pef import check, locate
+
+    path = locate(shared.one_pef(pef, named), output_folder)
+    document = check(path)
+    print(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
+    print(f"  digest          {document.digest}")
+    print(f"  weights sha256  {document.weights_sha256}")

@@ -1,4 +1,4 @@
-"""The `sambasim` command: finds its subcommands when they are asked for, and turns errors into exit codes."""
+"""The `sambasim` command: imports subcommands when they are needed, and turns errors into exit codes."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -10,25 +10,48 @@ from sambasim import __version__
 from sambasim.cli import streams
 from sambasim.cli.failure import exit_code_of, explain
 
-_COMMANDS: Mapping[str, str] = {
-    "compile": "sambasim.cli.compile:compile_command",
-    "run": "sambasim.cli.run:run_command",
-    "app": "sambasim.cli.app:app_command",
-    "env": "sambasim.cli.env:env_command",
-    "inspect": "sambasim.cli.inspect:inspect_command",
-    "compare": "sambasim.cli.compare:compare_command",
-    "simulate": "sambasim.cli.simulate:simulate_command",
-    "devices": "sambasim.cli.devices:devices_command",
-    "report": "sambasim.cli.report:report_command",
-    "tilestat": "sambasim.cli.tilestat:tilestat_command",
-    "validate": "sambasim.cli.validate:validate_command",
-    "verify": "sambasim.cli.verify:verify_command",
-    "doctor": "sambasim.cli.doctor:doctor_command",
-    "bench": "sambasim.cli.bench:bench_command",
-    "demo": "sambasim.cli.demo:demo_command",
-    "stand-in": "sambasim.cli.stand_in:stand_in_command",
+_PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Compile and run": {
+        "compile": ("compile:compile_command", "Compile a PyTorch model into a PEF."),
+        "run": (
+            "run:run_command",
+            "Train the model of a PEF with as many replicas as mpirun starts, or predict with it.",
+        ),
+        "app": ("app:app_command", "Run a SambaFlow app with sambasim in place of sambaflow."),
+        "env": ("env:env_command", "Print shell lines that let launch scripts for the hardware work as they are."),
+        "demo": (
+            "demo:demo_command",
+            "Compile the quick start, train it with both kinds of sync, and compare the two.",
+        ),
+    },
+    "Look at results": {
+        "inspect": ("inspect:inspect_command", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
+        "verify": ("inspect:verify_command", "Check the format of a PEF, and every byte of its weights."),
+        "compare": (
+            "compare:compare_command",
+            "Find the first difference between two runs, PEFs, checkpoints or weights.",
+        ),
+        "report": ("report:report_command", "Write one HTML page, or tables, about a PEF, a model or a run."),
+    },
+    "Predict": {
+        "simulate": (
+            "simulate:simulate_command",
+            "Predict a training step on a device: its time, its limits, its scaling.",
+        ),
+        "devices": ("simulate:devices_command", "List devices and clusters, and the placement of replicas on RDUs."),
+        "tilestat": ("simulate:tilestat_command", "Predict how busy each tile is, in the columns of sntilestat."),
+        "validate": ("simulate:validate_command", "Compare predictions with published measurements."),
+    },
+    "This machine": {
+        "doctor": ("doctor:doctor_command", "Check MPI, torch, cores, shared memory and compiler."),
+        "bench": ("bench:bench_command", "Measure gradient sync on this machine."),
+    },
 }
-"""By name: where the command is. Its module is imported only when it is needed, so that help is instant."""
+"""By heading of `--help` and name: where the command is in `sambasim.cli`, and its help. Modules are imported only when
+they are needed, so that help is instant."""
+
+_COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
+_HIDDEN = {"stand-in": ("stand_in:stand_in_command", "")}
 
 
 class _LazyGroup(click.Group):
@@ -36,16 +59,21 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _COMMANDS | _HIDDEN:
             return None
-        module, name = _COMMANDS[cmd_name].split(":")
-        command: click.Command = getattr(import_module(module), name)
+        module, name = (_COMMANDS | _HIDDEN)[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(f"sambasim.cli.{module}"), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, panel in _PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in _COMMANDS | _HIDDEN and not args[0].startswith("-"):
             import difflib
 
             guess = difflib.get_close_matches(args[0], _COMMANDS, n=1)
@@ -54,14 +82,14 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _spell_as_samba_does(token: str) -> str:
-    """SambaFlow's scripts write `--reduce_on_rdu` as well as `--reduce-on-rdu`."""
+def _with_hyphens(token: str) -> str:
+    """Scripts for SambaFlow write `--reduce_on_rdu` as well as `--reduce-on-rdu`."""
     return token.replace("_", "-")
 
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_as_samba_does},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
 )
 @click.version_option(__version__, prog_name="sambasim")
 def sambasim() -> None:
@@ -75,15 +103,15 @@ def sambasim() -> None:
 
 
 def main() -> None:
-    """Run the command line, and exit with the code of the error's family."""
+    """Run the command line, and exit with the exit code of the error, if there is one."""
     streams.settle()
     code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
-    unsaid = _code_of(streams.flush)
-    sys.exit(code or unsaid)
+    flush_code = _code_of(streams.flush)
+    sys.exit(code or flush_code)
 
 
 def _code_of(work: Callable[[], object]) -> int:
-    """The exit code of `work`; what it raised has been told."""
+    """Run `work`, print its error if it fails, and return the exit code."""
     try:
         code = work()
     except click.exceptions.Exit as error:

@@ -1,14 +1,22 @@
-"""From what was typed after `simulate` or `report` to predictions."""
+"""What `simulate`, `tilestat` and `report` predict: the arguments, the subject, and the prediction itself.
 
-from collections.abc import Iterator, Sequence
+A subject is a PEF, or a model that is captured on tensors without memory.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sambasim.cli.progress import phases
-from sambasim.cli.subject import Subject, is_model, level_of, refuse_script, subject_of_model, subject_of_pef
+from sambasim.bounded import shortened
+from sambasim.cli.terminal import phases
+from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
+from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.options.flags import MOST_MICRO_STEPS
+from sambasim.pef import PefDocument, locate, read
 from sambasim.pef.rules import COMPILE_AGAIN
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
@@ -16,7 +24,7 @@ from sambasim.simulation.sync import SyncPath
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was typed. None and no batch sizes are for those of the subject, no replicas for the usual ones."""
+    """The arguments of a command that predicts. None or empty means: as compiled, and the default replicas."""
 
     subject: str
     output_folder: Path
@@ -29,69 +37,149 @@ class Question:
     cluster: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A program for each requested batch size, and how it was compiled. If a program has another batch size, its work
+    is scaled."""
+
+    programs: tuple[tuple[int, Program], ...]
+    arch: str
+    tiles: int | None
+    level: Level
+    micro_steps: int
+
+
 def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
-    """The answers, one for each batch size. Raises OptionError for what cannot be asked, before a model is captured
-    where that is possible."""
+    """One prediction for each batch size. Raises OptionError for invalid arguments, if possible before the capture."""
     device = load_device(question.arch) if question.arch else None
     cluster = load_cluster(question.cluster) if question.cluster else None
     subject = _subject(question, quiet=quiet)
     device = device or load_device(subject.arch)
-    with _blaming(question.subject):
-        return _priced(question, subject, device, cluster)
+    with _pef_errors(question.subject):
+        return [
+            predict(
+                program,
+                device,
+                _tiles(question, subject),
+                level_of(question.level or subject.level),
+                cluster or load_cluster(device.cluster),
+                question.replicas,
+                batch_size=size,
+                micro_steps=subject.micro_steps,
+            )
+            for size, program in subject.programs
+        ]
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Around pricing: arguments of nodes that an operator does not take are the PEF's, and not a mistake of ours.
+def _pef_errors(name: str) -> Iterator[None]:
+    """Turn errors in the pricing of a PEF into PefError: a node may have arguments that its operator does not take.
 
-    Reading looks at their form alone, as rule 25 needs PyTorch, and a prediction does without.
+    Reading a PEF checks only the form of arguments, because rule 25 needs PyTorch, and a prediction does not import it.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if is_model(name):
             raise
-        what = f"{name} holds a node that its operator does not take: {type(error).__name__}: {error}"
+        what = f"{name} has a node with arguments that its operator does not take: {type(error).__name__}: {error}"
         raise PefError(what, where="pef.json", remedy=COMPILE_AGAIN) from error
 
 
-def _priced(question: Question, subject: Subject, device: DeviceSpec, cluster: ClusterSpec | None) -> list[Prediction]:
-    return [
-        predict(
-            program,
-            device,
-            _tiles(question, subject),
-            level_of(question.level or subject.level),
-            cluster or load_cluster(device.cluster),
-            question.replicas,
-            batch_size=size,
-            micro_steps=subject.micro_steps,
-        )
-        for size, program in subject.programs
-    ]
-
-
-def _subject(question: Question, *, quiet: bool) -> Subject:
-    name, sizes = question.subject, question.batch_sizes
-    if is_model(name):
-        with phases(quiet=quiet) as hear:
-            return subject_of_model(name, question.overrides, sizes, hear)
-    refuse_script(name)
-    if question.overrides:
-        raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
-    return subject_of_pef(name, question.output_folder, sizes)
-
-
 def _tiles(question: Question, subject: Subject) -> int | None:
-    """Those that are asked for, or else those of the subject, if the device is its own."""
+    """The requested tiles, or those of the subject if the device is the one that it was compiled for."""
     if question.num_tiles is not None:
         return question.num_tiles
     asked, own = (ALIASES.get(name, name) for name in (question.arch or subject.arch, subject.arch))
     return subject.tiles if asked == own else None
 
 
+def _subject(question: Question, *, quiet: bool) -> Subject:
+    name, sizes = question.subject, question.batch_sizes
+    if is_model(name):
+        with phases(quiet=quiet) as report:
+            return _subject_of_model(name, question.overrides, sizes, report)
+    refuse_script(name)
+    if question.overrides:
+        raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
+    return _subject_of_pef(name, question.output_folder, sizes)
+
+
+def is_model(name: str) -> bool:
+    """Whether `name` is a config or a model, and not a PEF."""
+    return name.endswith(".toml") or ":" in name
+
+
+def refuse_script(name: str) -> None:
+    """Raises OptionError for a Python file without the name of a model."""
+    if name.endswith(".py"):
+        raise OptionError(
+            f"{name} is a Python file without the name of a model",
+            remedy=f"{name}:NAME, a class or function in it; for an app, the PEF that it compiles",
+        )
+
+
+def _subject_of_pef(name: str, output_folder: Path, batch_sizes: Sequence[int]) -> Subject:
+    document = read(locate(name, output_folder))
+    program, compiled = document.program, document.compile_options
+    tiles = compiled.get("num_tiles")
+    return Subject(
+        programs=tuple((size, program) for size in batch_sizes or (program.batch_size,)),
+        arch=arch_of(compiled),
+        tiles=tiles if isinstance(tiles, int) else None,
+        level=level_of(compiled.get("opt_level")),
+        micro_steps=_micro_steps(document) if program.training else 1,
+    )
+
+
+def _micro_steps(document: PefDocument) -> int:
+    """The micro-steps that the PEF accumulates in a step. Raises PefError for a number that no run accepts."""
+    training = document.training_defaults.get("training")
+    given = training.get("accumulation_steps") if isinstance(training, dict) else None
+    if given is None:
+        return 1
+    if type(given) is not int or not 1 <= given <= MOST_MICRO_STEPS:
+        raise PefError(
+            f"the PEF accumulates {shortened(ascii(given))} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}",
+            where="training.accumulation_steps of the PEF",
+            remedy=COMPILE_AGAIN,
+        )
+    return given
+
+
+def _subject_of_model(
+    name: str, overrides: Sequence[str], batch_sizes: Sequence[int], report: Callable[[str], None]
+) -> Subject:
+    """The model or config called `name`, captured once for each batch size."""
+    from sambasim.compiler.front import shapes_from_options
+
+    config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
+
+    def options_at(batch_size: int | None) -> CompileOptions:
+        return compile_options(config, target, overrides, {"batch_size": batch_size, "data_parallel": True})
+
+    options = [options_at(size) for size in batch_sizes] or [options_at(None)]
+    first = options[0]
+    return Subject(
+        programs=tuple((each.training.batch_size, shapes_from_options(each, report)) for each in options),
+        arch=first.arch,
+        tiles=first.num_tiles,
+        level=first.opt_level,
+        micro_steps=first.training.accumulation_steps,
+    )
+
+
+def level_of(given: object) -> Level:
+    """`given` if it is a level, else o3."""
+    match given:
+        case "o0" | "o1":
+            return given
+        case _:
+            return "o3"
+
+
 def counts(text: str | None, flag: str) -> tuple[int, ...]:
-    """`"1,2,4"` as numbers, each once. Raises OptionError for anything else."""
+    """`"1,2,4"` as numbers without repetitions. Raises OptionError for any other text."""
     if text is None:
         return ()
     try:
@@ -99,14 +187,14 @@ def counts(text: str | None, flag: str) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        raise OptionError(f"{flag} {text}: whole numbers of 1 or more are wanted", remedy=f"{flag} 1,2,4")
+        raise OptionError(f"{flag} {text}: must be whole numbers of at least 1", remedy=f"{flag} 1,2,4")
     return numbers
 
 
 def paths(text: str) -> tuple[SyncPath, ...]:
-    """`"host,rdu"` as ways to sync. Raises OptionError for anything else."""
+    """`"host,rdu"` as sync paths. Raises OptionError for any other text."""
     known = {path.value: path for path in SyncPath}
     asked = [part.strip() for part in text.split(",")]
     if unknown := [part for part in asked if part not in known]:
-        raise OptionError(f"--sync {text}: there is no way {unknown[0]!r}", remedy="--sync host, rdu, or host,rdu")
+        raise OptionError(f"--sync {text}: there is no path {unknown[0]!r}", remedy="--sync host, rdu, or host,rdu")
     return tuple(dict.fromkeys(known[part] for part in asked))

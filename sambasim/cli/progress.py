@@ -1,9 +1,7 @@
-"""Progress for people: a live line on a terminal, plain lines where the output is piped."""
+"""Progress of a run: a live line on a terminal, plain lines if the output is piped, and a log file per rank."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from sambasim.bounded import one_line
@@ -16,26 +14,11 @@ from sambasim.units import format_bytes, format_seconds
 
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
-"""Seconds of training between two plain lines, and over which the live line averages."""
-
-
-@contextmanager
-def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What hears the phases of a compilation, on standard error."""
-    if quiet:
-        yield lambda phase: None
-    elif is_terminal(sys.stderr):
-        from rich.console import Console
-
-        console = Console(file=sys.stderr)  # this very stream, also while tracing catches what is printed to it
-        with console.status("starting") as status:
-            yield lambda phase: status.update(f"{phase} …")
-    else:
-        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
+"""Seconds of training between two plain lines, and the window of the averages in the live line."""
 
 
 class RunProgress:
-    """Tells a run to a person: what was started, how the loss falls, and what came out."""
+    """Prints the start, the progress and the result of a run."""
 
     def __init__(self) -> None:
         self._start: Start | None = None
@@ -43,7 +26,7 @@ class RunProgress:
         self._since = _Since()
 
     def close(self) -> None:
-        """Give the terminal back, however the run ended."""
+        """Remove the live line from the terminal."""
         if self._live:
             self._live.end()
 
@@ -63,7 +46,7 @@ class RunProgress:
         if start.placement:
             print(f"simulated: {start.placement}")
         if plan.left_out:
-            print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which make no whole step")
+            print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which do not fill a step")
         for notice in start.notices:
             print(f"notice: {one_line(notice)}")
         sys.stdout.flush()
@@ -111,9 +94,9 @@ class RunProgress:
         hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         taken = summary.steps - (summary.resumed_after_step or 0)
         if not taken:
-            print(f"nothing was left to do: the checkpoint is that of step {summary.steps}; the run was to end by then")
+            print(f"nothing was left to do: the checkpoint is of step {summary.steps}, the last one of the run")
             print("to train longer: --epochs N or --steps N")
-            self._tell_digests(summary)
+            self._print_digests(summary)
             return
         print(
             f"{taken} step{'s' * (taken != 1)} in {format_seconds(summary.training_s)} (measured): "
@@ -133,15 +116,15 @@ class RunProgress:
             print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact: {exempt}")
-        self._tell_digests(summary)
+        self._print_digests(summary)
 
-    def _tell_digests(self, summary: SummaryRecord) -> None:
+    def _print_digests(self, summary: SummaryRecord) -> None:
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 
 
 class _Since:
-    """What the steps since the last line took together: one step alone says little of the pace."""
+    """The times of all steps since the last line: the time of one step varies too much."""
 
     def __init__(self) -> None:
         self._samples = self._step_s = self._sync_s = 0.0
@@ -155,13 +138,13 @@ class _Since:
         return self._step_s > time_s
 
     def facts(self, step: Step) -> str:
-        """The last loss, and the pace."""
+        """The last loss, and the averages."""
         pace = f"{self._samples / self._step_s:.0f} samples/s  sync {self._sync_s / self._step_s:.0%}"
         return f"loss {step.loss:.4f}  {pace}"
 
 
 class _LiveLine:
-    """A progress bar that stays at the bottom of a terminal."""
+    """A progress bar at the bottom of a terminal."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -191,7 +174,7 @@ def log_of(folder: Path, rank: int) -> Path:
 
 
 class RankLog:
-    """One file of each rank: every step with its times, flushed as it goes. It is there once training begins."""
+    """A log file of one rank: every step with its times, written at once. It is made when training starts."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = log_of(folder, rank)
@@ -234,4 +217,4 @@ class RankLog:
             self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
         except OSError as error:
             what = f"the log {self._path} cannot be written any more: {error.strerror}"
-            raise MachineError(what, remedy="make room there, or another place: --log-dir FOLDER") from error
+            raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error

@@ -1,4 +1,4 @@
-"""`sambasim report`: a PEF, or a run of it, as a page to look at."""
+"""`sambasim report`: an HTML page, or tables, about a PEF, a model or a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,18 +17,18 @@ _RUN_SUFFIX = ".jsonl"
 
 @click.command("report")
 @click.argument("subject", metavar="PEF|MODEL|RUN.jsonl")
-@click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Where the page goes.")
+@click.option("--html", "page", type=shared.FILE, metavar="FILE", help="Write the page here.")
 @click.option(
     "--tables",
-    type=click.Path(path_type=Path),
+    type=shared.FILE,
     metavar="FOLDER",
-    help="Where section_report.csv and summary.json go, which are like SambaTune's.",
+    help="Write section_report.csv and summary.json here, as SambaTune names them.",
 )
-@click.option("--run", type=click.Path(path_type=Path), metavar="RUN.jsonl", help="Add what this run of it measured.")
+@click.option("--run", type=shared.FILE, metavar="RUN.jsonl", help="Add the measurements of this run of the PEF.")
 @shared.arch
 @shared.num_tiles
 @shared.cluster
-@click.option("--replicas", metavar="N,N,...", help="Of the scaling curves. Default: 1,2,4,...,1024.")
+@click.option("--replicas", metavar="N,N,...", help="Replicas of the scaling curves.  [default: 1,2,4,...,1024]")
 @shared.output_folder
 def report_command(
     subject: str,
@@ -41,12 +41,11 @@ def report_command(
     replicas: str | None,
     output_folder: Path,
 ) -> None:
-    """Write one HTML file that needs no network: what a device would do with a PEF or a model, or what a run
-    measured; or tables.
+    """Write one HTML page, or tables, about a PEF, a model or a run.
 
-    Of a PEF, a config (.toml) or a model (file.py:Name): the step's timeline, its sections and what binds them, their
-    pipelines, memory over time, scaling, and the operators with the lines that they come from. All of it is predicted.
-    Of a RUN.jsonl, which `sambasim run --metrics` writes: its curves and its summary, all of it measured.
+    For a PEF, a config (.toml) or a model (file.py:Name), everything is predicted: the timeline of a step, its sections
+    and their limits, pipelines, memory over time, scaling, and the operators with their source lines. For a RUN.jsonl
+    of `sambasim run --metrics`, everything is measured: its curves and its summary. The page needs no network.
 
     \b
     Examples:
@@ -57,13 +56,12 @@ def report_command(
       sambasim report configs/gpt_13b.toml --html gpt_13b.html
       sambasim report digits --tables out/digits
     """
-    from sambasim.cli.prediction import Question, counts
-    from sambasim.cli.subject import is_model, refuse_script
+    from sambasim.cli.prediction import Question, counts, is_model, refuse_script
     from sambasim.errors import OptionError
     from sambasim.pef import locate
 
     if page is None and tables is None:
-        raise OptionError("it is not said what to write", remedy=f"sambasim report {subject} --html FILE.html")
+        raise OptionError("no output is named", remedy=f"sambasim report {subject} --html FILE.html")
     _check(page, tables)
     if subject.endswith(_RUN_SUFFIX):
         of_a_pef = {
@@ -77,11 +75,11 @@ def report_command(
         given = [flag for flag, value in of_a_pef.items() if value is not None]
         if given or page is None:
             raise OptionError(
-                f"{subject} is a run, in which nothing is predicted: {', '.join(given)} is for a PEF",
+                f"{subject} is a run, and {', '.join(given)} is for predictions about a PEF",
                 remedy=f"sambasim report NAME.pef --run {subject} --html {page or 'FILE.html'}",
             )
-        _keep(Path(subject), page)
-        _write({page: _of_a_run(Path(subject))})
+        _check_not_input(Path(subject), page)
+        _write({page: _measured(Path(subject))})
         return
     refuse_script(subject)
     pef = None if is_model(subject) else locate(subject, output_folder)
@@ -90,7 +88,7 @@ def report_command(
             f"{run} is a run of a PEF, and {subject} is a model", remedy=f"sambasim compile {subject}, and name its PEF"
         )
     for given_file in (pef, run):
-        _keep(given_file, page)
+        _check_not_input(given_file, page)
     question = Question(
         subject=subject if pef is None else str(pef),
         output_folder=output_folder,
@@ -103,8 +101,8 @@ def report_command(
 
 
 def _check(page: Path | None, tables: Path | None) -> None:
-    """Raises OptionError for what cannot be written."""
-    from sambasim.options.outputs import check_output_file, check_output_folder
+    """Raises OptionError if an output cannot be written."""
+    from sambasim.options.load import check_output_file, check_output_folder
 
     if page is not None:
         check_output_file(page, "the page", "another place: --html FILE")
@@ -123,19 +121,19 @@ def _write(texts: Mapping[Path, str]) -> None:
             raise MachineError(
                 f"{file} cannot be written: {error.strerror}", remedy="make room there, or name another place"
             ) from error
-        told = ": open it in a browser, it needs no network" if file.suffix == ".html" else ""
-        print(f"{file} written{told}")
+        hint = ": open it in a browser" if file.suffix == ".html" else ""
+        print(f"{file} written{hint}")
 
 
-def _keep(given: Path | None, page: Path | None) -> None:
-    """Raises OptionError if the page would be written over what it is made of."""
+def _check_not_input(given: Path | None, page: Path | None) -> None:
+    """Raises OptionError if the page would overwrite its own input."""
     from sambasim.errors import OptionError
 
     if given is not None and page is not None and given.exists() and page.exists() and given.samefile(page):
-        raise OptionError(f"--html {page} is what the page is made of", remedy="another place: --html FILE.html")
+        raise OptionError(f"--html {page} would overwrite its own input", remedy="another place: --html FILE.html")
 
 
-def _of_a_run(path: Path) -> str:
+def _measured(path: Path) -> str:
     from sambasim.records.metrics import read_run
     from sambasim.report.page import measured_page
 
@@ -152,7 +150,7 @@ def _predicted(
     from sambasim.simulation.sync import SyncPath
 
     digest = None if pef is None else peek(pef).digest
-    records = None if run is None or digest is None else (_same(run, digest), run.name)
+    records = None if run is None or digest is None else (_records_of(run, digest), run.name)
     (prediction,) = predictions(question, quiet=False)
     texts: dict[Path, str] = {}
     if page is not None:
@@ -164,8 +162,8 @@ def _predicted(
     return texts
 
 
-def _same(path: Path, digest: str) -> "RunRecords":
-    """The records of a run of the PEF with this digest, as far as they say of which it was."""
+def _records_of(path: Path, digest: str) -> "RunRecords":
+    """The records of a run. Raises OptionError if they name another PEF than the one with this digest."""
     from sambasim.errors import OptionError
     from sambasim.records.metrics import read_run
 

@@ -1,10 +1,8 @@
-"""`sambasim run`: train what a PEF holds, or predict with it; alone, or as one of the ranks under mpirun."""
+"""`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun."""
 
 import os
 import shlex
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +12,10 @@ import click
 
 from sambasim.cli.failure import exit_code_of, explain
 from sambasim.cli.imports import kept_imports
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options
 from sambasim.cli.streams import outlive_readers
 from sambasim.errors import LaunchError, OptionError, PeerError
+from sambasim.options.flags import DATA, TRAINING
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -27,91 +27,27 @@ if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.watch.watch import Watch
 
-_FILE = click.Path(path_type=Path)
-_HOST_SYNC = click.Choice(("mpi", "gloo", "parameter-server"), case_sensitive=False)
-_ON_NONFINITE = click.Choice(("stop", "skip", "ignore"), case_sensitive=False)
-_ON_NONFINITE_HELP = (
-    "After a loss that is NaN or infinite: stop (the default), skip that step's update, or ignore it. To skip, sync "
-    "waits for all losses, and nothing of it goes on beside the backward. Gradients are not looked at."
-)
+_OUT = "Folder in which a PEF is found by name."
+_SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
 def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
     if value is not None:
         raise OptionError(
-            "-ws is for compile, where it says the smallest number of replicas; a run has as many as mpirun starts",
+            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
             remedy=f"mpirun -np {value} sambasim run … without -ws",
         )
 
 
-@click.command("run")
-@click.option("-p", "--pef", required=True, help="A path, or a name found as out/NAME/NAME.pef.")
-@click.option("--data-parallel", is_flag=True, default=None, help="Sync gradients. Default: on where np > 1.")
-@click.option("--reduce-on-rdu", is_flag=True, default=None, help="Sync between devices, not through the host.")
-@click.option("--host-sync", type=_HOST_SYNC, help="How hosts exchange gradients. Default: mpi.")
-@click.option("--parameter-servers", type=int, help="Ranks that only serve, the last ones. Default: 0, rank 0 serves.")
-@click.option("--data", help="Another source: module:function, FILE.npz, FILE.safetensors, or synthetic.")
+@click.command("run", cls=PanelCommand)
+@field_options("run")
 @click.option(
-    "--trust", is_flag=True, default=None, help="Execute a PEF that someone else compiled, and its data source."
+    "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
-@click.option("--workers", type=int, help="Processes that read data, for each rank.")
-@click.option("--epochs", type=int, help="How many times to go through the data.")
-@click.option("--steps", type=int, help="How many optimizer steps to take, instead of epochs.")
-@click.option("--seed", type=int, help="Of the order of samples, of dropout, of everything drawn.")
-@click.option("--grad-accumulation-steps", type=int, help="Micro-steps in one optimizer step.")
-@click.option("--lr", type=float, help="Learning rate.")
-@click.option("--momentum", type=float, help="Momentum of SGD.")
-@click.option("--weight-decay", type=float, help="Weight decay.")
-@click.option("--max-grad-norm", type=float, help="Largest norm of the gradients, for a PEF with clipping.")
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field: data.workers=1.")
-@click.option("--evaluate/--no-evaluate", default=None, help="Evaluate after each epoch. Default: on.")
-@click.option("--on-nonfinite", type=_ON_NONFINITE, help=_ON_NONFINITE_HELP)
-@click.option("--debug-numerics", is_flag=True, default=None, help="Stop where NaN or inf begins, and name it. Slow.")
-@click.option("--threads", type=int, help="Intra-op threads of a rank. Default: cores / ranks.")
-@click.option("--emulate-replicas", type=int, help="Play this many replicas in one process, bit for bit.")
-@click.option("--cluster", metavar="NAME|FILE", help="The simulated machine: see `sambasim devices`.")
-@click.option("--metrics", type=_FILE, help="Write JSON lines: steps, evaluations, and at the end a summary.")
-@click.option("--trace", type=_FILE, help="Write a trace of a few steps, for ui.perfetto.dev: one file of all ranks.")
-@click.option("--trace-steps", type=int, metavar="N", help="With --trace: how many steps. Default: 3, after 2 others.")
-@click.option(
-    "--record-digests",
-    type=_FILE,
-    metavar="FOLDER",
-    help="For `sambasim compare`: a digest of every value that leaves its section, a file for each replica. It is "
-    "slow: every value is hashed, in every step, and takes some 100 bytes of the file.",
-)
-@click.option("--record-steps", metavar="FIRST-LAST", help="With --record-digests: which steps. Default: all.")
-@click.option("--save", type=_FILE, help="Save the trained weights, for load_state_dict.")
-@click.option("--weights", type=_FILE, help="Begin with these weights, which --save wrote.")
-@click.option("--checkpoint-dir", type=_FILE, metavar="DIR", help="Save there, now and then, where the run is.")
-@click.option(
-    "--checkpoint-every", metavar="N[steps|epochs|s|min|h]", help="How often, beside the end. Default: 10min."
-)
-@click.option("--keep", type=int, metavar="K", help="How many checkpoints stay, the newest ones. Default: 3.")
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value="newest",
-    metavar="[auto|if-any|PATH]",
-    help="Go on from the newest checkpoint; auto: the newest that is whole; if-any: the same, or begin where there is "
-    "none; or from the one at PATH.",
-)
-@click.option("--exact", is_flag=True, default=None, help="With --resume: refuse what would change the run's bits.")
-@click.option(
-    "--on-checkpoint-failure",
-    type=click.Choice(["warn", "stop"]),
-    help="When one cannot be written: go on without it (default), or end the run.",
-)
-@click.option("--inference", is_flag=True, default=None, help="Predict instead of training.")
-@click.option("--predictions", type=_FILE, help="With --inference: where the outputs go, FILE.safetensors.")
-@click.option("--output-folder", type=_FILE, default=Path("out"), help="Where a PEF given by name is. Default: out.")
-@click.option("--log-dir", type=_FILE, help="A folder that gets one log file of each rank.")
-@click.option("--sync-timeout", type=float, metavar="SECONDS", help="How long ranks wait for one that hangs: 300.")
-@click.option("--engine", type=click.Choice(["plain", "inductor"]), help="inductor compiles sections by g++.")
-@click.option("--json", "json_output", is_flag=True, help="Print one JSON line, the summary, and nothing else.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
-def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Path, **flags: object) -> None:
-    """Train what a PEF holds: for real, on this machine, with as many replicas as mpirun starts.
+def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
+    """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
     \b
     Examples, after `sambasim compile --data-parallel -ws 2`:
@@ -122,7 +58,7 @@ def run_command(overrides: tuple[str, ...], json_output: bool, output_folder: Pa
     """
     from sambasim.options.run import run_options
 
-    options = run_options({**flags, "json_output": json_output or None}, overrides)
+    options = run_options(flags, overrides)
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         outlive_readers()
 
@@ -174,6 +110,8 @@ def _told_at_the_end(communicator: "Communicator") -> Iterator[None]:
 
 def _tell_of_rank(error: "PeerError", rank: int) -> None:
     """Of a rank that does not come to where the ranks find each other, or does not leave."""
+    import socket
+
     explain(error, told_by=f"seen by rank {rank} on {socket.gethostname()}")
 
 
@@ -197,6 +135,8 @@ def _beneath(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
 
 def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
     """Begin to watch the ranks, and say where they say what they do: what kills them all may leave nothing else."""
+    import tempfile
+
     folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
     watch.begin(folders, pef.stem, options.sync_timeout)
     if watch.path is not None and watch.is_first and not options.json_output:
@@ -204,7 +144,7 @@ def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> Path:
-    """Collective. The path of the PEF. Raises what is wrong with how it is to be run, before what takes long."""
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
@@ -225,7 +165,7 @@ def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch:
     if options.inference:
         report = PredictionJob(path, options, communicator, watch.activity).run()
         if communicator.topology.rank == 0:
-            print(report.model_dump_json() if options.json_output else _told(report))
+            print(report.model_dump_json() if options.json_output else _in_words(report))
         return
     with screen:
         listener, command = _listener(options, communicator, screen), ["sambasim", *sys.argv[1:]]
@@ -234,12 +174,12 @@ def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch:
         print(summary.model_dump_json())
 
 
-def _told(report: "PredictionRecord") -> str:
-    """A prediction for people."""
+def _in_words(report: "PredictionRecord") -> str:
+    """The result of an inference in words."""
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:
-        lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE takes trained ones")
+        lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE reads trained ones")
     lines += [f"loss {report.loss:.4f}"] if report.loss is not None else []
     lines += [f"accuracy {report.accuracy:.2%}"] if report.accuracy is not None else []
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []
@@ -247,7 +187,7 @@ def _told(report: "PredictionRecord") -> str:
 
 
 def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
-    """Collective. Raises PeerError if the ranks do not read the same PEF."""
+    """Collective. Raises PeerError if the ranks read different PEFs."""
     digests = communicator.all_gather_object(header.digest)
     apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if apart:
@@ -258,7 +198,7 @@ def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> None:
-    """Raises LaunchError or OptionError if the PEF cannot be trained by as many replicas as were asked for."""
+    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
     from sambasim.runtime.launcher import check_emulation, check_world_size
 
     command = ["sambasim", *sys.argv[1:]]
@@ -282,7 +222,7 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> N
 
 
 def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str]) -> None:
-    """Raises LaunchError if the ranks that do not only serve are too few for the PEF, or none."""
+    """Raises LaunchError if the ranks that are not parameter servers are too few for the PEF."""
     if ranks - servers < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         raise LaunchError(
@@ -293,8 +233,8 @@ def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str
 
 
 def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
-    """Raises LaunchError or OptionError if the simulated machine has no room for the replicas. All ranks do so at the
-    same time, before what takes them different times."""
+    """Raises LaunchError or OptionError if the simulated machine has too few RDUs. All ranks raise it at the same time,
+    because they have not yet done anything that takes them different times."""
     from sambasim.hardware.placement import inventory_of
     from sambasim.runtime.seating import seat
 
@@ -308,8 +248,8 @@ def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[i
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if what the run is to leave behind cannot be written, before it has worked for it."""
-    from sambasim.options.outputs import check_output_file, check_output_folder
+    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
+    from sambasim.options.load import check_output_file, check_output_folder
 
     if rank == 0:
         files = (

@@ -1,32 +1,122 @@
-"""Options that several commands have."""
+"""Click options: those of `compile` and `run`, made from the fields of their options, and those that commands share."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-pef_flag = click.option("-p", "--pef", "named", help="The same as the argument, as `run` spells it.")
+if TYPE_CHECKING:
+    from sambasim.options.flags import Command, Setting
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FILE = click.Path(path_type=Path)
+
+
+class PanelOption(click.Option):
+    """An option that `--help` shows under the heading `panel`."""
+
+    def __init__(self, *args: Any, panel: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.panel = panel
+
+
+class PanelCommand(click.Command):
+    """A command whose `--help` shows options in panels."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from sambasim.options.flags import OTHER, PANELS
+
+        records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                records[getattr(parameter, "panel", OTHER)].append(record)
+        for panel in filter(records.get, PANELS):
+            with formatter.section(panel):
+                formatter.write_dl(records[panel])
+
+
+def field_options(command: "Command") -> Callable[[F], F]:
+    """A decorator that gives a command one option for each flag of `sambasim.options.flags`."""
+    from sambasim.options.flags import flags_of
+
+    options = [option for setting in flags_of(command).values() for option in _options(setting)]
+
+    def decorated(function: F) -> F:
+        for option in reversed(options):  # the order in which decorators are applied
+            function = option(function)
+        return function
+
+    return decorated
+
+
+def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
+    """The option of a flag, or one for each of its choices. None is its value where it is not given."""
+    flag, kind = setting.flag, setting.kind
+    for choice, text in flag.choices.items():
+        shown = f"{text}  [default]" if choice == setting.default else text
+        yield click.option(
+            f"--{choice}", setting.keyword, flag_value=choice, help=shown, cls=PanelOption, panel=flag.panel
+        )
+    if flag.choices:
+        return
+    extra: dict[str, Any] = {"type": kind}
+    if kind is bool:
+        extra = {"is_flag": True}
+    elif kind is Path:
+        extra = {"type": FILE}
+    elif get_origin(kind) is Literal:
+        extra = {"type": click.Choice(get_args(kind), case_sensitive=False)}
+    if flag.bare is not None:
+        extra |= {"is_flag": False, "flag_value": flag.bare}
+    # A value by default, None too, would make click forget that the option is required.
+    extra |= {"required": True} if setting.default is ... else {"default": None}
+    default = _default(setting)
+    yield click.option(
+        *flag.names,
+        setting.keyword,
+        metavar=flag.metavar,
+        help=flag.help if default is None else f"{flag.help}  [default: {default}]",
+        cls=PanelOption,
+        panel=flag.panel,
+        **extra,
+    )
+
+
+def _default(setting: "Setting") -> str | None:
+    """How `--help` shows the default."""
+    if setting.flag.default is not None:
+        return setting.flag.default
+    if setting.name.startswith("overrides."):
+        return "as compiled"
+    if setting.default in (None, False, ...):
+        return None
+    return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+pef_flag = click.option("-p", "--pef", "named", help="The same as the argument, spelled as in `run`.")
 
 output_folder = click.option(
     "--output-folder",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("out"),
     show_default=True,
-    help="Where a PEF that is given by name is looked for.",
+    help="Folder in which a PEF is found by name.",
 )
 
-arch = click.option(
-    "--arch", help="The device: sn10, sn30, sn40, or a TOML file. Default: the one it was compiled for."
-)
+arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")
 
 num_tiles = click.option(
-    "--num-tiles", type=int, help="Tiles of it that one replica has. Default: as compiled, else all."
+    "--num-tiles", type=int, help="Tiles of the device that one replica has.  [default: as compiled, else all]"
 )
 
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 
 
 def one_pef(argument: str | None, flag: str | None) -> str:
-    """The PEF that was named, by argument or by `--pef`. Raises UsageError if none or both were given."""
+    """The PEF, given by argument or by `--pef`. Raises UsageError if none or both are given."""
     given = [name for name in (argument, flag) if name is not None]
     if len(given) != 1:
         raise click.UsageError(

@@ -1,37 +1,45 @@
-"""`sambasim simulate`: what a device would do with a PEF, or with a model."""
+"""`sambasim simulate`, `tilestat`, `devices` and `validate`: predictions, and the devices that they are about."""
 
 from pathlib import Path
 
 import click
 
 from sambasim.cli import shared
-from sambasim.cli.terminal import show
+from sambasim.cli.terminal import phases, show
 
 
 @click.command("simulate")
 @click.argument("subject", required=False)
 @shared.pef_flag
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Any field of a model's config.")
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="For a config or a model: set any field.")
 @shared.arch
 @shared.num_tiles
-@click.option("--o0", "level", flag_value="o0", help="One operator a section.")
+@click.option("--o0", "level", flag_value="o0", help="One operator per section.")
 @click.option("--o1", "level", flag_value="o1", help="Operators of one module share a section, at most 8.")
-@click.option("--o3", "level", flag_value="o3", help="The cut that is predicted fastest. Default: as compiled.")
-@click.option("-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica. Default: its own.")
-@click.option("--replicas", metavar="N,...", help="Numbers of replicas: 1,2,4,1024.")
-@click.option("--sync", default="host,rdu", show_default=True, help="Ways to sync gradients: host, rdu, or both.")
+@click.option(
+    "--o3", "level", flag_value="o3", help="The grouping with the shortest predicted step.  [default: as compiled]"
+)
+@click.option(
+    "-b", "--batch-size", "batch_sizes", metavar="N,...", help="Batch sizes of a replica.  [default: as compiled]"
+)
+@click.option("--replicas", metavar="N,...", help="Numbers of replicas, such as 1,2,4,1024.  [default: 1]")
+@click.option("--sync", default="host,rdu", show_default=True, help="Sync paths of gradients: host, rdu, or both.")
 @shared.cluster
 @click.option(
-    "--sections", type=click.IntRange(min=0), default=10, show_default=True, help="Slowest sections to print."
+    "--sections",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many of the slowest sections to print.",
 )
-@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the rows of all replicas here.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw samples/s over replicas, as an SVG file.")
+@click.option("--csv", "csv_file", type=shared.FILE, help="Write one row for each number of replicas as CSV.")
+@click.option("--plot", type=shared.FILE, help="Draw samples/s over replicas as SVG.")
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
-    help="Write a step as a trace for Perfetto: most replicas, last --sync, first -b.",
+    type=shared.FILE,
+    help="Write one step as a trace for Perfetto: the most replicas, the last sync path, the first batch size.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each batch size, with every section.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each batch size, with every section.")
 @shared.output_folder
 def simulate_command(
     subject: str | None,
@@ -51,12 +59,12 @@ def simulate_command(
     as_json: bool,
     output_folder: Path,
 ) -> None:
-    """Predict a training step on a device: how long, what binds it, which sections take the time, how it scales.
+    """Predict a training step on a device: its time, its limits, its scaling.
 
-    SUBJECT is a PEF, by path or name; or a config (.toml) or a model (file.py:Name), which is captured on tensors
-    without memory, whatever its size. Nothing is measured here. Sections are cut for the device and the tiles that are
-    asked for, as `compile` would cut them. A PEF at another batch size is scaled; a model is captured again.
-    `sambasim validate` tells how far such predictions are off.
+    SUBJECT is a PEF, by path or name, a config (.toml) or a model (file.py:Name). A model is captured on tensors
+    without memory, so it can have any size. Nothing is measured. Operators are grouped into sections as `compile` does
+    it for this device and these tiles. For another batch size, the times of a PEF are scaled, and a model is captured
+    again. `sambasim validate` shows the errors of such predictions.
 
     \b
     Examples:
@@ -66,7 +74,7 @@ def simulate_command(
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
-    from sambasim.options.outputs import check_output_file
+    from sambasim.options.load import check_output_file
     from sambasim.report.simulation import (
         predicted_trace,
         scaling_csv,
@@ -115,3 +123,126 @@ def simulate_command(
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+
+
+@click.command("tilestat")
+@click.argument("subject", required=False)
+@shared.pef_flag
+@shared.arch
+@shared.num_tiles
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+@shared.output_folder
+def tilestat_command(
+    subject: str | None, named: str | None, arch: str | None, num_tiles: int | None, as_json: bool, output_folder: Path
+) -> None:
+    """Predict how busy each tile is, in the columns of sntilestat.
+
+    The columns are shares of a step in which a tile executes, loads or waits. SUBJECT is a PEF, a config or a model, as
+    for `sambasim simulate`. The prediction is for one replica, without gradient sync. Nothing is measured.
+
+    \b
+    Examples:
+      sambasim tilestat digits
+      sambasim tilestat out/digits/digits.pef --arch sn10 --num-tiles 2
+      sambasim tilestat digits --json
+    """
+    from sambasim.cli.prediction import Question, predictions
+    from sambasim.report.sambatune import tilestat, tilestat_view
+
+    question = Question(
+        subject=shared.one_pef(subject, named),
+        output_folder=output_folder,
+        arch=arch,
+        num_tiles=num_tiles,
+        replicas=(1,),
+    )
+    (facts,) = predictions(question, quiet=as_json)
+    record = tilestat(facts)
+    if as_json:
+        print(record.model_dump_json())
+    else:
+        show(*tilestat_view(record))
+
+
+@click.command("devices")
+@click.option("--cluster", metavar="NAME|FILE", help="Show only this cluster.  [default: all]")
+@click.option("--arch", metavar="NAME|FILE", help="Show only this device.  [default: all]")
+@click.option("--num-tiles", type=int, help="Tiles that one replica has.  [default: as in the PEF, else all of an RDU]")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), help="Number of replicas.  [default: as many as fit on one node]"
+)
+@click.option("-p", "--pef", help="Take device and tiles from this PEF.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, in SI base units.")
+@shared.output_folder
+def devices_command(
+    cluster: str | None,
+    arch: str | None,
+    num_tiles: int | None,
+    replicas: int | None,
+    pef: str | None,
+    as_json: bool,
+    output_folder: Path,
+) -> None:
+    """List devices and clusters, and the placement of replicas on RDUs.
+
+    Each figure has its source. If nobody published it, the source is "estimate", or how it was derived. A run with
+    `--cluster` has the same placement, on one simulated node for each node of the MPI job.
+
+    \b
+    Examples:
+      sambasim devices
+      sambasim devices --arch sn30 --num-tiles 4 --replicas 20
+      sambasim devices --pef digits --cluster farm.toml --json
+    """
+    from sambasim.hardware.budget import budget_of, load_calibration
+    from sambasim.hardware.placement import inventory_of, place
+    from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
+    from sambasim.pef import locate, read
+    from sambasim.report.devices import inventory_json, inventory_report
+
+    compiled = {} if pef is None else read(locate(pef, output_folder)).compile_options
+    inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
+    device, tiles = inventory.device, inventory.tiles
+    budget = budget_of(device, load_calibration(), tiles)
+    of_a_node = place(1, device, tiles, inventory.cluster).per_full_node
+    placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+    one_device = arch is not None or pef is not None
+    devices = [device] if one_device else [load_device(name) for name in device_names()]
+    one_cluster = one_device or cluster is not None
+    clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
+    if as_json:
+        print(inventory_json(devices, clusters, inventory, placement))
+    else:
+        show(*inventory_report(devices, clusters, inventory, budget, placement))
+
+
+@click.command("validate")
+@click.option("--only", metavar="WORDS", help="Only rows with these words in their name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of a table.")
+def validate_command(only: str | None, as_json: bool) -> None:
+    """Compare predictions with published measurements.
+
+    Each model is captured on tensors without memory and predicted on the device and tiles of the measurement. All rows
+    take one to two minutes.
+
+    \b
+    Examples:
+      sambasim validate
+      sambasim validate --only "1 layer"
+    """
+    from sambasim.errors import OptionError
+    from sambasim.published.rows import published_rows
+    from sambasim.report.validation import validation_json, validation_table
+
+    rows = [row for row in published_rows() if only is None or only.lower() in row.name.lower()]
+    if not rows:
+        names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
+        raise OptionError(f"no published row has {only!r} in its name", remedy=f"one of {names}")
+    with phases(quiet=as_json) as report:
+        from sambasim.cli.holding import hold
+
+        held = hold(rows, report)
+    if as_json:
+        print(validation_json(held))
+    else:
+        show(validation_table(held))

@@ -1,14 +1,14 @@
-"""What launch scripts for the hardware call, on a machine without it: srun, sbatch, snfadm, sntilestat.
+"""Replacements for commands that launch scripts call and this machine lacks: srun, sbatch, snfadm, sntilestat.
 
-`sambasim env` puts the scripts in `samba/door/commands` at the end of PATH; they call `sambasim stand-in NAME`. So a
-Slurm that is installed is found first. One notice on stderr says what is run instead.
+`sambasim env` appends the folder `samba/shim/commands` to PATH, behind an installed Slurm; its scripts call
+`sambasim stand-in NAME`. One notice on stderr says what runs instead.
 
     srun ARGS COMMAND       mpirun -np TASKS COMMAND, on this machine; COMMAND itself for one task
     sbatch ARGS SCRIPT      SCRIPT, in the foreground; also a script from stdin, and --wrap COMMAND
     snfadm, sntilestat      nothing: the notice names the command of sambasim that shows the simulated devices
 
-With --output and --error, what is printed goes to these files. Options that place tasks on nodes, cores and devices
-are ignored. Source of the options: the manual pages of srun and sbatch, Slurm 23.11.
+--output and --error redirect the output. Options that place tasks on nodes, cores and devices are ignored. Source of
+the options: the manual pages of srun and sbatch, Slurm 23.11.
 """
 
 import getpass
@@ -37,7 +37,7 @@ _SHORT = {
     "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
     "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
-"""Long names of the options of one letter."""
+"""Long names of short options."""
 
 _SWITCHES_OF_BOTH = {
     "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
@@ -47,7 +47,7 @@ _SWITCHES_OF_BOTH = {
     "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
 }  # fmt: skip
 _SWITCHES = {"srun": _SWITCHES_OF_BOTH, "sbatch": _SWITCHES_OF_BOTH | {"wait"}}
-"""Long options without a value, or with one only behind `=`. All others take a value, as `--wait` of srun does."""
+"""Long options without a value, or with one only after `=`. All others take a value, as `--wait` of srun does."""
 
 _TASK_COUNTS = {"ntasks", "nodes", "ntasks-per-node", "tasks-per-node"}
 _USED = {*_TASK_COUNTS, "output", "error", "chdir", "export", "job-name", "wrap"}
@@ -56,13 +56,13 @@ _TASKS = "SLURM_NTASKS"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The options of an srun or sbatch by long name, "" for a switch, and the command or script with its arguments."""
+    """The options by long name, "" for a switch, and the command or script with its arguments."""
 
     options: Mapping[str, str]
     command: Sequence[str]
 
     def tasks(self, environ: Mapping[str, str]) -> int:
-        """How many processes: as the options say, else as the sbatch around this says, else 1."""
+        """The number of processes: from the options, or from the enclosing sbatch, or 1."""
         given = self.options.get("ntasks")
         if given is None:
             per_node = self.options.get("ntasks-per-node", self.options.get("tasks-per-node"))
@@ -73,7 +73,7 @@ class _Call:
         return _number(given)
 
     def ignored(self, used: frozenset[str] = frozenset()) -> str:
-        """A part of a notice. used: options that have an effect for this command alone"""
+        """The part of a notice that lists ignored options; `used` have an effect for this command."""
         names = [f"--{name}" for name in self.options if name not in _USED | used]
         return f"; ignored: {' '.join(names)}" if names else ""
 
@@ -82,7 +82,7 @@ class _Call:
 @click.argument("name", type=click.Choice(["srun", "sbatch", "snfadm", "sntilestat"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
-    """Do what a command of a machine with the hardware does, as far as it can be done here."""
+    """Run the replacement for a command of a machine with the hardware."""
     if name == "snfadm":
         _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
         return
@@ -91,7 +91,7 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
         return
     call = _Call(*_options(name, words))
     if call.options.keys() & {"version", "help", "usage"}:
-        click.echo(f"{name} of sambasim {__version__}: there is no Slurm, and {name} runs on this machine")
+        click.echo(f"{name} of sambasim {__version__}: there is no Slurm, so {name} runs on this machine")
     elif "test-only" in call.options:
         _notice(f"there is no Slurm: {name} --test-only runs nothing")
     elif name == "srun":
@@ -122,13 +122,13 @@ def _sbatch(call: _Call) -> None:
             raise OptionError("sbatch was given both a script and --wrap", remedy="leave out one of them")
         job_name, argv = "wrap", ["/bin/sh", "-c", wrapped]
     else:
-        text, shown = _script(call.command)
+        text, name = _script(call.command)
         lines = text.splitlines()
         interpreter = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
-        job_name, argv = Path(shown).name, [*interpreter, *(call.command or ["-c", text])]
+        job_name, argv = Path(name).name, [*interpreter, *(call.command or ["-c", text])]
         call = _Call({**_options("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
-    told = shlex.join(argv) if call.command or wrapped else "the script from stdin"
-    _notice(f"there is no Slurm: sbatch runs {told} and waits for its end{call.ignored(frozenset({'wait'}))}")
+    shown = shlex.join(argv) if call.command or wrapped else "the script from stdin"
+    _notice(f"there is no Slurm: sbatch runs {shown} and waits for it{call.ignored(frozenset({'wait'}))}")
     environ = {
         **os.environ,
         "SLURM_JOB_ID": str(os.getpid()),
@@ -136,13 +136,13 @@ def _sbatch(call: _Call) -> None:
     }
     if call.options.keys() & _TASK_COUNTS:
         environ[_TASKS] = str(call.tasks(os.environ))
-    if call.command and "chdir" in call.options:  # the path of the script starts where sbatch does
+    if call.command and "chdir" in call.options:  # the path of the script is relative to where sbatch was called
         argv[-len(call.command)] = os.path.abspath(call.command[0])
     _become(argv, call, environ)
 
 
 def _script(command: Sequence[str]) -> tuple[str, str]:
-    """The text of the script, and its file name; without a command, of the script on stdin."""
+    """The text and name of the script, from a file or from stdin."""
     if not command:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
@@ -158,7 +158,7 @@ def _script(command: Sequence[str]) -> tuple[str, str]:
 
 
 def _directives(lines: Sequence[str]) -> Iterator[str]:
-    """The words of the `#SBATCH` lines, which stand before the first command."""
+    """The words of the `#SBATCH` lines before the first command."""
     for line in lines:
         if line.startswith("#SBATCH"):
             yield from shlex.split(line.removeprefix("#SBATCH"), comments=True)
@@ -167,7 +167,7 @@ def _directives(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _options(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """The options by long name, and the words behind them."""
+    """The options by long name, and the remaining words."""
     options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -203,7 +203,7 @@ def _mpirun() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         raise LaunchError(
-            "srun of several tasks needs an mpirun, and there is none beside Python or in PATH",
+            "srun with several tasks needs mpirun, and there is none beside Python or in PATH",
             remedy="install one: pip install 'sambasim[mpi]'",
         )
     return found
@@ -224,7 +224,7 @@ def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> 
                 descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
                 for stream in streams:
                     os.dup2(descriptor, stream)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what is started would inherit that
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the command would inherit that
         os.execvpe(argv[0], argv, environ)
     except OSError as error:
         raise OptionError(
@@ -233,8 +233,7 @@ def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> 
 
 
 def _file_name(pattern: str, environ: Mapping[str, str]) -> str:
-    """`%x_%4j.out` with the name and the number of the job: `job_0042.out`. All tasks write to one file, that of task
-    and node 0."""
+    """`%x_%4j.out` with the name and number of the job: `job_0042.out`. All tasks write to the file of task 0."""
     job = environ.get("SLURM_JOB_ID", str(os.getpid()))
 
     def replaced(match: re.Match[str]) -> str:

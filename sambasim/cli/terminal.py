@@ -1,8 +1,10 @@
-"""Whether a person looks at what this process writes, and what is shown to one, or to a pipe."""
+"""Output for people: on a terminal in its width and colours, and plain if it is piped."""
 
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,16 +15,16 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _PIPED_WIDTH = 200
-"""Columns of a table that nobody's terminal limits."""
+"""Columns of a table that is not written to a terminal."""
 
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether what is written to `stream` comes to a terminal.
+    """Whether `stream` ends on a terminal.
 
-    Some launchers give every rank a terminal of its own and hand on what it writes; then it is the launcher's stream
-    that counts, and one that cannot be looked at is none.
+    Some launchers give every rank a pseudo terminal and forward its output. Then the stream of the launcher decides; if
+    it cannot be read, the answer is no.
     """
     if not stream.isatty():
         return False
@@ -37,7 +39,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Printable:
-    """What `part` shows, made printable; rich takes out a few control characters only."""
+    """`part` with control characters spelled out; rich removes only a few of them."""
 
     part: "RenderableType"
 
@@ -49,8 +51,7 @@ class _Printable:
 
 
 def show(*parts: "RenderableType") -> None:
-    """Print each to stdout, text as it is. To a terminal in its width and colours; to anything else plain and wide,
-    without blanks at the ends of lines."""
+    """Print text and tables to stdout. If it is not a terminal: plain, wide and without trailing blanks."""
     from rich.console import Console
 
     if is_terminal(sys.stdout):
@@ -63,3 +64,18 @@ def show(*parts: "RenderableType") -> None:
     if isinstance(console.file, io.StringIO):
         for line in console.file.getvalue().splitlines():
             print(line.rstrip())
+
+
+@contextmanager
+def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A callback that shows the current phase of a compilation on standard error."""
+    if quiet:
+        yield lambda phase: None
+    elif is_terminal(sys.stderr):
+        from rich.console import Console
+
+        console = Console(file=sys.stderr)  # also while tests or traces redirect it
+        with console.status("starting") as status:
+            yield lambda phase: status.update(f"{phase} …")
+    else:
+        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)

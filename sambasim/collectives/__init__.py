@@ -1,1 +1,1 @@
-"""HOW REPLICAS TALK: schedules as data. No tensors, no MPI."""
+"""Communication schedules as data: what the runtime carries out, and the simulation prices."""

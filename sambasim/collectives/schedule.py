@@ -1,118 +1,131 @@
-"""A schedule: how ranks come to hold the sum of their buffers, as data.
+"""The schedule of a reduce-scatter and an all-gather over nodes: who sends which slice to whom, as data.
 
-One schedule has several readers: `price` says what it costs, `draw` shows it, `verify` checks it, and the tests carry
-it out on integers. Because all read the same rounds, none can drift from the others.
+    phase            what a rank sends
+    reduce-scatter   to each owner on another node: the sum of its node's operands for that slice, if it is the port of
+                     that owner; where the node's ranks are no subtree, its own operand
+    all-gather       its own slice, once to each other node, where the port of the slice receives it
 
-    rank       one process, with one buffer of `numel` elements
-    span       elements `start` to `stop` of that buffer
-    transfer   one message: a span of one rank's buffer goes to the same span of another's
-    round      transfers of one moment: every span is sent as it was before the round
-
-What one round adds into one span of a rank, with what the rank holds there, is summed by the tree of `tree`, in the
-order of the ranks it came from: a rank that hears one peer adds one number, and the owner of a slice in the direct
-schedule adds all of them in the design's order.
+Inside a node, ranks read one another's memory. Every rank sends and receives at most (N - 1) / N of what an all-reduce
+among N nodes must move. `runtime` sends these messages, and `simulation` prices them, so the clock cannot disagree with
+the arithmetic. The price is that of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994; Thakur,
+Rabenseifner and Gropp, IJHPCA 19(1), 2005): a rank's messages follow one another, in both directions at once.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeAlias
 
-from sambasim.collectives.slices import Slice, cut
-
-
-class Algorithm(StrEnum):
-    """The ways to an all-reduce. Where several are priced equal, the one named first here is chosen."""
-
-    DIRECT = "direct"
-    HIERARCHICAL = "hierarchical"
-    HALVING_DOUBLING = "halving-doubling"
-    RECURSIVE_DOUBLING = "recursive-doubling"
-    BINOMIAL_TREE = "binomial-tree"
-    RING = "ring"
-
-
-class Phase(StrEnum):
-    """What a round is for."""
-
-    FOLD = "fold"  # surplus ranks hand their buffers in
-    REDUCE_SCATTER = "reduce-scatter"  # ends with every slice summed at one owner
-    ALL_GATHER = "all-gather"  # ends with every rank holding every summed slice
-    EXCHANGE = "exchange"  # both of a pair add the other's whole buffer
-    REDUCE = "reduce"  # ends with the whole sum at one rank
-    BROADCAST = "broadcast"  # ends with that sum at every rank
-    UNFOLD = "unfold"  # surplus ranks get the result
-
-
-class Scope(StrEnum):
-    """Between whom a round's messages go."""
-
-    WORLD = "world"
-    NODE = "within nodes"
-    NODES = "between nodes"
+from sambasim.collectives.tree import Blocks, blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Elements `start` to `stop` go from rank `source` to rank `target`, which adds them or stores them."""
+class Message:
+    """Rank `source` sends the slice of rank `owner` to rank `target`: the sum of the operands of `ranks`, or, of
+    parameters, what the owner has made."""
 
     source: int
     target: int
-    start: int
-    stop: int
-    accumulate: bool
-
-    @property
-    def numel(self) -> int:
-        """The elements of the message."""
-        return self.stop - self.start
+    owner: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The transfers of one moment."""
+class Messages:
+    """What one rank sends and receives in a phase, in order. `reads` counts the slices that it reads from other ranks
+    of its node."""
 
-    phase: Phase
-    transfers: tuple[Transfer, ...]
-    scope: Scope = Scope.WORLD
+    sent: tuple[Message, ...]
+    received: tuple[Message, ...]
+    reads: int
 
 
-Rounds: TypeAlias = tuple[Round, ...]
+def port_of(layout: Blocks, owner: int, node: int) -> int:
+    """The rank of `node` that sends and receives the slices of `owner`, a rank of another node, for its node."""
+    ranks = layout.nodes[node]
+    return ranks[owner % len(ranks)]
+
+
+def reduce_scatter_messages(node_of: Sequence[int], rank: int) -> Messages:
+    """Those of `rank`, where rank r is on node `node_of[r]`."""
+    layout, own = blocks(node_of), node_of[rank]
+    ranks = layout.nodes[own]
+    sent, received, reads = [], [], len(ranks) - 1
+    for owner, node in enumerate(node_of):
+        if node == own:
+            continue
+        if not layout.summed[own]:
+            sent.append(Message(rank, owner, owner, (rank,)))
+        elif port_of(layout, owner, own) == rank:
+            sent.append(Message(rank, owner, owner, ranks))
+            reads += len(ranks) - 1
+    for node, others in enumerate(layout.nodes):
+        if node == own:
+            continue
+        if layout.summed[node]:
+            received.append(Message(port_of(layout, rank, node), rank, rank, others))
+        else:
+            received += [Message(other, rank, rank, (other,)) for other in others]
+    return Messages(tuple(sent), tuple(received), reads)
+
+
+def all_gather_messages(node_of: Sequence[int], rank: int) -> Messages:
+    """Those of `rank`, where rank r is on node `node_of[r]`. The slices that come from other nodes are read by the
+    ranks of the node too."""
+    layout, own = blocks(node_of), node_of[rank]
+    nodes = [node for node in range(len(layout.nodes)) if node != own]
+    sent = tuple(Message(rank, port_of(layout, rank, node), rank, (rank,)) for node in nodes)
+    arriving = [owner for owner, node in enumerate(node_of) if node != own and port_of(layout, owner, own) == rank]
+    received = tuple(Message(owner, rank, owner, (owner,)) for owner in arriving)
+    return Messages(sent, received, len(node_of) - 1 - len(received))
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """The rounds of one all-reduce of `numel` elements, in order; rank r is on node `node_of[r]`."""
+class Link:
+    """A way between two ranks, the same in both directions at once.
 
-    algorithm: Algorithm
-    numel: int
-    node_of: tuple[int, ...]
-    rounds: Rounds
+    latency_s: alpha, seconds for a message of no bytes
+    transfer_s_per_byte: beta, seconds for each byte; the inverse of the bandwidth
+    """
+
+    latency_s: float
+    transfer_s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """All that a price depends on, besides the messages.
+
+    within, between: links of two ranks on one node, and on two nodes; the ranks of a node share one to the network
+    addition_s_per_byte: gamma, seconds to add one arrived byte to what a rank holds
+    """
+
+    within: Link
+    between: Link
+    addition_s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Predicted seconds, by what they go to."""
+
+    latency_s: float
+    transfer_s: float
+    addition_s: float
 
     @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return len(self.node_of)
+    def predicted_s(self) -> float:
+        """The whole time."""
+        return self.latency_s + self.transfer_s + self.addition_s
 
 
-def nodes_of(node_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, ascending; nodes in the order of their lowest ranks."""
-    ranks: dict[int, list[int]] = {}
-    for rank, node in enumerate(node_of):
-        ranks.setdefault(node, []).append(rank)
-    return tuple(tuple(members) for members in ranks.values())
-
-
-def cut_span(span: Slice, parts: int, granule: int) -> tuple[Slice, ...]:
-    """`span` in `parts` slices by the rule of `slices.cut`; some may be empty."""
-    start, stop = span
-    return tuple((start + first, start + last) for first, last in cut(stop - start, parts, granule))
-
-
-def sent_numel(schedule: Schedule) -> tuple[int, ...]:
-    """How many elements each rank sends, in all rounds together."""
-    sent = [0] * schedule.world_size
-    for round_ in schedule.rounds:
-        for transfer in round_.transfers:
-            sent[transfer.source] += transfer.numel
-    return tuple(sent)
+def price(messages: Messages, slice_bytes: float, ranks_on_node: int, links: Links, *, adds: bool) -> Price:
+    """What a phase is predicted to take for a rank with these messages, on a node with `ranks_on_node` ranks whose
+    messages share its link. `adds` says whether what is read and received is added."""
+    crossing = max(len(messages.sent), len(messages.received))
+    within_bytes = messages.reads * slice_bytes
+    between_bytes = crossing * slice_bytes * ranks_on_node
+    added_bytes = (messages.reads + len(messages.received)) * slice_bytes if adds else 0.0
+    return Price(
+        latency_s=(ranks_on_node - 1) * links.within.latency_s + crossing * links.between.latency_s,
+        transfer_s=within_bytes * links.within.transfer_s_per_byte + between_bytes * links.between.transfer_s_per_byte,
+        addition_s=added_bytes * links.addition_s_per_byte,
+    )

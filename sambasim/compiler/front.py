@@ -18,7 +18,7 @@ from sambasim.data.sources import open_source
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.options.outputs import check_output_file
+from sambasim.options.load import check_output_file
 
 
 def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Compiled:

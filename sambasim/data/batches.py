@@ -12,7 +12,7 @@ from sambasim.data.blame import summary
 from sambasim.data.disagreement import disagreement
 from sambasim.data.samples import Failure
 from sambasim.errors import DataError
-from sambasim.options.inputs import InputSpec
+from sambasim.options.grammar import InputSpec
 
 Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
 

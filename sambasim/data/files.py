@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from sambasim.data.blame import summary
 from sambasim.data.npz import array_names, read_arrays
 from sambasim.errors import DataError
-from sambasim.options.inputs import InputSpec
+from sambasim.options.grammar import InputSpec
 
 _REMEDY = "write it with one array for each input, as many samples along the first axis of each"
 

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from sambasim.data.blame import summary, user_line
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
+from sambasim.options.grammar import split_target, target_problem
 from sambasim.options.problems import nearest
-from sambasim.options.targets import split_target, target_problem
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
 

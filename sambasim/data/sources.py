@@ -13,9 +13,8 @@ from sambasim.data.resolve import call_object, guarded
 from sambasim.data.samples import MapStyle, WatchedDataset
 from sambasim.data.synthetic import DEFAULT_SAMPLES, SyntheticDataset
 from sambasim.errors import DataError
-from sambasim.options.data import DataOptions
-from sambasim.options.inputs import InputSpec
-from sambasim.options.targets import BUILTIN_SOURCES, SourceKind
+from sambasim.options.grammar import BUILTIN_SOURCES, InputSpec, SourceKind
+from sambasim.options.training import DataOptions
 
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sambasim.options.inputs import FLOAT_DTYPES, InputSpec
+from sambasim.options.grammar import FLOAT_DTYPES, InputSpec
 
 DEFAULT_SAMPLES = 1024
 DEFAULT_BOUND = 2

@@ -1,7 +1,9 @@
-"""Options from text: TOML files and `--set`, and every mistake in them told at once."""
+"""Options from TOML files, `--set` and flags; one error for all mistakes; whether outputs can be written."""
 
 import copy
+import os
 import re
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +13,15 @@ from pydantic import BaseModel, ValidationError
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
+from sambasim.options.flags import Setting
+from sambasim.options.grammar import absolute_source, absolute_target
 from sambasim.options.problems import Problem, explain, show
-from sambasim.options.targets import absolute_source, absolute_target
 
 M = TypeVar("M", bound=BaseModel)
 
 
 def read_toml(path: Path) -> dict[str, object]:
-    """The tables of a TOML file. Raises OptionError, with the line, if it cannot be read or is not TOML."""
+    """The tables of a TOML file. Raises OptionError, with the line, if it is not TOML or cannot be read."""
     try:
         text = read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
@@ -49,45 +52,48 @@ def read_toml(path: Path) -> dict[str, object]:
 def apply_overrides(mapping: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
     """A copy of `mapping` with each `NAME=VALUE` set in it: `"optimizer.lr=1e-3"`, `"training.schedule.name=cosine"`.
 
-    The value is TOML; a word that is no TOML value is taken as text, so that quotes may be left out. An empty value
-    takes the name away, and its default applies. Raises OptionError if there is no `=`, if the name is none, or if it
-    leads through something that is no table.
+    The value is TOML; a word that is not TOML is text, so quotes can be left out. An empty value removes the name, so
+    that its default applies. Raises OptionError if there is no `=`, for an invalid name, and for a name inside of
+    something that is not a table.
     """
     result = copy.deepcopy(dict(mapping))
     for override in overrides:
         _, equals, text = override.partition("=")
         if not equals:
             raise OptionError(f"--set {override} has no value", remedy=f"--set {override}=VALUE")
-        path = override_name(override)
-        if text.strip():
-            _assign(result, path, _value(text.strip(), override), f"--set {override}")
-        else:
-            _assign(result, path, None, f"--set {override}")
+        value = _value(text.strip(), override) if text.strip() else None
+        _assign(result, override_name(override), value, f"--set {override}")
+    return result
+
+
+def with_value(mapping: Mapping[str, object], name: str, value: object, typed: str) -> dict[str, object]:
+    """A copy of `mapping` with `value` at the dotted `name`; `typed` says in errors where it comes from."""
+    result = copy.deepcopy(dict(mapping))
+    _assign(result, name.split("."), value, typed)
     return result
 
 
 def apply_flags(
-    mapping: Mapping[str, object], flags: Mapping[str, object], known: Mapping[str, tuple[str, str]]
+    mapping: Mapping[str, object], given: Mapping[str, object], known: Mapping[str, Setting]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """A copy of `mapping` with each flag that was given set in it, and the origins of these for `build`.
 
-    `known` holds, for each keyword, the flag as it is typed and the dotted name that it sets. A flag that is None was
-    not given. Raises OptionError for a keyword that is not known.
+    given: values by keyword; None is a flag that was not given
+    known: the flags of the command. Raises OptionError for any other keyword.
     """
-    result = copy.deepcopy(dict(mapping))
-    origins: dict[str, str] = {}
-    for keyword, value in flags.items():
+    result, origins = copy.deepcopy(dict(mapping)), dict[str, str]()
+    for keyword, value in given.items():
         if keyword not in known:
-            raise refusal([Problem(keyword, f"is no flag; they are {', '.join(known)}")])
-        flag, name = known[keyword]
+            raise refusal([Problem(keyword, f"is not a flag; they are {', '.join(known)}")])
+        setting = known[keyword]
         if value is not None:
-            _assign(result, name.split("."), value, flag)
-            origins[name] = flag
+            _assign(result, setting.name.split("."), value, setting.flag.typed)
+            origins[setting.name] = setting.flag.typed
     return result, origins
 
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """A copy of `mapping` in which the model's, the data's and the loss's files are seen from `folder`."""
+    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
     result = copy.deepcopy(dict(mapping))
     for table_name, key, absolute in (
         ("model", "target", absolute_target),
@@ -101,14 +107,14 @@ def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, obj
 
 
 def _assign(mapping: dict[str, object], path: Sequence[str], value: object, typed: str) -> None:
-    """Sets the value at `path`, or takes it away where it is None. Tables on the way are made."""
+    """Set the value at `path`, or remove it if it is None. Missing tables are made."""
     *tables, last = path
     table = mapping
     for depth, part in enumerate(tables):
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
             name = ".".join(tables[: depth + 1])
-            raise OptionError(f"{typed} cannot be: {name} is {show(inner)}, and no table")
+            raise OptionError(f"{typed} cannot be set: {name} is {show(inner)}, and not a table")
         table = inner
     if value is None:
         table.pop(last, None)
@@ -117,18 +123,20 @@ def _assign(mapping: dict[str, object], path: Sequence[str], value: object, type
 
 
 def override_name(override: str) -> list[str]:
-    """`"model.args.depth=3"` -> `["model", "args", "depth"]`. Raises OptionError if it has no name."""
+    """`"model.args.depth=3"` -> `["model", "args", "depth"]`. Raises OptionError for an invalid name."""
     name = override.partition("=")[0]
     try:
         inner: object = tomllib.loads(f"{name} = 0")
     except tomllib.TOMLDecodeError:
-        raise OptionError(f"--set {override} has no name that can be set", remedy="--set optimizer.lr=1e-3") from None
+        raise OptionError(
+            f"--set {override} does not start with a valid name", remedy="--set optimizer.lr=1e-3"
+        ) from None
     parts: list[str] = []
     while isinstance(inner, dict) and len(inner) == 1:
         [(part, inner)] = inner.items()
         parts.append(part)
     if not parts or inner != 0:
-        raise OptionError(f"--set {override} has no name that can be set", remedy="--set optimizer.lr=1e-3")
+        raise OptionError(f"--set {override} does not start with a valid name", remedy="--set optimizer.lr=1e-3")
     return parts
 
 
@@ -141,7 +149,7 @@ def _value(text: str, override: str) -> object:
         reason = str(error).partition(" (at ")[0]
         raise OptionError(
             f"--set {override} has a value that is not TOML: {reason[:1].lower()}{reason[1:]}",
-            remedy="close what is open, and put single quotes around the whole for the shell",
+            remedy="close all brackets and quotes, and put single quotes around the whole for the shell",
         ) from None
     return parsed["value"] if len(parsed) == 1 else text
 
@@ -156,9 +164,11 @@ def build(
 ) -> M:
     """An instance of an options class from plain data.
 
-    `origins` says, by dotted name, what a value was typed as (`--batch-size`), and `config` what the file `where` says,
-    for the message. Raises one OptionError that lists every problem: its dotted name, what was given, what is allowed,
-    and the nearest name for an unknown one.
+    origins: where a value comes from, by dotted name: `--batch-size`
+    config: what the file `where` holds
+
+    Raises one OptionError for all problems. Each has the dotted name, what was given, what is allowed, and for an
+    unknown name the most similar one.
     """
     try:
         return model_class.model_validate(mapping)
@@ -173,8 +183,8 @@ def refusal(
     origins: Mapping[str, str] | None = None,
     config: Mapping[str, object] | None = None,
 ) -> OptionError:
-    """One error for all problems. `where` is told unless each of them was typed on the command line, and there alone:
-    a name that is none may stand in the `config` too."""
+    """One error for all problems. It names the file `where`, unless all of them come from the command line only: an
+    unknown name can be in the `config` too."""
     typed = [_origin(problem.name, origins or {}) for problem in problems]
     in_file = [problem.given is None and _has(config or {}, problem.name) for problem in problems]
     found = [f"the config and {one}" if one and both else one for one, both in zip(typed, in_file, strict=True)]
@@ -184,11 +194,11 @@ def refusal(
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
     each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
     what = "\n    ".join((f"{len(problems)} options are wrong:", *each))
-    return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides what a config says")
+    return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides the config")
 
 
 def _origin(name: str, origins: Mapping[str, str]) -> str | None:
-    """What `name`, a table that it is in, or, if it is a table, the first option in it was typed as."""
+    """Where `name` comes from, or a table that it is in, or, if it is a table, the first option in it."""
     parts = name.split(".")
     prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     inside = [option for option in origins if option.startswith(f"{name}.")]
@@ -208,5 +218,43 @@ def _has(config: Mapping[str, object], name: str) -> bool:
 def _line(problem: Problem, origin: str | None) -> str:
     given = f" = {problem.given}" if problem.given is not None else ""
     typed = f" (from {origin})" if origin else ""
-    name = problem.name.removeprefix("overrides.")  # a run's changes are in the layout of the config
+    name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
     return f"{name}{given}{typed}: {problem.what}" if name else problem.what
+
+
+def check_output_file(path: Path, what: str, remedy: str) -> None:
+    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with.
+
+    what: the file in a sentence, "the metrics file"
+    remedy: what to type instead
+
+    Missing folders are no error: they are made when the file is. Nothing is left behind.
+    """
+    if path.is_dir():
+        raise _not_writable(path, what, f"{path} is a folder", remedy)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise _not_writable(path, what, f"{path} is not writable", remedy)
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe, such as /dev/stdout, is written in place
+    _check_folder(path.parent, path, what, remedy)
+
+
+def check_output_folder(path: Path, what: str, remedy: str) -> None:
+    """As `check_output_file`, for a folder of files."""
+    _check_folder(path, path, what, remedy)
+
+
+def _check_folder(folder: Path, path: Path, what: str, remedy: str) -> None:
+    absolute = Path(os.path.abspath(folder))
+    folder = next(place for place in (absolute, *absolute.parents) if os.path.lexists(place))
+    if not folder.is_dir():
+        raise _not_writable(path, what, f"{folder} is not a folder", remedy)
+    try:
+        # os.access says yes on a read-only disk and in /proc, so a file is made.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise _not_writable(path, what, f"no file can be made in {folder}: {error.strerror}", remedy) from None
+
+
+def _not_writable(path: Path, what: str, why: str, remedy: str) -> OptionError:
+    return OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)

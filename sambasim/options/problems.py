@@ -1,19 +1,20 @@
-"""What can be wrong with an option, and how all that is wrong is said at once.
+"""What every options class has in common, and what is said when an option is wrong.
 
-A validator of the schema raises `Refused` with one `Problem` for each thing it refuses; pydantic finds the rest (a
-wrong type, a number out of range, an unknown key). `explain` turns both into problems that a person can act on: the
-dotted name as it is typed in TOML or after `--set`, what was given, and what is allowed.
+A class yields a `Problem` for everything that does not fit together; pydantic finds the rest (a wrong type, a number
+out of range, an unknown key). `explain` turns both into problems that name the option as it is written in TOML or after
+`--set`, what was given, and what is allowed.
 """
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 LONGEST_VALUE = 60
 """Characters of a given value that a message shows."""
@@ -30,15 +31,58 @@ class Problem:
 
 
 class Refused(ValueError):
-    """Raised by validators of the schema: pydantic collects it, `explain` takes it apart again."""
+    """Raised by validators; pydantic collects it, and `explain` lists its problems."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__("; ".join(f"{p.name}: {p.what}" if p.name else p.what for p in problems))
         self.problems = problems
 
 
+class Options(BaseModel):
+    """Frozen and strict: unknown keys are errors, `"3"` is not a number, and `1` is not true."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def problems(self) -> Iterator[Problem]:
+        """What does not fit together, where each field by itself is valid."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> Self:
+        if problems := tuple(self.problems()):
+            raise Refused(*problems)
+        return self
+
+
+def _json_problems(value: object, name: str) -> Iterator[Problem]:
+    """What in `value` JSON cannot hold."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _json_problems(inner, f"{name}.{key}" if name else key)
+            else:
+                yield Problem(name, "must have names that are text", given=show(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _json_problems(inner, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(name, "must be a finite number", given=str(value))
+    elif value is not None and not isinstance(value, str | int | float):
+        yield Problem(name, "must be text, a number, true or false, a list or a table", given=show(value))
+
+
+def _json(value: dict[str, object]) -> dict[str, object]:
+    if problems := tuple(_json_problems(value, "")):
+        raise Refused(*problems)
+    return value
+
+
+JsonTable = Annotated[dict[str, object], AfterValidator(_json)]
+"""Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
+
+
 def show(value: object) -> str:
-    """A value as TOML would write it, cut where it gets long."""
+    """A value as in TOML, shortened if it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -47,7 +91,7 @@ def show(value: object) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` was most likely meant to be, or None if nothing is near."""
+    """The choice that is most similar to `word`, or None if none is similar."""
     by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
     found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
@@ -60,10 +104,10 @@ def one_of(choices: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, model_class: type[BaseModel]) -> list[Problem]:
-    """Every problem that pydantic found, by its full dotted name."""
+    """Every problem that pydantic found, with the full dotted name of its option."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
-        # An index into a list is left out: `betas = 1.0`, not `betas.1`.
+        # Without the index into a list: `betas = 1.0`, not `betas.1`.
         location = [part for part in item["loc"] if isinstance(part, str)]
         name = ".".join(location)
         context = item.get("ctx", {})
@@ -129,17 +173,17 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     full_names = list(dotted_names(model_class))
     if guess:
         guess = ".".join((*parents, guess))
-    else:  # a right name in the wrong table: `training.lr`, or `lr` alone
+    else:  # the right name in the wrong table: `training.lr`, or `lr` alone
         guess = next((full for full in full_names if full.rpartition(".")[2] == word.replace("-", "_")), None)
     if guess:
-        return Problem(name, "is no option", f"did you mean {guess}?")
+        return Problem(name, "is not an option", f"did you mean {guess}?")
     table = ".".join(parents)
     known = f"[{table}] takes" if table else "the tables and names are"
-    return Problem(name, f"is no option; {known} {', '.join(siblings)}")
+    return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
 
 
 def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """The options class of a field, also where the field may be None."""
+    """The options class of a field that may be None too; None for any other field."""
     info = model_class.model_fields.get(field)
     annotation = info.annotation if info else None
     candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -147,7 +191,7 @@ def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
 
 
 def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
-    """Every option of a class, those of its tables included: `training.schedule.name`."""
+    """Every option of a class and of its tables: `training.schedule.name`."""
     for field in model_class.model_fields:
         nested = _nested(model_class, field)
         if nested is None:

@@ -1,23 +1,102 @@
-"""What is trained, on which loss, by which optimizer, for how long."""
+"""The tables of a config that say what is trained: model, data, loss, optimizer and training.
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+Fields with a flag are in `flags`; the classes here add the other fields, and check what must fit together.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sambasim.options.base import JsonTable, Options, Seed, Target
-from sambasim.options.problems import Problem, Refused, nearest, one_of, show
-from sambasim.options.targets import target_problem
+from sambasim.options.flags import DataFlags, OptimizerFlags, TrainingFlags
+from sambasim.options.grammar import (
+    SYNTHETIC,
+    InputSpec,
+    SourceKind,
+    Target,
+    parse_input,
+    source_kind,
+    source_problem,
+    target_problem,
+)
+from sambasim.options.problems import JsonTable, Options, Problem, Refused, nearest, one_of, show
 
-MOST_MICRO_STEPS = 4096
-"""More are not accumulated in one step: a prediction has a time for each section of each of them."""
+SYNTHETIC_ARGUMENTS = ("seed",)
 
 
 class ModelOptions(Options):
-    """The `[model]` table: an `nn.Module` class, or a function that returns one, and what it is called with."""
+    """The `[model]` table: an `nn.Module` class, or a function that returns a module, and its arguments."""
 
     target: Target | None = None
     args: JsonTable = Field(default_factory=dict)
+
+
+class DataOptions(DataFlags, Options):
+    """The `[data]` table.
+
+    `source` is the name of a data set of sambasim; a `module:function` that is called with `args`; an `.npz` or
+    `.safetensors` file; or `synthetic`: random `samples` of the declared `inputs` (compile) or of the inputs of the PEF
+    (run). `evaluation_fraction` is the share of the samples that is held out, the same samples in every run. The other
+    fields are options of PyTorch's DataLoader; training always drops the last partial batch.
+    """
+
+    args: JsonTable = Field(default_factory=dict)
+    evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
+    inputs: dict[str, str] | None = None
+    samples: int | None = Field(default=None, ge=1)
+    shuffle: bool = True
+    prefetch_factor: int | None = Field(default=None, ge=1)
+    persistent_workers: bool = False
+
+    @property
+    def kind(self) -> SourceKind | None:
+        return None if self.source is None else source_kind(self.source)
+
+    def input_specs(self) -> tuple[InputSpec, ...] | None:
+        """The declared inputs; None if none are declared."""
+        return None if self.inputs is None else tuple(parse_input(name, text) for name, text in self.inputs.items())
+
+    @field_validator("source")
+    @classmethod
+    def _check_source(cls, source: str | None) -> str | None:
+        if source is not None and (problem := source_problem(source)):
+            raise Refused(problem)
+        return source
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_inputs(cls, inputs: dict[str, str] | None) -> dict[str, str] | None:
+        problems: list[Problem] = []
+        for name, text in (inputs or {}).items():
+            try:
+                parse_input(name, text)
+            except Refused as error:
+                problems += error.problems
+        if problems:
+            raise Refused(*problems)
+        return inputs
+
+    def problems(self) -> Iterator[Problem]:
+        synthetic = self.source == SYNTHETIC
+        for field in ("inputs", "samples"):
+            if getattr(self, field) is not None and not synthetic:
+                yield Problem(field, "is for synthetic data only", '--set data.source="synthetic"')
+        unknown = [name for name in self.args if name not in SYNTHETIC_ARGUMENTS]
+        if self.args and self.kind is SourceKind.FILE:
+            yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
+        elif synthetic and unknown:
+            yield Problem(f"args.{unknown[0]}", "is not an argument of synthetic data, which takes seed only")
+        elif synthetic and not _is_seed(self.args.get("seed", 0)):
+            yield Problem("args.seed", "must be a whole number of at least 0")
+        if self.workers == 0:
+            if self.prefetch_factor is not None:
+                yield Problem("prefetch_factor", "needs workers", "--set data.workers=1")
+            if self.persistent_workers:
+                yield Problem("persistent_workers", "needs workers", "--set data.workers=1")
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -30,14 +109,14 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "nll": ("ignore_index",),
     "kl_div": ("log_target",),
 }
-"""The losses with a name, which PyTorch has under `torch.nn.functional`, and the arguments that each takes here."""
+"""The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
 class LossOptions(Options):
-    """The `[loss]` table, for a model that returns outputs alone.
+    """The `[loss]` table, for a model that does not return its loss.
 
-    `name` is one of LOSS_ARGUMENTS, or the target of a callable `(outputs, target) -> mean loss`; such a callable gives
-    no loss for each sample.
+    `name` is a key of LOSS_ARGUMENTS, or the target of a callable `(outputs, target) -> mean loss`. A callable gives no
+    loss per sample.
     """
 
     name: str
@@ -45,17 +124,16 @@ class LossOptions(Options):
 
     @property
     def is_named(self) -> bool:
-        """Whether the loss is one of PyTorch's, which can be had for each sample."""
+        """Whether the loss is one of PyTorch's, which also gives the loss of each sample."""
         return self.name in LOSS_ARGUMENTS
 
     @field_validator("name")
     @classmethod
-    def _name_is_known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
+        problem = None
         if ":" in name:
             problem = target_problem(name)
-        elif name in LOSS_ARGUMENTS:
-            problem = None
-        else:
+        elif name not in LOSS_ARGUMENTS:
             guess = nearest(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
             remedy = f"did you mean {guess}?" if guess else None
             problem = Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, show(name))
@@ -63,16 +141,12 @@ class LossOptions(Options):
             raise Refused(problem)
         return name
 
-    @model_validator(mode="after")
-    def _arguments_belong_to_the_loss(self) -> "LossOptions":
-        if not self.is_named:
-            return self
-        known = LOSS_ARGUMENTS[self.name]
+    def problems(self) -> Iterator[Problem]:
+        known = LOSS_ARGUMENTS.get(self.name, tuple(self.args))
         takes = f"it takes {one_of(known)}" if known else "it takes no arguments"
-        unknown = [name for name in self.args if name not in known]
-        if unknown:
-            raise Refused(*(Problem(f"args.{name}", f"is no argument of {self.name}; {takes}") for name in unknown))
-        return self
+        for name in self.args:
+            if name not in known:
+                yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, object]] = {
@@ -80,26 +154,22 @@ OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
 }
-"""What each optimizer takes, with the defaults of torch.optim; a test compares them with its signatures."""
+"""The fields of each optimizer, with the defaults of torch.optim; a test compares them with torch's signatures."""
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerOptions(Options):
-    """The `[optimizer]` table. A field of another kind of optimizer is None here, and refused where it is given.
+class OptimizerOptions(OptimizerFlags, Options):
+    """The `[optimizer]` table. A field that the optimizer does not take is None, and may not be given.
 
-    `max_grad_norm` bounds the norm of all gradients together; without it nothing is clipped.
+    `max_grad_norm` clips the norm of all gradients together; None does not clip.
     """
 
     name: Literal["sgd", "adam", "adamw"]
-    lr: float = Field(default=1e-3, ge=0)
-    momentum: float | None = Field(default=None, ge=0)
     dampening: float | None = None
     nesterov: bool | None = None
-    weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] | None = None
     eps: float | None = Field(default=None, gt=0)
-    max_grad_norm: float | None = Field(default=None, gt=0)
 
     def hyperparameters(self) -> dict[str, float | bool]:
         """Every number that the optimizer's kernel takes, by the name of its runtime argument.
@@ -109,7 +179,7 @@ class OptimizerOptions(Options):
         """
         numbers: dict[str, float | bool] = {}
         for field in OPTIMIZER_DEFAULTS[self.name]:
-            value = getattr(self, field)
+            value: Any = getattr(self, field)
             if field == "betas":
                 numbers |= {"beta1": value[0], "beta2": value[1]}
             else:
@@ -126,35 +196,23 @@ class OptimizerOptions(Options):
             return {**OPTIMIZER_DEFAULTS.get(name, {}), **given}
         return given
 
-    @model_validator(mode="after")
-    def _fields_belong_to_the_kind(self) -> "OptimizerOptions":
+    def problems(self) -> Iterator[Problem]:
         takes = (*OPTIMIZER_DEFAULTS[self.name], "max_grad_norm")
-        problems = [
-            Problem(
-                field,
-                f"is not for {self.name}, which takes {', '.join(takes)}",
-                f"leave it out; of what a config or a PEF says, --set optimizer.{field}= takes it away",
-            )
-            for field in OptimizerOptions.model_fields
-            if field not in ("name", *takes) and getattr(self, field) is not None
-        ]
-        missing = [field for field in OPTIMIZER_DEFAULTS[self.name] if getattr(self, field) is None]
-        problems += (Problem(field, "must have a value") for field in missing)
+        for field in OptimizerOptions.model_fields:
+            if field not in ("name", *takes) and getattr(self, field) is not None:
+                what = f"is not for {self.name}, which takes {', '.join(takes)}"
+                remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
+                yield Problem(field, what, remedy)
+        for field in OPTIMIZER_DEFAULTS[self.name]:
+            if getattr(self, field) is None:
+                yield Problem(field, "must have a value")
         if self.nesterov and (not self.momentum or self.dampening):
-            problems.append(
-                Problem(
-                    "nesterov",
-                    f"needs momentum above 0 and dampening 0; here they are {self.momentum} and {self.dampening}",
-                    "--set optimizer.momentum=0.9",
-                )
-            )
-        if problems:
-            raise Refused(*problems)
-        return self
+            what = f"needs momentum above 0 and dampening 0; here they are {self.momentum} and {self.dampening}"
+            yield Problem("nesterov", what, "--set optimizer.momentum=0.9")
 
 
 class ScheduleOptions(Options):
-    """The `[training.schedule]` table: what the learning rate is multiplied by at optimizer step `s`, counted from 0.
+    """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
 
         warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
         constant    1
@@ -162,8 +220,8 @@ class ScheduleOptions(Options):
         cosine      final_factor + (1 - final_factor) · (1 + cos(π t)) / 2
         step        gamma ** ((s - warmup_steps) // step_size)
 
-    where t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1 (and 1 where nothing is left after the
-    warm-up), and total_steps is the run's own number of steps unless it is given.
+    where t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1, and 1 if no steps remain after the warm-up.
+    The default of total_steps is the number of steps of the run.
     """
 
     name: Literal["constant", "linear", "cosine", "step"] = "constant"
@@ -173,41 +231,29 @@ class ScheduleOptions(Options):
     step_size: int | None = Field(default=None, ge=1)
     gamma: float = Field(default=0.1, gt=0)
 
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> "ScheduleOptions":
-        problems: list[Problem] = []
+    def problems(self) -> Iterator[Problem]:
         if self.name == "step" and self.step_size is None:
-            problems.append(Problem("step_size", "is missing", "--set training.schedule.step_size=…"))
+            yield Problem("step_size", "is missing", "--set training.schedule.step_size=…")
         if self.name != "step" and self.step_size is not None:
-            remedy = "--set training.schedule.name=step"
-            problems.append(Problem("step_size", f"is not for {self.name}", remedy, str(self.step_size)))
-        if self.total_steps is not None and self.warmup_steps >= self.total_steps:
-            problems.append(
-                Problem("warmup_steps", f"must be below total_steps, {self.total_steps}", None, str(self.warmup_steps))
+            yield Problem(
+                "step_size", f"is not for {self.name}", "--set training.schedule.name=step", str(self.step_size)
             )
-        if problems:
-            raise Refused(*problems)
-        return self
+        if self.total_steps is not None and self.warmup_steps >= self.total_steps:
+            yield Problem(
+                "warmup_steps", f"must be below total_steps, {self.total_steps}", None, str(self.warmup_steps)
+            )
 
 
-class TrainingOptions(Options):
-    """The `[training]` table. `batch_size` is that of one replica and is compiled in; the rest a run may change.
+class TrainingOptions(TrainingFlags, Options):
+    """The `[training]` table. `batch_size` is that of one replica and is compiled in; a run may change the rest.
 
-    Either `epochs` or `steps` says how long; with neither, one epoch.
+    Either `epochs` or `steps` is the length; with neither, it is one epoch.
     """
 
-    batch_size: int = Field(default=1, ge=1)
-    accumulation_steps: int = Field(default=1, ge=1, le=MOST_MICRO_STEPS)
-    epochs: int | None = Field(default=None, ge=1)
-    steps: int | None = Field(default=None, ge=1)
-    seed: Seed = 0
-    evaluate: bool = True
     schedule: ScheduleOptions = ScheduleOptions()
 
-    @model_validator(mode="after")
-    def _one_length(self) -> "TrainingOptions":
+    def problems(self) -> Iterator[Problem]:
         if self.epochs is not None and self.steps is not None:
-            what = f"cannot be given beside epochs, {self.epochs}: one of them says how long to train"
+            what = f"cannot be given together with epochs, {self.epochs}"
             remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
-            raise Refused(Problem("steps", what, remedy, str(self.steps)))
-        return self
+            yield Problem("steps", what, remedy, str(self.steps))

@@ -18,8 +18,7 @@ from sambasim.data.workers import batches_of
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.data import DataOptions
-from sambasim.options.training import LossOptions
+from sambasim.options.training import DataOptions, LossOptions
 from sambasim.records.metrics import EvaluationRecord
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order

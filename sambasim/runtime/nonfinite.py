@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from sambasim.errors import NumericsError
-from sambasim.options.run import OnNonfinite
+from sambasim.options.flags import OnNonfinite
 from sambasim.runtime.listener import Listener, Step
 from sambasim.runtime.plan import Position
 

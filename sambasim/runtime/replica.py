@@ -13,7 +13,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.inputs import InputSpec
+from sambasim.options.grammar import InputSpec
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of

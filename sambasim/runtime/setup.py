@@ -8,7 +8,8 @@ import torch
 from sambasim.errors import InternalError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of
 from sambasim.ir.program import Program
-from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run
+from sambasim.options.flags import HostSyncName
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
 from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.arguments import Arguments, bind_arguments

@@ -17,8 +17,8 @@ from sambasim.data.samples import Samples, WatchedDataset
 from sambasim.data.tensor_batches import tensor_batches
 from sambasim.data.workers import batches_of
 from sambasim.errors import InternalError
-from sambasim.options.data import DataOptions
-from sambasim.options.inputs import InputSpec
+from sambasim.options.grammar import InputSpec
+from sambasim.options.training import DataOptions
 from sambasim.runtime.randomness import Stream, derive, seed_everything
 
 _Draw = list[int]

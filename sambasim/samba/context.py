@@ -20,8 +20,8 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.output import print_whole_lines
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.torch_process_group import bring_up, bring_up_on_demand, take_down
-from sambasim.samba.checks import watching
-from sambasim.samba.door import ending
+from sambasim.samba.checks import job
+from sambasim.samba.shim import ending
 
 if TYPE_CHECKING:
     from sambasim.samba.utils.next_run import NextRun
@@ -68,7 +68,7 @@ def communicator() -> Communicator:
         if context.communicator.world_size > 1:
             ending.install()  # an app that was started by plain `python` has nobody else around it
             print_whole_lines()
-        watching.begin(context.communicator)
+        job.begin(context.communicator)
     return context.communicator
 
 

@@ -8,10 +8,9 @@ from numbers import Real
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.keywords import OTHER_WORDS, nearest
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.telling import telling
 from sambasim.samba.dropout import ALL, rate_names, with_rates
 from sambasim.samba.machine import Machine
 
@@ -50,7 +49,7 @@ class Hyperparameters:
         if self._machine.program.training is None:
             what = "session.run is given hyperparameters, and this PEF predicts: nothing is trained"
             remedy = "compile and run without --inference, and give trace_graph the optimizers"
-            telling.tell(Finding("AP07", what, app_line(), remedy))
+            reporter.report(Finding("AP07", what, app_line(), remedy))
             return
         numbers = {name: _number(name, value) for name, value in self._known(given).items()}
         self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
@@ -82,7 +81,7 @@ class Hyperparameters:
                 instead = [OTHER_WORDS[name]] if OTHER_WORDS.get(name) in takes - given.keys() else _short(takes)
                 what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes: it is left out"
                 remedy = f"names that it takes: {', '.join(instead)}"
-                telling.tell(Finding("AP04", what, app_line(), remedy), only_noticed=True)
+                reporter.report(Finding("AP04", what, app_line(), remedy), notice_only=True)
         return known
 
     def _take_rates(self, rates: Mapping[str, float]) -> None:

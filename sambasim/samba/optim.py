@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from sambasim.errors import OptionError
-from sambasim.options import OPTIMIZER_DEFAULTS, OptimizerOptions, build
+from sambasim.options.load import build
+from sambasim.options.training import OPTIMIZER_DEFAULTS, OptimizerOptions
 from sambasim.samba.absent import no_such_name
 from sambasim.samba.checks.keywords import Answer, Arguments, checks_keywords_beside
 

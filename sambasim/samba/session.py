@@ -221,7 +221,7 @@ class Session:
         if SectionKind.OPT in kinds:
             machine.note_step()
         if now.start.is_loss and not isfinite(machine.replica.loss):
-            now.checks.tell_of_loss()
+            now.checks.report_loss()
         return self._answer(now, found, output_tensors)
 
     @checks_keywords

@@ -18,9 +18,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.runtime.executor import Tangent
 from sambasim.samba import context
-from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.telling import telling
 from sambasim.samba.tensor import to_torch
 
 
@@ -103,7 +102,7 @@ class Start:
                 "return the loss first, as one number; or give loss_indices=[0] to session.compile",
             )
         what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
-        telling.tell(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
+        reporter.report(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
 
 
 def as_gradient(value: object) -> Tensor:

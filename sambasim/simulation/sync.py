@@ -11,10 +11,17 @@ node its memory and NICs. The measure of all of it is the links' bandwidth: no s
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from math import ceil, log2
 
-from sambasim.collectives.exchange import Exchange, cheapest_exchange
-from sambasim.collectives.links import Link, Links
+from sambasim.collectives.schedule import (
+    Link,
+    Links,
+    Messages,
+    all_gather_messages,
+    price,
+    reduce_scatter_messages,
+)
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 
@@ -54,8 +61,27 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
     peer_bytes_per_s = cluster.peer_link.bandwidth_bytes_per_s * cluster.peer_links_per_rdu / placement.on_an_rdu
     within = Link(cluster.peer_link.latency_s, 1 / peer_bytes_per_s)
     links = Links(within, _between(placement), _TOUCHED / budget.memory_bytes_per_s)
-    exchange = cheapest_exchange(size_bytes, placement.nodes, placement.on_a_node, links)
-    return GroupSync(exchange.reduce_scatter.predicted_s, exchange.all_gather.predicted_s, _ways(exchange))
+    reduce_s, gather_s = _exchange_s(size_bytes, placement.nodes, placement.on_a_node, links)
+    inside = "reads between devices" if placement.on_a_node > 1 else ""
+    across = "messages between nodes" if placement.nodes > 1 else ""
+    return GroupSync(reduce_s, gather_s, ", ".join(part for part in (inside, across) if part))
+
+
+def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
+    """The two halves of an all-reduce among equal nodes: those of rank 0 are as long as those of any other."""
+    reduce, gather = _messages(nodes, ranks_per_node)
+    slice_bytes = size_bytes / (nodes * ranks_per_node)
+    return (
+        price(reduce, slice_bytes, ranks_per_node, links, adds=True).predicted_s,
+        price(gather, slice_bytes, ranks_per_node, links, adds=False).predicted_s,
+    )
+
+
+@lru_cache(maxsize=64)
+def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
+    """Those of rank 0 in the two phases; every group has the same."""
+    node_of = tuple(node for node in range(nodes) for _ in range(ranks_per_node))
+    return reduce_scatter_messages(node_of, 0), all_gather_messages(node_of, 0)
 
 
 def _by_host(size_bytes: int, placement: Placement) -> GroupSync:
@@ -67,17 +93,11 @@ def _by_host(size_bytes: int, placement: Placement) -> GroupSync:
     add_s = (here + 1) * size_bytes * memory_s_per_byte if here > 1 else 0.0
     gamma = (_TOUCHED + 1) * memory_s_per_byte
     links = Links(_between(placement), _between(placement), gamma)
-    exchange = cheapest_exchange(size_bytes, placement.nodes, 1, links)
-    network_s = exchange.reduce_scatter.predicted_s + exchange.all_gather.predicted_s
-    return GroupSync(2 * copy_s + meet_s + add_s + network_s, 0.0, _ways(exchange) or "host memory")
+    network_s = sum(_exchange_s(size_bytes, placement.nodes, 1, links))
+    ways = "messages between nodes" if placement.nodes > 1 else "host memory"
+    return GroupSync(2 * copy_s + meet_s + add_s + network_s, 0.0, ways)
 
 
 def _between(placement: Placement) -> Link:
     link = placement.cluster.network_link
     return Link(link.latency_s, 1 / (link.bandwidth_bytes_per_s * placement.cluster.network_links_per_node))
-
-
-def _ways(exchange: Exchange) -> str:
-    inside = f"{exchange.within} in a node" if exchange.within else ""
-    across = f"{exchange.between} between nodes" if exchange.between else ""
-    return ", ".join(part for part in (inside, across) if part)

@@ -121,14 +121,17 @@ def test_the_right_app_is_clean(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mistakes", "words"),
     [
-        (
+        whole_case(
             {"passed": ""},
-            "DP01: 2 replicas train without each other: the PEF is data parallel, but session.run is not told",
+            "DP01: 2 replicas train independently: the PEF is data parallel, but session.run has no data_parallel=",
         ),
-        ({"seed": "rank"}, "DP03: replica 1 starts from other weights than replica 0: sequential__0__weight differs"),
+        whole_case(
+            {"seed": "rank"},
+            "DP03: replica 1 starts from other weights than replica 0: sequential__0__weight differs",
+        ),
         whole_case(
             {"sampler": RANDOM.format(3), "epoch": "pass"},
-            "DP04: replicas 0 and 1 are fed the same samples, again in step 2",
+            "DP04: replicas 0 and 1 get the same samples, again in step 2",
         ),
         whole_case(
             {"rate": "0.1 * (rank + 1)"}, "DP07: before step 1 replica 1 trains with lr 0.2, and replica 0 with 0.1"
@@ -167,6 +170,7 @@ def _weights(folder: Path) -> list[Tensor]:
 
 def test_replicas_that_are_not_told_to_sync_train_each_alone(folder: Path) -> None:
     result = _run(folder, passed="", saves=EACH).check()
+    assert "notice: DP01: 2 replicas train independently" in result.stderr
     assert result.stderr.count("notice: ") == 1, "weights that differ are no second finding"
     first, second = _weights(folder)
     assert not torch.equal(first, second)
@@ -176,9 +180,13 @@ def test_replicas_that_are_not_told_to_sync_train_each_alone(folder: Path) -> No
     ("passed", "words"),
     [
         ("rank == 0", "replica 0 syncs through the host, and replica 1 trains without the others"),
-        ("rank == 1", "replica 0 trains without the others, and replica 1 syncs through the host"),
-        ("True, reduce_on_rdu=rank == 0", "replica 0 syncs on the device, and replica 1 syncs through the host"),
-        ("True, reduce_on_rdu=rank == 1", "replica 0 syncs through the host, and replica 1 syncs on the device"),
+        whole_case("rank == 1", "replica 0 trains without the others, and replica 1 syncs through the host"),
+        whole_case(
+            "True, reduce_on_rdu=rank == 0", "replica 0 syncs on the device, and replica 1 syncs through the host"
+        ),
+        whole_case(
+            "True, reduce_on_rdu=rank == 1", "replica 0 syncs through the host, and replica 1 syncs on the device"
+        ),
     ],
     ids=["alone-1", "alone-0", "host-1", "host-0"],
 )
@@ -191,7 +199,7 @@ def test_replicas_that_sync_in_different_ways_are_refused(folder: Path, passed: 
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("flags", [(), ("--reduce-on-rdu",)], ids=["host", "device"])
+@pytest.mark.parametrize("flags", [whole_case(()), ("--reduce-on-rdu",)], ids=["host", "device"])
 def test_replicas_that_start_apart_go_on_from_the_first(folder: Path, flags: tuple[str, ...]) -> None:
     assert "notice: DP03" in _run(folder, *flags, seed="rank", saves=EACH).check().stderr
     first, second = _weights(folder)
@@ -226,8 +234,8 @@ def test_a_replica_that_waits_for_one_that_has_ended_is_told(folder: Path) -> No
     assert f"DP09: {_findings(check)['DP09']}".startswith(words)
 
 
-@pytest.mark.parametrize("flags", [(), ("--reduce-on-rdu",)], ids=["host", "device"])
-@pytest.mark.parametrize("longer", [0, 1])
+@pytest.mark.parametrize("flags", [whole_case(()), ("--reduce-on-rdu",)], ids=["host", "device"])
+@pytest.mark.parametrize("longer", [0, whole_case(1)])
 def test_a_replica_that_waits_in_a_step_that_is_not_looked_at_is_told(
     folder: Path, longer: int, flags: tuple[str, ...]
 ) -> None:
@@ -272,17 +280,15 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
     for code, short in summary.items():
         what, place = short.rstrip().removesuffix(")").rsplit(" (", 1)
         assert notes[code].startswith(f"{what}\n  where: {place}: ")
-    assert notes["AP05"].startswith(
-        "the app has changed weight_decay of an optimizer from 0 to 0.1, and the device goes"
-    )
+    assert notes["AP05"].startswith("the app has changed weight_decay of an optimizer from 0 to 0.1, and the device")
     assert notes["AP06"].startswith(
-        "the app reads the weights on the host, and the device has trained on for 6 steps since"
+        "the app reads the weights on the host, and the device has trained for 6 steps since"
     )
-    assert notes["DP02"].startswith("--reduce-on-rdu was typed, but session.run is not told")
+    assert notes["DP02"].startswith("--reduce-on-rdu is on the command line, but not passed to session.run")
     assert notes["DP05"].startswith(
         "the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are skipped"
     )
-    assert notes["DP06"].startswith("the sampler shuffles again as before, for its epoch is still 0")
+    assert notes["DP06"].startswith("the sampler shuffles in the same order again, because its epoch is still 0")
     assert notes["DP08"].startswith(f"ranks 0, 1 write the same file, {folder}/weights.pt")
     where = {
         **{"AP05": RUN, "AP06": "torch.save(", "DP02": RUN},
@@ -309,7 +315,10 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     _write(folder, {"config": "{'output_folder': 'other'}"})
     argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
     result = run_job(argv, cwd=folder, timeout=120).check()
-    assert "notice: DP02: --data-parallel, --world-size was typed, but session.compile is not told" in result.stderr
+    assert (
+        "notice: DP02: --data-parallel, --world-size is on the command line, but not passed to session.compile"
+        in result.stderr
+    )
     assert _line("samba.session.compile(") in result.stderr
 
 
@@ -318,7 +327,7 @@ def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
     ("flags", "mistakes", "code", "words", "line"),
     [
         ((), {"drop_last": "False"}, "data", "AP01: x has 1 samples, and the PEF takes 4 at a time", RUN),
-        (("--width", "2"), {}, "pef", "own, --width was 1 at the compile, and is 2)", "utils.trace_graph("),
+        (("--width", "2"), {}, "pef", "own flags, --width was 1 at the compile, and is 2 now)", "utils.trace_graph("),
         ((), {"passed": "data_paralel=True"}, "keyword", "AP04: session.run takes no data_paralel", RUN),
     ],
     ids=["AP01", "AP02", "AP04"],
@@ -338,9 +347,9 @@ def test_what_does_not_fit_the_pef_is_refused(
 def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
     result = _alone(folder, "--grad-accumulation-steps", "2").check()
     notes = result.stderr.split("notice: ")[1:]
-    assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and now is 2\n")
+    assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and is 2 now\n")
     assert _line("utils.trace_graph(") in notes[0]
-    assert notes[1].startswith("DP02: --grad-accumulation-steps 2 was typed, but 1 backward makes an optimizer step\n")
+    assert notes[1].startswith("DP02: --grad-accumulation-steps is 2, but the optimizer step follows 1 backward\n")
 
 
 def _findings(result: Result) -> dict[str, str]:
@@ -366,7 +375,7 @@ def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     assert result.returncode == 1
     found = _findings(result)
     assert sorted(found) == ["AP03", "DP01", "DP03", "DP04", "DP06"]
-    assert found["AP03"].startswith("x is float64: the device computes in bf16")
+    assert found["AP03"].startswith("x is float64: an RDU computes in bf16")
     assert all(_line(RUN) in found[code] for code in ("AP03", "DP01", "DP03"))
     assert _line(SAMPLER) in found["DP04"]
     assert _line("for batch in") in found["DP06"]
@@ -394,7 +403,7 @@ def test_a_check_compares_the_samples_of_other_samplers(folder: Path, sampler: s
     found = _findings(result)
     assert (list(found), result.returncode) == (codes, 1 if codes else 0)
     if codes:
-        assert "samples of the first 5 steps are fed to several replicas" in found["DP05"]
+        assert "samples of the first 5 steps go to several replicas" in found["DP05"]
 
 
 @whole
@@ -404,7 +413,8 @@ def test_a_check_of_an_example_is_clean(tmp_path: Path) -> None:
     run_job(compiling, cwd=tmp_path, timeout=120).check()
     flags = ["--check-steps", "6", app, "run", "-b", "32", "--pef", "net", "--data-parallel", "--checkpoint", "end.pt"]
     result = run_mpi(2, ["sambasim", "app", "--check", *flags], cwd=tmp_path, timeout=120).check()
-    told = f"check of {app}, 2 replicas, 6 steps of epochs cut short, so its scores are not those of a run: no finding"
-    assert result.stdout.splitlines()[-1] == told
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith(f"check of {app}, 2 replicas, 6 steps with shortened epochs, so the scores differ")
+    assert last.endswith(": no finding")
     assert "epoch 1: loss" in result.stdout, "half of the steps are an epoch"
     assert not (tmp_path / "end.pt").exists(), "the app is left before its end"

@@ -1,23 +1,34 @@
-"""`python -m tests.benchmarks [start] [compilation] …`: all figures, or those of the named files."""
+"""`python -m tests.benchmarks [start] [compilation] …`: all figures, or those named; `versus --help`: two versions."""
 
 import sys
-from importlib import import_module
 
+from tests.benchmarks import parts, start, training, versus
 from tests.benchmarks.measure import print_figures
 
-FILES = ("start", "compilation", "arithmetic", "steps", "session", "memory", "sync", "overhead")
+FIGURES = {
+    "start": start.start_figures,
+    "compilation": start.compilation_figures,
+    "arithmetic": parts.arithmetic_figures,
+    "steps": training.step_figures,
+    "session": training.session_figures,
+    "memory": training.memory_figures,
+    "sync": parts.sync_figures,
+    "overhead": training.overhead_figures,
+}
 
 
-def main() -> None:
-    """Print each figure as soon as it is there. Exits with 2 for a name that is no file of figures."""
-    chosen = sys.argv[1:] or FILES
-    unknown = [name for name in chosen if name not in FILES]
-    if unknown:
-        sys.exit(f"there are no figures called {unknown[0]}; there are {', '.join(FILES)}")
-    for name in chosen:
-        for figure in import_module(f"tests.benchmarks.{name}").figures():
+def main(arguments: list[str]) -> int:
+    """Print each figure as soon as it is measured. Returns the exit code: 2 for an unknown name."""
+    if arguments[:1] == ["versus"]:
+        return versus.main(arguments[1:])
+    if unknown := [name for name in arguments if name not in FIGURES]:
+        print(f"there are no figures called {unknown[0]}; there are {', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    for name in arguments or FIGURES:
+        for figure in FIGURES[name]():
             print_figures([figure])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,18 @@
 """How a figure is taken: candidates in turn, several times, and the median of each."""
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tests.support.mpi import ROOT, mpirun
+
+_TIMEOUT_S = 1800
 
 Action = Callable[[], float | None]
 """Does the work once. Returns the seconds that it measured itself, or None: then the whole call is timed."""
@@ -44,6 +52,22 @@ def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], go
                 seconds[title].append(elapsed_s)
     medians = {title: statistics.median(values) for title, values in seconds.items()}
     return Figure(name, subject[0], peer[0], goal, medians)
+
+
+def run_body(name: str, *arguments: str, np: int = 1) -> Any:
+    """Run `tests.benchmarks.bodies.NAME` on `np` ranks of one thread. Returns the last line it prints, parsed as JSON.
+
+    Raises RuntimeError with its stderr if it fails.
+    """
+    launcher = [mpirun(), "-np", str(np)] if np > 1 else []
+    command = [*launcher, sys.executable, "-m", f"tests.benchmarks.bodies.{name}", *arguments]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if result.returncode:
+        raise RuntimeError(result.stderr)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def print_figures(figures: Sequence[Figure]) -> None:

@@ -1,6 +1,9 @@
-"""What the step benchmarks train: a GPT that computes, an MLP that communicates, and a step that is all overhead."""
+"""What the benchmarks train. Nothing here imports sambasim: any version of it can compile these models.
 
-from collections.abc import Callable, Sequence
+A Workload is a whole training step, a Subject forward and backward alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -13,6 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 from examples.char_gpt import ALPHABET, CharGPT
 
 SAMPLES = 4096
+GPT2_BATCH, GPT2_LENGTH = 2, 128
+
+Inputs = Mapping[str, Tensor]
 
 
 class Way(StrEnum):
@@ -28,7 +34,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, what it reads, and how it is trained: in `ways`, with `steps` in a round."""
+    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -65,6 +71,20 @@ class LogisticRegression(nn.Module):
         return F.cross_entropy(logits, target), logits
 
 
+class Gpt2Small(nn.Module):
+    """GPT-2 small, 124 million parameters: `(input_ids, labels) -> (loss, logits)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel  # slow to import
+
+        self.gpt = GPT2LMHeadModel(GPT2Config(use_cache=False))
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        result = self.gpt(input_ids=input_ids, labels=labels)
+        return result.loss, result.logits
+
+
 def gpt() -> nn.Module:
     """6 layers of width 384 over 128 characters: 10.7 million parameters."""
     return CharGPT(layers=6, heads=6, width=384, length=128)
@@ -93,8 +113,63 @@ def images() -> Dataset[tuple[Tensor, ...]]:
     return vectors(784, 10)
 
 
+def tokens() -> Dataset[tuple[Tensor, ...]]:
+    """Random tokens for GPT-2, twice: they are their own labels."""
+    sequences = torch.randint(50257, (64, GPT2_LENGTH), generator=torch.Generator().manual_seed(3))
+    return TensorDataset(sequences, sequences)
+
+
 WORKLOADS = (
     Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000),
 )
+GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, a batch of its inputs by name, and its loss. `loss` names one of PyTorch's; without one, the
+    model returns its loss first. `passes` are timed together."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[], Inputs]
+    loss: str | None
+    passes: int
+
+    def loss_of(self, model: nn.Module, inputs: Inputs) -> Tensor:
+        """The loss of `model` on `inputs`, in eager PyTorch."""
+        if self.loss is None:
+            loss: Tensor = model(*inputs.values())[0]
+            return loss
+        *given, target = inputs.values()
+        return F.cross_entropy(model(*given), target)
+
+
+def _gpt() -> nn.Module:
+    torch.manual_seed(0)
+    return CharGPT(layers=6, heads=6, width=384, length=128)
+
+
+def _windows() -> Inputs:
+    windows = torch.randint(0, len(ALPHABET), (2, 129), generator=torch.Generator().manual_seed(1))
+    return {"tokens": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}
+
+
+def _logistic_regression() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(784, 10)
+
+
+def _image() -> Inputs:
+    return {"input": torch.randn(1, 784, generator=torch.Generator().manual_seed(1)), "target": torch.tensor([3])}
+
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        Subject("gpt", _gpt, _windows, None, passes=1),
+        Subject("logistic_regression", _logistic_regression, _image, "cross_entropy", passes=2000),
+    )
+}

@@ -1,19 +1,16 @@
 """`sambasim bench collectives` where it is refused: flags, and one rank alone."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from sambasim.cli import bench
 from sambasim.runtime.measure.paths import PATHS
+from tests.faults.command import Outcome, sambasim
 
-TIMEOUT_S = 60
 
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "sambasim", "bench", "collectives", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+def run(folder: Path, *arguments: str) -> Outcome:
+    return sambasim(["bench", "collectives", *arguments], folder)
 
 
 @pytest.mark.parametrize(
@@ -31,17 +28,19 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         (["--plot", "/proc/sync.svg"], "the plot cannot be written to /proc/sync.svg", "another place"),
     ],
 )
-def test_a_wrong_flag_is_refused_before_mpi_starts(arguments: list[str], what: str, remedy: str) -> None:
-    result = run(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
+def test_a_wrong_flag_is_refused_before_mpi_starts(
+    tmp_path: Path, arguments: list[str], what: str, remedy: str
+) -> None:
+    result = run(tmp_path, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error[option]: ")
     assert what in result.stderr
     assert remedy in result.stderr.split("try:")[1]
 
 
-def test_one_rank_has_nothing_to_sync() -> None:
-    result = run("--max-bytes", "4KiB")
-    assert (result.returncode, result.stdout) == (2, "")
+def test_one_rank_has_nothing_to_sync(tmp_path: Path) -> None:
+    result = run(tmp_path, "--max-bytes", "4KiB")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "error[launch]: one rank alone has nothing to sync" in result.stderr
     assert "try:   mpirun -np 2 sambasim bench collectives --max-bytes 4KiB" in result.stderr
 
@@ -50,8 +49,8 @@ def test_the_command_names_the_paths_that_there_are() -> None:
     assert tuple(PATHS) == bench._PATHS
 
 
-def test_help_defines_what_the_table_shows() -> None:
-    result = run("--help")
-    assert result.returncode == 0
+def test_help_defines_what_the_table_shows(tmp_path: Path) -> None:
+    result = run(tmp_path, "--help")
+    assert result.exit_code == 0
     assert "algorithm bandwidth × 2 (n - 1) / n" in result.stdout
     assert "nccl-tests" in result.stdout

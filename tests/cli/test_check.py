@@ -12,11 +12,13 @@ from sambasim.cli.app import app_command
 from sambasim.errors import OptionError
 from sambasim.samba import context
 from sambasim.samba.checks import on_demand
+from sambasim.samba.checks.findings import reporter
 from sambasim.samba.checks.on_demand import Check
-from sambasim.samba.checks.telling import telling
 from sambasim.samba.utils.argparser import SambaConfig
 
-FOUND = "from sambasim.samba.checks.telling import Finding, telling; telling.tell(Finding('DP06', 'so', None, 'do'))\n"
+FOUND = (
+    "from sambasim.samba.checks.findings import Finding, reporter\nreporter.report(Finding('DP06', 'so', None, 'do'))\n"
+)
 STEP = "from sambasim.samba.checks import on_demand; on_demand.current().steps += 1\n"
 DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
 
@@ -24,8 +26,8 @@ DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw()
 @pytest.fixture(autouse=True)
 def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One that no check has been run in, and will not be."""
-    monkeypatch.setattr(telling, "on_demand", False)
-    monkeypatch.setattr(telling, "_found", {})
+    monkeypatch.setattr(reporter, "on_demand", False)
+    monkeypatch.setattr(reporter, "_found", {})
     monkeypatch.setattr(on_demand, "_check", None)
     monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
     monkeypatch.setattr(sys, "argv", list(sys.argv))
@@ -62,7 +64,7 @@ def test_a_check_that_came_to_its_end_says_by_its_exit_code_what_it_found(
             STEP + "raise AssertionError('Torch not compiled with CUDA enabled')",
             2,
             "machine",
-            "cuda, and there is none that torch could use",
+            "cuda, and torch has none here",
         ),
         (STEP + "raise RuntimeError('of the app')", 1, "app", "RuntimeError: of the app"),
         (STEP + "raise SystemExit(7)", 7, "app", "SystemExit: 7"),

@@ -108,7 +108,7 @@ def test_what_is_not_there_is_not_called_a_pef() -> None:
 def test_a_folder_of_something_else_is_refused() -> None:
     error = refused("out", "a")
     assert (error.what, error.where) == (
-        "out is a folder without the digests of a run, and no checkpoint",
+        "out is a folder without the digests of a run, and not a checkpoint",
         "out/run.json",
     )
 
@@ -130,7 +130,7 @@ def test_a_damaged_file_of_weights_is_told() -> None:
     Path("b.safetensors").write_bytes(b"no")
     result = compare("a.safetensors", "b.safetensors")
     assert isinstance(result.exception, WeightsError)
-    assert result.exception.what.startswith("b.safetensors is no safetensors file: ")
+    assert result.exception.what.startswith("b.safetensors is not a safetensors file: ")
 
 
 def test_weights_that_are_not_there_are_told() -> None:

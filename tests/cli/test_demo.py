@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli import demo, demonstration
+from sambasim.cli import demo
 from sambasim.errors import InternalError, MachineError
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 
@@ -54,7 +54,7 @@ class Shell:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, shell: Shell, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(demonstration, "execute_here", shell)
+    monkeypatch.setattr(demo, "execute_here", shell)
     result = CliRunner().invoke(demo.demo_command, arguments, catch_exceptions=False)
     return result.exit_code, result.stdout
 
@@ -108,18 +108,18 @@ def test_smoke_trains_three_steps_and_asks_for_no_accuracy(monkeypatch: pytest.M
 def test_a_command_that_fails_ends_the_demo(tmp_path: Path) -> None:
     shell = Shell(summary("device"), summary("host"), fails_at=1)
     with pytest.raises(MachineError, match="the command above ended with exit code 3"):
-        demonstration.demonstrate(tmp_path, smoke=False, execute=shell)
+        demo.demonstrate(tmp_path, smoke=False, execute=shell)
     assert len(shell.typed) == 2
 
 
 def test_metrics_of_an_earlier_demo_are_not_read_again(tmp_path: Path) -> None:
-    demonstration.demonstrate(tmp_path, smoke=False, execute=Shell(summary("device"), summary("host")))
+    demo.demonstrate(tmp_path, smoke=False, execute=Shell(summary("device"), summary("host")))
     with pytest.raises(InternalError, match="the run wrote no metrics to "):
-        demonstration.demonstrate(tmp_path, smoke=False, execute=lambda _: 0)
+        demo.demonstrate(tmp_path, smoke=False, execute=lambda _: 0)
 
 
 def test_a_run_without_a_summary_is_our_mistake(tmp_path: Path) -> None:
     metrics = tmp_path / "run.jsonl"
     metrics.write_text('{"kind": "step"}\n')
-    with pytest.raises(InternalError, match="the last line of the metrics is no summary"):
-        demonstration.read_summary(metrics)
+    with pytest.raises(InternalError, match="the last line of the metrics is not a summary"):
+        demo.read_summary(metrics)

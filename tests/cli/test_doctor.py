@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli import doctor, examination
-from sambasim.cli.examination import Examination, Finding
+from sambasim.cli import doctor
+from sambasim.cli.doctor import Examination, Finding
 from sambasim.runtime.kernels.build import build
 from sambasim.units import GIB, MIB
 
@@ -43,7 +43,7 @@ def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, findings: tuple[Finding, ...], exit_code: int
 ) -> None:
-    monkeypatch.setattr(examination, "examine", lambda: Examination(findings=findings))
+    monkeypatch.setattr(doctor, "examine", lambda: Examination(findings=findings))
     result = CliRunner().invoke(doctor.doctor_command, [])
     assert result.exit_code == exit_code
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -52,15 +52,15 @@ def test_the_table_and_the_exit_code(
     ]  # fmt: skip
     stopped = "mpirun found STOP none" in lines
     assert stopped == (exit_code != 0)
-    assert lines[-1] == ("Something above would stop a run." if stopped else "Nothing here would stop a run.")
+    assert lines[-1] == ("A run would fail because of a STOP above." if stopped else "A run would work.")
 
 
 def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert examination.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
+    assert doctor.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
     (tmp_path / "mpirun").touch()
-    found = examination.mpirun()
+    found = doctor.mpirun()
     assert (found.value, found.stops_a_run) == ("none", True)
     assert found.trouble == "no mpirun on PATH: only one replica can run"
     assert found.remedy == f"export PATH={tmp_path}:$PATH"
@@ -68,7 +68,7 @@ def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch,
 
 def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
-    found = examination.mpi_library()
+    found = doctor.mpi_library()
     assert (found.value, found.stops_a_run) == ("none", True)
     assert found.trouble == "mpi4py finds no MPI library: cannot load MPI library"
 
@@ -79,7 +79,7 @@ def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     launcher.write_text('#!/bin/sh\nshift 2\nPMI_SIZE=2 PMI_RANK=0 exec "$@"\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = examination.launch("MPICH 5.0.2")
+    found = doctor.launch("MPICH 5.0.2")
     assert (found.value, found.stops_a_run) == ("fails", True)
     assert found.trouble is not None
     assert "started 2 ranks, but" in found.trouble
@@ -103,8 +103,8 @@ def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, answer
         return answer
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert examination.launch("MPICH 5.0.2").trouble == trouble
-    assert examination.mpi_library().stops_a_run
+    assert doctor.launch("MPICH 5.0.2").trouble == trouble
+    assert doctor.mpi_library().stops_a_run
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_version_of_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     launcher.touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: completed(0, text, ""))
-    assert examination.mpirun().value == f"{version} ({launcher})"
+    assert doctor.mpirun().value == f"{version} ({launcher})"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_version_of_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 )
 def test_torch_by_version(monkeypatch: pytest.MonkeyPatch, version: str, trouble: str | None) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: version)
-    found = examination.torch()
+    found = doctor.torch()
     assert (found.trouble, found.stops_a_run) == (trouble, False)
 
 
@@ -138,7 +138,7 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    found = examination.torch()
+    found = doctor.torch()
     assert (found.stops_a_run, found.remedy) == (True, "python -m pip install torch==2.13.0")
 
 
@@ -146,24 +146,24 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ("free_bytes", "has_trouble", "stops"), [(2 * GIB, False, False), (64 * MIB, True, False), (MIB, True, True)]
 )
 def test_shared_memory_by_free_space(free_bytes: int, has_trouble: bool, stops: bool) -> None:
-    found = examination.shared_memory_space(free_bytes)
+    found = doctor.shared_memory_space(free_bytes)
     assert (found.trouble is not None, found.stops_a_run) == (has_trouble, stops)
-    assert examination.shared_memory_space(None).value == "unknown"
+    assert doctor.shared_memory_space(None).value == "unknown"
 
 
 def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert examination.cores_and_threads()[1].value == "3 a rank (OMP_NUM_THREADS)"
+    assert doctor.cores_and_threads()[1].value == "3 a rank (OMP_NUM_THREADS)"
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert examination.cores_and_threads()[1].remedy == "unset OMP_NUM_THREADS"
+    assert doctor.cores_and_threads()[1].remedy == "unset OMP_NUM_THREADS"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert examination.cores_and_threads()[1].value.endswith(" divided by the replicas of the node")
+    assert doctor.cores_and_threads()[1].value.endswith(" divided by the replicas of the node")
 
 
 def test_cores_that_this_process_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(examination, "cores_of_this_process", lambda: frozenset({0}))
-    cores = examination.cores_and_threads()[0]
+    monkeypatch.setattr(doctor, "cores_of_this_process", lambda: frozenset({0}))
+    cores = doctor.cores_and_threads()[0]
     assert (cores.value, cores.stops_a_run) == ("1 of 64", False)
     assert cores.remedy == "taskset -c 0-63 ...   (or ask the scheduler for more cores)"
 
@@ -173,17 +173,17 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "g++").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    found = examination.compiler()
+    found = doctor.compiler()
     assert (found.value, found.remedy) == ("none", "unset CXX")
     assert (found.trouble or "").startswith("CXX names no-such-compiler, which is not there; --engine inductor cannot")
     monkeypatch.setenv("CXX", "")
-    assert examination.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
+    assert doctor.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = examination.compiler()
+    found = doctor.compiler()
     assert (found.value, found.stops_a_run) == ("none", False)
     assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"
 
@@ -193,7 +193,7 @@ def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     build.cache_clear()
     try:
-        found = examination.kernels()
+        found = doctor.kernels()
     finally:
         build.cache_clear()
     assert (found.value, found.stops_a_run, found.remedy) == ("none", False, "unset CC")

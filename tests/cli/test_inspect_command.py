@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli.inspect import inspect_command
-from sambasim.cli.verify import verify_command
+from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.errors import OptionError, PefError
 from tests.pef import damage
 from tests.pef.samples import write_sample
@@ -91,7 +90,7 @@ def test_a_miss_says_what_it_looked_for(tmp_path: Path, monkeypatch: pytest.Monk
 def test_verify_reads_every_byte(path: Path) -> None:
     result = CliRunner().invoke(verify_command, ["logreg"])
     assert (result.exit_code, result.exception) == (0, None)
-    assert result.output.startswith("out/logreg/logreg.pef is whole: it keeps the rules of the PEF format")
+    assert result.output.startswith("out/logreg/logreg.pef is valid: it follows the rules of the PEF format")
     damage.change_weights(path, lambda data: data[:-1] + b"\0")
     assert "training: sections (6)" in inspect("logreg")
     result = CliRunner().invoke(verify_command, ["logreg"])
@@ -104,7 +103,7 @@ def test_verify_reads_every_byte(path: Path) -> None:
 def test_help_ends_in_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = f"""
 import sys
-from sambasim.cli.{command} import {command}_command
+from sambasim.cli.inspect import {command}_command
 {command}_command(["--help"], standalone_mode=False)
 print(sorted({{"torch", "numpy", "rich", "pydantic", "mpi4py"}} & set(sys.modules)))
 """

@@ -39,7 +39,7 @@ def page(*arguments: str) -> Page:
     target = Path("pages/page.html")
     result = CliRunner().invoke(report_command, [*arguments, "--html", str(target)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.stdout == f"{target} written: open it in a browser, it needs no network\n"
+    assert result.stdout == f"{target} written: open it in a browser\n"
     return Page(target.read_text(encoding="utf-8"))
 
 
@@ -57,7 +57,7 @@ def test_of_a_pef(path: Path) -> None:
 def test_of_a_pef_that_accumulates_more_than_anybody_does(path: Path) -> None:
     document, weights = pef.read(path), dict(pef.map_weights(path))
     pef.write(path, replace(document, training_defaults={"training": {"accumulation_steps": 65_536}}), weights)
-    with pytest.raises(PefError, match="accumulates 65536 micro-steps in a step; 1 to 4,096 are taken"):
+    with pytest.raises(PefError, match="accumulates 65536 micro-steps in a step; the most is 4,096"):
         CliRunner().invoke(report_command, ["logreg", "--html", "p.html"], catch_exceptions=False)
 
 
@@ -76,21 +76,21 @@ def test_a_run_of_another_pef() -> None:
 
 def test_a_run_has_no_device() -> None:
     error = refused("run.jsonl", "--html", "page.html", "--arch", "sn30", "--replicas", "2")
-    assert error.what == "run.jsonl is a run, in which nothing is predicted: --arch, --replicas is for a PEF"
+    assert error.what == "run.jsonl is a run, and --arch, --replicas is for predictions about a PEF"
     assert error.remedy == "sambasim report NAME.pef --run run.jsonl --html page.html"
 
 
 @pytest.mark.parametrize("counts", ["", "0", "1,,2", "1;2", "-1", "two", "²"])
 def test_replicas_that_are_no_counts(counts: str) -> None:
     error = refused("logreg", "--html", "page.html", "--replicas", counts)
-    assert error.what == f"--replicas {counts}: whole numbers of 1 or more are wanted"
+    assert error.what == f"--replicas {counts}: must be whole numbers of at least 1"
 
 
 def test_it_is_not_written_over_what_it_is_made_of(path: Path) -> None:
     before = path.read_bytes()
-    assert "is what the page is made of" in refused("logreg", "--html", str(path)).what
-    assert "is what the page is made of" in refused("run.jsonl", "--html", "run.jsonl").what
-    assert "is what the page is made of" in refused("logreg", "--run", "run.jsonl", "--html", "run.jsonl").what
+    assert "would overwrite" in refused("logreg", "--html", str(path)).what
+    assert "would overwrite" in refused("run.jsonl", "--html", "run.jsonl").what
+    assert "would overwrite" in refused("logreg", "--run", "run.jsonl", "--html", "run.jsonl").what
     assert path.read_bytes() == before
 
 
@@ -109,7 +109,7 @@ def test_tables_as_sambatune_names_them(path: Path) -> None:
 
 def test_it_must_be_said_what_to_write(path: Path) -> None:
     error = refused(str(path))
-    assert error.what == "it is not said what to write"
+    assert error.what == "no output is named"
     assert error.remedy == f"sambasim report {path} --html FILE.html"
 
 

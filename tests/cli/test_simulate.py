@@ -1,18 +1,24 @@
-"""`sambasim simulate`: what it answers, and what it refuses."""
+"""`sambasim simulate`, `tilestat` and `devices`: what they print, and what they refuse."""
 
 import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.errors import MachineError, OptionError
+from sambasim.cli.simulate import devices_command
+from sambasim.errors import MachineError, OptionError, PefError
+from sambasim.hardware.spec import cluster_names, device_names, load_device
+from tests.pef.samples import write_sample
+from tests.support.cluster import write_cluster
 
 Simulate = Callable[..., str]
+Tilestat = Callable[..., str]
 
 DEVICE = """
 name = "Mine"
@@ -139,10 +145,10 @@ def test_a_wrong_device_file_is_refused(simulate: Simulate, tmp_path: Path, chan
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--replicas", "2,x"), "--replicas 2,x: whole numbers of 1 or more are wanted"),
-        (("--replicas", "0"), "--replicas 0: whole numbers"),
-        (("--batch-size", ""), "--batch-size : whole numbers"),
-        (("--sync", "rdu,device"), "there is no way 'device'"),
+        (("--replicas", "2,x"), "--replicas 2,x: must be whole numbers of at least 1"),
+        (("--replicas", "0"), "--replicas 0: must be whole numbers"),
+        (("--batch-size", ""), "--batch-size : must be whole numbers"),
+        (("--sync", "rdu,device"), "there is no path 'device'"),
         (("--arch", "sn50"), "there is no device called 'sn50'"),
         (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
         (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
@@ -192,8 +198,8 @@ def test_a_forward_that_computes_nothing_has_a_time(simulate: Simulate, folder: 
 def test_a_script_is_no_subject(simulate: Simulate) -> None:
     with pytest.raises(OptionError) as refused:
         simulate("app.py")
-    assert refused.value.what == "app.py has no model's name, and is no PEF"
-    assert "give app.py:NAME" in str(refused.value.remedy)
+    assert refused.value.what == "app.py is a Python file without the name of a model"
+    assert "app.py:NAME" in str(refused.value.remedy)
 
 
 def test_what_launches_cost_is_explained_where_they_bind(simulate: Simulate) -> None:
@@ -205,7 +211,7 @@ import copy
 from torch import nn
 
 class Encoder(nn.Module):
-    def __init__(self, width=512):
+    def __init__(self, width=128):
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
         self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(4))
@@ -221,7 +227,7 @@ class Encoder(nn.Module):
 def test_a_model_of_copied_layers_at_a_batch_larger_than_its_data(simulate: Simulate, tmp_path: Path) -> None:
     file = tmp_path / "encoder.py"
     file.write_text(MODEL, encoding="utf-8")
-    model = [f"{file}:Encoder", "--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[128, 512]"}']
+    model = [f"{file}:Encoder", "--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[16, 128]"}']
     options = [*model, "--set", "data.samples=8", "--set", "optimizer.name=adamw", "-b", "512"]
     printed = simulate(*options)
     assert "batch 512" in printed
@@ -241,3 +247,133 @@ def test_a_link_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> None:
         for cluster in ((), ("--cluster", str(file)))
     )
     assert quick["predicted_exposed_sync_s"] < slow["predicted_exposed_sync_s"]
+
+
+@pytest.fixture
+def tilestat(folder: Path) -> Tilestat:
+    def called(*arguments: str) -> str:
+        command = ["tilestat", *arguments, "--output-folder", str(folder)]
+        return CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout
+
+    return called
+
+
+def test_a_row_for_each_tile_of_the_replica(tilestat: Tilestat) -> None:
+    printed = tilestat("digits")
+    assert "digits on 4 of 8 tiles of SN30, a step of" in printed
+    assert "predicted" in printed.splitlines()[0]
+    assert printed.split("\n\n")[1].split()[:4] == ["tile", "%idle", "%exec", "%pload+%aload"]
+    assert [line.split()[0] for line in printed.splitlines() if "TILE_" in line] == [f"TILE_{n}" for n in range(4)]
+    assert "which no publication separates" in printed
+    assert "%chkpt and %quiesce are not modelled" in printed
+    assert "\x1b" not in printed
+
+
+def test_shares_add_up_and_what_is_unknown_is_null(tilestat: Tilestat) -> None:
+    printed = tilestat("digits", "--num-tiles", "2", "--json")
+    assert printed.count("\n") == 1
+    told = json.loads(printed)
+    assert (told["kind"], told["device"], len(told["tiles"])) == ("predicted", "2 of 8 tiles of SN30", 2)
+    for tile in told["tiles"]:
+        shares = [value for value in tile.values() if isinstance(value, float)]
+        assert sum(shares) == pytest.approx(1)
+        assert min(shares) > 0
+        unknown = {name for name, value in tile.items() if value is None}
+        assert unknown == {f"predicted_{one}_share" for one in ("pload", "aload", "chkpt", "quiesce")}
+
+
+def test_shares_are_those_of_the_prediction(tilestat: Tilestat, folder: Path) -> None:
+    command = ["simulate", "digits", "--json", "--output-folder", str(folder)]
+    simulated = json.loads(CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout)
+    tile = json.loads(tilestat("digits", "--json"))["tiles"][0]
+    launch_s = sum(section["launch_s"] for section in simulated["sections"])
+    assert tile["predicted_pload_aload_share"] == pytest.approx(launch_s / simulated["predicted_s"])
+    assert tile["predicted_idle_share"] == pytest.approx(simulated["host_s"] / simulated["predicted_s"])
+
+
+def test_a_device_whose_tiles_nobody_has_published_has_one_row(tilestat: Tilestat) -> None:
+    told = json.loads(tilestat("digits", "--arch", "sn40", "--json"))
+    assert [tile["tile"] for tile in told["tiles"]] == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (("digits", "--num-tiles", "9"), OptionError, "--num-tiles 9 of an SN30, which has 8"),
+        (("digits", "--arch", "sn31"), OptionError, "there is no device called 'sn31'"),
+        (("digit",), (OptionError, PefError), "digit"),
+    ],
+)
+def test_tilestat_refuses_what_cannot_be_predicted(
+    folder: Path, arguments: tuple[str, ...], error: type[Exception], text: str
+) -> None:
+    result = CliRunner().invoke(sambasim, ["tilestat", *arguments, "--output-folder", str(folder)])
+    assert isinstance(result.exception, error)
+    assert text in str(result.exception)
+
+
+def devices(*arguments: str) -> str:
+    result = CliRunner().invoke(devices_command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def facts(*arguments: str) -> dict[str, Any]:
+    output = devices(*arguments, "--json")
+    assert output.count("\n") == 1
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def test_everything_that_ships_is_listed_with_its_sources() -> None:
+    found, output = facts(), devices()
+    assert [device["name"] for device in found["devices"]] == [load_device(name).name for name in device_names()]
+    assert [cluster["name"] for cluster in found["clusters"]] == list(cluster_names())
+    for spec in (*found["devices"], *found["clusters"]):
+        assert all(figure["source"] for figure in spec["figures"])
+    for name in device_names():
+        device = load_device(name)
+        told = {
+            figure["name"]: figure
+            for spec in found["devices"]
+            if spec["name"] == device.name
+            for figure in spec["figures"]
+        }
+        assert told["pcus"] == {"name": "pcus", "value": device.pcus, "source": device.sources["pcus"]}
+        for source in device.sources.values():
+            assert source in output
+    assert "peer links per rdu       4                     estimate: as many as an SN10 has" in output
+    assert "tiles           not published   none" in output, "an SN40L"
+    assert "\x1b" not in output
+
+
+def test_the_seats_of_a_node_by_default() -> None:
+    output = devices("--arch", "sn30")
+    assert "8 replicas on node 0, RDUs 0-7 of cluster sn30-8\n" in output
+    assert "a replica has all of an SN30: 1,280 compute units, 1.0 TiB of DDR; a node has room for 8\n" in output
+    assert output.splitlines()[-2].split() == ["7", "0", "7", "all"]
+    assert "device SN10" not in output
+
+
+def test_parts_of_rdus_and_more_than_a_node() -> None:
+    seats = facts("--arch", "sn30", "--num-tiles", "4", "--replicas", "17")["seats"]
+    assert seats[1] == {"replica": 1, "node": 0, "rdu": 0, "first_tile": 4, "tiles": 4}
+    assert seats[16] == {"replica": 16, "node": 1, "rdu": 0, "first_tile": 0, "tiles": 4}
+    assert devices("--num-tiles", "4", "--replicas", "2").splitlines()[-2].split() == ["1", "0", "0", "4-7"]
+
+
+def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
+    farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
+    found = facts("--cluster", farm, "--replicas", "6")
+    assert (found["cluster"], found["nodes"], found["room_of_a_node"]) == ("farm", 2, 3)
+    assert [(seat["node"], seat["rdu"]) for seat in found["seats"]] == [(n, r) for n in range(2) for r in range(3)]
+    assert [cluster["name"] for cluster in found["clusters"]] == ["farm"]
+    refused = CliRunner().invoke(devices_command, ["--cluster", farm, "--replicas", "7"])
+    assert isinstance(refused.exception, OptionError)
+    assert "7 replicas, and farm has room for 6: one for each RDU, 3 RDUs a node, 2 nodes" in str(refused.exception)
+
+
+def test_a_pef_says_which_device(tmp_path: Path) -> None:
+    assert facts("--pef", str(write_sample(tmp_path)))["device"] == "SN30"
+    with pytest.raises(OptionError, match=r"--num-tiles 9 of an SN30, which has 8"):
+        CliRunner().invoke(devices_command, ["--num-tiles", "9"], catch_exceptions=False)

@@ -70,10 +70,10 @@ def test_sbatch_runs_the_script_with_its_arguments_and_variables(tmp_path: Path)
     started, notice = _started("sbatch", "--export=ALL,PEF=x.pef", str(script), "--epochs", "2")
     assert started.argv == ["/bin/bash", "-l", str(script), "--epochs", "2"]
     assert (started.environ["SLURM_NTASKS"], started.environ["PEF"]) == ("8", "x.pef")
-    assert notice.endswith(f"sbatch runs /bin/bash -l {script} --epochs 2 and waits for its end\n")
+    assert notice.endswith(f"sbatch runs /bin/bash -l {script} --epochs 2 and waits for it\n")
     overruled, notice = _started("sbatch", "--wait", "-n", "4", "-W", "--gres", "rdu:1", str(script))
     assert overruled.environ["SLURM_NTASKS"] == "4"
-    assert notice.endswith("and waits for its end; ignored: --gres\n")
+    assert notice.endswith("and waits for it; ignored: --gres\n")
 
 
 def test_sbatch_takes_a_command_or_a_script_from_stdin_too() -> None:
@@ -84,7 +84,7 @@ def test_sbatch_takes_a_command_or_a_script_from_stdin_too() -> None:
     read, notice = _started("sbatch", "-J", "train", stdin=text)
     assert read.argv == ["/bin/bash", "-c", text]
     assert (read.environ["SLURM_NTASKS"], read.environ["SLURM_JOB_NAME"]) == ("3", "train")
-    assert notice == "notice: there is no Slurm: sbatch runs the script from stdin and waits for its end\n"
+    assert notice == "notice: there is no Slurm: sbatch runs the script from stdin and waits for it\n"
 
 
 def test_sbatch_finds_the_script_from_where_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The lines of the README, typed in an empty folder."""
+"""The commands of the README, typed in an empty folder: in this process where one rank is enough, else under mpirun."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sambasim.cli.run import run_command
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import PredictionRecord, SummaryRecord
-from tests.support.mpi import ROOT, Result, run_job, run_mpi
+from tests.faults.command import Outcome, sambasim
+from tests.support.mpi import ROOT, run_job, run_mpi
 from tests.support.whole import whole
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
@@ -22,35 +22,25 @@ SAMBASIM = [sys.executable, "-m", "sambasim"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder in which the quick start was compiled."""
     folder = tmp_path_factory.mktemp("empty")
-    compiled = run_job([*SAMBASIM, "compile", "--data-parallel", "-ws", "2"], cwd=folder).check()
+    compiled = _done(sambasim(["compile", "--data-parallel", "-ws", "2"], folder))
     assert f"PEF file {folder}/out/digits/digits.pef created\nCompilation succeeded\n" in compiled.stdout
     assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
     return folder
 
 
-def test_a_way_through_the_host_is_taken_in_any_case() -> None:
-    (option,) = [one for one in run_command.params if one.name == "host_sync"]
-    assert option.type.convert("MPI", option, None) == "mpi"
+def _done(outcome: Outcome) -> Outcome:
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome
 
 
-def _summary(result: Result) -> SummaryRecord:
-    return SummaryRecord.model_validate_json(result.check().stdout.strip().splitlines()[-1])
+def _summary(stdout: str) -> SummaryRecord:
+    return SummaryRecord.model_validate_json(stdout.strip().splitlines()[-1])
 
 
 def test_four_replicas_train_the_quick_start(folder: Path) -> None:
-    command = [
-        *SAMBASIM,
-        "run",
-        "--reduce-on-rdu",
-        "--pef",
-        "out/digits/digits.pef",
-        "--epochs",
-        "2",
-        "--metrics",
-        "m.jsonl",
-    ]
-    result = run_mpi(4, command, cwd=folder, timeout=120).check()
+    command = [*SAMBASIM, "run", "--reduce-on-rdu", "--pef", "out/digits/digits.pef", "--epochs", "2"]
+    result = run_mpi(4, [*command, "--metrics", "m.jsonl"], cwd=folder, timeout=120).check()
     assert "batch 32 × 4 replicas = global batch 128; 11 steps per epoch; sync: device" in result.stdout
     assert "each epoch leaves out 29 of 1437 samples" in result.stdout
     assert result.stdout.count("weights_sha256") == 1, "only rank 0 speaks"
@@ -66,14 +56,18 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
     assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
 
 
-def test_host_sync_counts_its_copies(folder: Path) -> None:
-    result = run_mpi(2, [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json"], cwd=folder)
-    summary = _summary(result)
+def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> None:
+    command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json", "--log-dir", "logs"]
+    result = run_mpi(2, command, cwd=folder).check()
+    summary = _summary(result.stdout)
     group_bytes = 4 * (28928 + 512)  # the quick start's two groups
     assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
     assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
     assert summary.bytes.peer == 0
     assert len(result.stdout.splitlines()) == 1
+    logs = sorted((folder / "logs").iterdir())
+    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
+    assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)
 
 
 @pytest.mark.parametrize("launcher", [[], ["mpirun"]])
@@ -89,7 +83,7 @@ def test_one_replica_is_refused_with_the_command_that_is_right(folder: Path, lau
 
 
 def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder: Path) -> None:
-    run_job([*SAMBASIM, "compile", "--pef-name", "alone"], cwd=folder).check()
+    _done(sambasim(["compile", "--pef-name", "alone"], folder))
     result = run_mpi(3, [*SAMBASIM, "run", "--pef", "alone"], cwd=folder)
     assert result.returncode == 2
     assert result.stderr.count("error[launch]") == 1
@@ -97,8 +91,8 @@ def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder
 
 
 def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
-    command = [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "1", "--json"]
-    trained = _summary(run_job([*command, "--save", "digits.safetensors"], cwd=folder))
+    command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "1", "--json"]
+    trained = _summary(_done(sambasim([*command, "--save", "digits.safetensors"], folder)).stdout)
     assert trained.evaluation is not None
     model = DigitsClassifier()
     model.load_state_dict(load_file(folder / "digits.safetensors"))
@@ -109,21 +103,23 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     with torch.no_grad():
         logits = model(images)
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(trained.evaluation.accuracy)
+    predict = ["run", "--inference", "--pef", "digits", "--weights", "digits.safetensors", "--json"]
+    predict += ["--predictions", "out.safetensors"]
     for np in (1, 3):
-        predict = [*SAMBASIM, "run", "--inference", "--pef", "digits", "--weights", "digits.safetensors"]
-        result = run_mpi(np, [*predict, "--json", "--predictions", "out.safetensors"], cwd=folder).check()
-        found = PredictionRecord.model_validate_json(result.stdout)
+        alone = np == 1
+        printed = _done(sambasim(predict, folder)) if alone else run_mpi(np, [*SAMBASIM, *predict], cwd=folder).check()
+        found = PredictionRecord.model_validate_json(printed.stdout)
         assert (found.samples, found.accuracy) == (360, trained.evaluation.accuracy)
         predictions = load_file(folder / "out.safetensors")
         torch.testing.assert_close(predictions["output_0"], logits)
 
 
 def test_an_inference_pef_holds_no_training(folder: Path) -> None:
-    run_job([*SAMBASIM, "compile", "--inference", "--pef-name", "forward"], cwd=folder).check()
-    refused = run_job([*SAMBASIM, "run", "--pef", "forward"], cwd=folder)
-    assert refused.returncode == 2
+    _done(sambasim(["compile", "--inference", "--pef-name", "forward"], folder))
+    refused = sambasim(["run", "--pef", "forward"], folder)
+    assert refused.exit_code == 2
     assert "add --inference" in refused.stderr
-    predicted = run_job([*SAMBASIM, "run", "--inference", "--pef", "forward"], cwd=folder).check()
+    predicted = _done(sambasim(["run", "--inference", "--pef", "forward"], folder))
     assert predicted.stdout.startswith("predicted the 360 held-out samples of digits in")
     assert "notice: with the weights of the PEF, as they were compiled" in predicted.stdout
 
@@ -131,9 +127,9 @@ def test_an_inference_pef_holds_no_training(folder: Path) -> None:
 def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Path) -> None:
     small = ["--set", "model.args.layers=1", "--set", "model.args.width=16", "-b", "8"]
     config = ["--config", str(ROOT / "configs" / "char_gpt.toml")]
-    run_job([*SAMBASIM, "compile", *config, *small, "--inference"], cwd=tmp_path).check()
-    predict = [*SAMBASIM, "run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
-    found = PredictionRecord.model_validate_json(run_mpi(2, predict, cwd=tmp_path).check().stdout)
+    _done(sambasim(["compile", *config, *small, "--inference"], tmp_path))
+    predict = ["run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
+    found = PredictionRecord.model_validate_json(_done(sambasim(predict, tmp_path)).stdout)
     (logits,) = load_file(tmp_path / "p.safetensors").values()
     assert logits.shape == (found.samples, 64, 96), "the loss, a mean over a batch, is left out"
 
@@ -147,22 +143,14 @@ def test_compile_under_mpirun_is_refused_once(tmp_path: Path) -> None:
 
 def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> None:
     changes = ["--lr", "0.25", "--set", "training.schedule.name=linear", "--set", "training.schedule.warmup_steps=2"]
-    command = [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "4", "--no-evaluate"]
-    result = run_job([*command, *changes, "--metrics", "changed.jsonl"], cwd=folder).check()
-    assert "notice: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in result.stdout
+    command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "4", "--no-evaluate"]
+    outcome = _done(sambasim([*command, *changes, "--metrics", "changed.jsonl"], folder))
+    assert "notice: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in outcome.stdout
     lines = [json.loads(line) for line in (folder / "changed.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines if line["kind"] == "step"] == [0.125, 0.25, 0.25, 0.125]
 
 
-def test_every_rank_gets_a_log_file(folder: Path) -> None:
-    run_mpi(2, [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--log-dir", "logs"], cwd=folder).check()
-    logs = sorted((folder / "logs").iterdir())
-    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
-    for log in logs:
-        assert "step 2 epoch 1 loss" in log.read_text()
-
-
-def test_torch_distributed_is_up_for_data_and_model_code(folder: Path) -> None:
+def test_user_code_can_use_torch_distributed_and_its_printed_lines_stay_whole(folder: Path) -> None:
     (folder / "ranked.py").write_text(
         "import torch, torch.distributed as dist\n"
         "from sambasim.quickstart.digits import digits\n"
@@ -172,38 +160,28 @@ def test_torch_distributed_is_up_for_data_and_model_code(folder: Path) -> None:
         "        dist.all_reduce(total)\n"
         "        dist.barrier()\n"
         "        print('sum', total.item(), 'of', dist.get_world_size())\n"
+        "        for line in range(200):\n"
+        "            print('one', 'line', 'of', 'many', 'words', line)\n"
         "    return digits()\n"
     )
     command = [*SAMBASIM, "run", "--pef", "digits", "--data", "ranked.py:samples", "--steps", "1", "--no-evaluate"]
-    result = run_mpi(3, command, cwd=folder).check()
-    assert result.stdout.count("sum 6.0 of 3") == 3
-
-
-def test_a_line_that_a_rank_prints_stays_whole(folder: Path) -> None:
-    (folder / "talking.py").write_text(
-        "from sambasim.quickstart.digits import digits\n"
-        "def samples():\n"
-        "    for line in range(200):\n"
-        "        print('one', 'line', 'of', 'many', 'words', line)\n"
-        "    return digits()\n"
-    )
-    command = [*SAMBASIM, "run", "--pef", "digits", "--data", "talking.py:samples", "--steps", "1", "--no-evaluate"]
     result = run_mpi(3, command, cwd=folder, env={"PYTHONUNBUFFERED": "1"}).check()
     lines = result.stdout.splitlines()
+    assert lines.count("sum 6.0 of 3") == 3
     assert [lines.count(f"one line of many words {line}") for line in range(200)] == [3] * 200
 
 
 @whole
 def test_underscores_are_taken_as_sambaflow_spells_them(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--reduce_on_rdu", "--data_parallel", "--steps", "1", "--json"]
-    assert _summary(run_mpi(2, command, cwd=folder)).sync == "device"
+    assert _summary(run_mpi(2, command, cwd=folder).check().stdout).sync == "device"
 
 
 @whole
 def test_data_workers_draw_the_same_samples(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "3", "--no-evaluate", "--json"]
-    plain = _summary(run_mpi(2, command, cwd=folder))
-    with_workers = _summary(run_mpi(2, [*command, "--workers", "1"], cwd=folder))
+    plain = _summary(run_mpi(2, command, cwd=folder).check().stdout)
+    with_workers = _summary(run_mpi(2, [*command, "--workers", "1"], cwd=folder).check().stdout)
     assert plain.state_sha256 == with_workers.state_sha256
 
 

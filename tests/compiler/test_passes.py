@@ -21,6 +21,7 @@ from sambasim.costs.cut import MOST_OF_A_MODULE, Level
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions
@@ -103,7 +104,7 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments(built: Bui
     assert _kinds(program) == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
     parallel = program.data_parallel
     assert parallel is not None
-    assert parallel.world_size == 2
+    assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
     (group,) = program.groups
     (gradient_group,) = parallel.gradient_groups
     assert gradient_group.symbol.startswith("$OPT_dp_accum_group_")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from sambasim.data.batches import Batch, bind, check, collate
 from sambasim.data.samples import Failure, WatchedDataset
 from sambasim.errors import DataError
-from sambasim.options import InputSpec
+from sambasim.options.grammar import InputSpec
 
 Sample = namedtuple("Sample", ["image", "label"])
 

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sambasim.data.sources import Source, open_source, split_indices
 from sambasim.errors import DataError
-from sambasim.options import DataOptions, InputSpec, parse_input
+from sambasim.options.grammar import InputSpec, parse_input
+from sambasim.options.training import DataOptions
 
 INPUTS = (InputSpec("x", "float32", (3,)), InputSpec("target", "int64", (), 5))
 

@@ -72,7 +72,7 @@ def test_a_compile_whose_reader_has_gone_leaves_its_pef(folder: Path) -> None:
     line = f"{{ sleep 0.5; SAMBASIM {TRAIN} --pef-name new; echo $? >told; }} 2>&1 | true"
     _shell(line, folder)
     assert _exit_code(folder) == 141
-    assert _shell("SAMBASIM verify new", folder).check().stdout.startswith("out/new/new.pef is whole")
+    assert _shell("SAMBASIM verify new", folder).check().stdout.startswith("out/new/new.pef is valid")
 
 
 def test_training_goes_on_where_what_it_says_fills_the_disk(folder: Path) -> None:

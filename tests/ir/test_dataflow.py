@@ -82,8 +82,10 @@ def test_a_section_reads_what_comes_from_outside_and_writes_what_is_used_outside
     graph = program.training
     assert graph is not None
     forward, backward, update = (section_effects(program, graph, section) for section in graph.sections)
-    assert (forward.reads, forward.writes) == ({"x", "w"}, {"y"})
-    assert (backward.reads, backward.writes) == ({"x", "y"}, {"w__grad"})
+    assert forward.reads == {"x", "w"}
+    assert forward.writes == {"y"}
+    assert backward.reads == {"x", "y"}
+    assert backward.writes == {"w__grad"}
     assert update.reads == {"group_0.gradient", "group_0.parameter"}
     assert update.writes == {"group_0.parameter"}
 

@@ -57,7 +57,7 @@ def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
 
 @pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
 def test_several_nodes_are_measured_and_priced_apart() -> None:
-    command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--schedules", "--json"]
+    command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--json"]
     if is_open_mpi():
         if not can_play_hosts():
             pytest.skip("only MPICH makes nodes of one host without a privilege")
@@ -65,17 +65,13 @@ def test_several_nodes_are_measured_and_priced_apart() -> None:
     else:
         record = record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}))
     assert len(set(record.node_of)) == 2
-    assert record.predictions is not None
-    assert record.predictions.within is not None
-    assert record.predictions.between is not None
-    assert [one.size_bytes for one in record.predictions.schedules] == [4 * KIB, 16 * KIB]
 
 
 @pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
 class TestTwoRanks:
     def test_people_get_a_table_with_its_definitions_and_a_plot(self, tmp_path: Path) -> None:
         plot = tmp_path / "sync.svg"
-        arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--schedules", "--plot", str(plot)]
+        arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--plot", str(plot)]
         result = run_mpi(2, [*COMMAND, *arguments]).check()
         assert "4.0 KiB: 2 runs of device and of a copy" in result.stderr
         measured, predicted = result.stdout.split("predicted, not measured")

@@ -1,6 +1,7 @@
-"""TOML files, `--set`, and which of them wins."""
+"""TOML files, `--set` and flags: which of them wins, what is too large, and where outputs can be written."""
 
 import json
+import os
 import string
 from pathlib import Path
 
@@ -8,18 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sambasim.bounded import LARGEST_TOML_BYTES
 from sambasim.errors import OptionError
-from sambasim.options import (
-    COMPILE_FLAGS,
-    QUICK_START,
-    RUN_FLAGS,
-    RunOptions,
-    apply_overrides,
-    compile_options,
-    read_toml,
-)
-from sambasim.options.compile import CompileFile, CompileOptions
+from sambasim.hardware.spec import load_device
+from sambasim.options.compile import QUICK_START, CompileFile, CompileOptions, compile_options
+from sambasim.options.flags import flags_of
+from sambasim.options.load import apply_overrides, check_output_file, check_output_folder, read_toml
 from sambasim.options.problems import dotted_names
+from sambasim.options.run import RunOptions
 
 BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)
 SCALARS = st.one_of(
@@ -139,9 +136,9 @@ def test_the_config_in_configs_is_that_of_the_quick_start() -> None:
 
 def test_every_flag_sets_an_option_that_there_is() -> None:
     known = set(dotted_names(CompileFile))
-    assert {name for _, name in COMPILE_FLAGS.values()} <= known
+    assert {setting.name for setting in flags_of("compile").values()} <= known
     run = set(dotted_names(RunOptions)) | {f"overrides.{name}" for name in dotted_names(CompileFile)}
-    assert {name for _, name in RUN_FLAGS.values()} <= run
+    assert {setting.name for setting in flags_of("run").values()} <= run
 
 
 def test_compile_options_come_back_from_json() -> None:
@@ -174,3 +171,69 @@ def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(OptionError, match=r"cannot be read: it is not UTF-8 text"):
         read_toml(tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 900 + "]" * 900, "[" + "a." * 300 + "b]", "a = " + "[" * 9000])
+def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(text)
+    with pytest.raises(OptionError, match=r"is nested too deeply|is not valid TOML"):
+        read_toml(tmp_path / "deep.toml")
+    with pytest.raises(OptionError, match=r"is nested too deeply|is no TOML"):
+        load_device(str(tmp_path / "deep.toml"))
+
+
+def test_size_is_bounded(tmp_path: Path) -> None:
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(1 << 40)  # takes no room on the disk, and would take all memory
+    with pytest.raises(OptionError, match=r"cannot be read: it has more than 4\.0 MiB"):
+        read_toml(tmp_path / "large.toml")
+    assert LARGEST_TOML_BYTES == 4 << 20
+
+
+def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(OptionError, match="it is not a regular file"):
+            read_toml(path)
+
+
+@pytest.mark.parametrize("name", ["new.jsonl", "deep/er/new.jsonl", "old.jsonl", "linked/new.jsonl"])
+def test_what_can_be_written_passes_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "folder")
+    before = sorted(tmp_path.rglob("*"))
+    check_output_file(tmp_path / name, "the metrics file", "--metrics FILE")
+    check_output_folder((tmp_path / name).parent / "logs", "the logs", "--log-dir FOLDER")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "old.jsonl").read_text() == "kept"
+
+
+def test_devices_and_pipes_are_files_too() -> None:
+    check_output_file(Path("/dev/null"), "the metrics file", "--metrics FILE")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("file/new.jsonl", "HERE/file is not a folder"),
+        ("file/deep/new.jsonl", "HERE/file is not a folder"),
+        ("folder", "HERE/folder is a folder"),
+        ("away/new.jsonl", "HERE/away is not a folder"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "away").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OptionError) as caught:
+        check_output_file(tmp_path / name, "the metrics file", "--metrics FILE")
+    assert caught.value.what == f"the metrics file cannot be written to {tmp_path / name}"
+    assert caught.value.where == why.replace("HERE", str(tmp_path))
+    assert caught.value.remedy == "--metrics FILE"
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(OptionError, match="the logs cannot be written to"):
+        check_output_folder(tmp_path / "logs", "the logs", "--log-dir FOLDER")

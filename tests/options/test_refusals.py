@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.options import compile_options
+from sambasim.options.compile import compile_options
 
 SOUND = """
 [model]
@@ -26,12 +26,12 @@ REFUSED = [
     (["optimizer.lr=fast"], 'optimizer.lr = "fast" (from --set): must be a number'),
     (["optimizer.lr=nan"], "must be a finite number"),
     (["optimizer.lr='0.1'"], 'optimizer.lr = "0.1" (from --set): must be a number'),
-    (["optimizer.learning_rate=1"], "optimizer.learning_rate (from --set): is no option"),
+    (["optimizer.learning_rate=1"], "optimizer.learning_rate (from --set): is not an option"),
     (["optimizer.weigth_decay=0"], "did you mean optimizer.weight_decay?"),
     (["lr=0.1"], "did you mean optimizer.lr?"),
     (["training.lr=0.1"], "did you mean optimizer.lr?"),
     (["trainig.epochs=1"], "did you mean training?"),
-    (["trainig.epochs=1"], "trainig (from --set): is no option"),
+    (["trainig.epochs=1"], "trainig (from --set): is not an option"),
     (["compile.world-size=1"], "did you mean compile.world_size?"),
     (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam or adamw'),
     (["optimizer.name=adm"], "did you mean adam?"),
@@ -44,8 +44,8 @@ REFUSED = [
     (["optimizer=3"], "optimizer = 3 (from --set): must be a table"),
     (["loss.name=crossentropy"], "did you mean cross_entropy?"),
     (["loss.name=crossentropy"], "huber, bce_with_logits, nll, kl_div or module:function"),
-    (["loss.args.label_smoothin=0.1"], "is no argument of cross_entropy; it takes ignore_index or label_smoothing"),
-    (["loss.name=mse", "loss.args.beta=1"], "is no argument of mse; it takes no arguments"),
+    (["loss.args.label_smoothin=0.1"], "is not an argument of cross_entropy; it takes ignore_index or label_smoothing"),
+    (["loss.name=mse", "loss.args.beta=1"], "is not an argument of mse; it takes no arguments"),
     (["model.target=net.py"], "add the name: net.py:NAME"),
     (["model.target=package.net.Net"], "put a colon before the name: package.net:Net"),
     (["model.target='dir/net:Net'"], "a file's name ends in .py: dir/net.py:Net"),
@@ -60,32 +60,32 @@ REFUSED = [
     (["data.shuffle=1"], "data.shuffle = 1 (from --set): must be true or false"),
     (["data.samples=5"], "data.samples (from --set): is for synthetic data only"),
     (["data.source=x.npz", "data.args.a=1"], "are for a data function, and a file takes none"),
-    (["data.source=synthetic", "data.args.sed=1"], "is no argument of synthetic data, which takes seed alone"),
+    (["data.source=synthetic", "data.args.sed=1"], "is not an argument of synthetic data, which takes seed only"),
     (["data.source=synthetic", "data.inputs.x='flaot32[3]'"], "did you mean float32?"),
     (["data.source=synthetic", "data.inputs.x='float32 3'"], "must be a dtype and the shape of one sample"),
-    (["data.source=synthetic", "data.inputs.x='float32[3] < 4'"], "only whole numbers have one, and float32 has none"),
+    (["data.source=synthetic", "data.inputs.x='float32[3] < 4'"], "which only integers can have; float32 is not"),
     (["data.source=synthetic", "data.inputs.x='int8[] < 1000'"], "must have a bound from 1 to 127"),
-    (["data.source=synthetic", "data.inputs.x='float32[0]'"], "at least one element along each axis"),
+    (["data.source=synthetic", "data.inputs.x='float32[0]'"], "at least one element along each dimension"),
     (["training.batch_size=0"], "training.batch_size = 0 (from --set): must be at least 1"),
     (["training.batch_size=1.5"], "must be a whole number"),
     (["training.batch_size=true"], "training.batch_size = true (from --set): must be a whole number"),
-    (["training.steps=5"], "cannot be given beside epochs, 3: one of them says how long to train"),
+    (["training.steps=5"], "cannot be given together with epochs, 3"),
     (["training.seed=-1"], "must be at least 0"),
     (["training.schedule.name=step"], "training.schedule.step_size: is missing"),
     (["training.schedule.step_size=2"], "is not for constant"),
     (["training.schedule.total_steps=5", "training.schedule.warmup_steps=5"], "must be below total_steps, 5"),
     (["compile.world_size=2"], "needs data parallelism"),
     (["compile.world_size=0"], "must be at least 1"),
-    (["compile.inference=true", "compile.data_parallel=true"], "cannot be with inference, which has no gradients"),
+    (["compile.inference=true", "compile.data_parallel=true"], "does not go with inference, which has no gradients"),
     (["compile.opt_level=o2"], "must be o0, o1 or o3"),
     (["compile.arch=sn31"], "must be sn10, sn30 or sn40"),
     (["compile.pef_name=a/b"], "must be a plain file name"),
     (["compile.pef_name=.."], "must be a plain file name"),
     (["compile.pef_name=net.pef"], "--pef-name net"),
     (["optimizer.lr"], "--set optimizer.lr has no value"),
-    (["=3"], "--set =3 has no name that can be set"),
-    (["a b=3"], "--set a b=3 has no name that can be set"),
-    (["model.target.x=3"], "and no table"),
+    (["=3"], "--set =3 does not start with a valid name"),
+    (["a b=3"], "--set a b=3 does not start with a valid name"),
+    (["model.target.x=3"], "and not a table"),
     (["optimizer.betas=[0.9"], "has a value that is not TOML"),
 ]  # fmt: skip
 
@@ -111,21 +111,21 @@ def test_every_problem_is_told_at_once_with_its_remedy(tmp_path: Path) -> None:
         "FILE.safetensors (did you mean digits?)",
         "    optimizer.lr = -1: must be at least 0",
         "    training.epochs = 0: must be at least 1",
-        "    training.batchsize: is no option (did you mean training.batch_size?)",
+        "    training.batchsize: is not an option (did you mean training.batch_size?)",
         "    compile.world_size = 2 (from --world-size): needs data parallelism (add --data-parallel)",
         f"  where: {config}",
-        "  try:   correct each of them; --set NAME=VALUE overrides what a config says",
+        "  try:   correct each of them; --set NAME=VALUE overrides the config",
     ]
 
 
 @pytest.mark.parametrize(
     ("written", "override", "told"),
     [
-        ("[trainig]\nepochs = 3", "trainig.seed=1", "trainig (from the config and --set): is no option"),
-        ("[training]\nepoch = 3", "training.epoch=1", "training.epoch (from the config and --set): is no option"),
+        ("[trainig]\nepochs = 3", "trainig.seed=1", "trainig (from the config and --set): is not an option"),
+        ("[training]\nepoch = 3", "training.epoch=1", "training.epoch (from the config and --set): is not an option"),
         ("[training]\nepochs = 3", "training.epochs=0", "training.epochs = 0 (from --set): must be at least 1"),
-        ("[training]\nepochs = 3", "training.epoch=1", "training.epoch (from --set): is no option"),
-        ("", "trainig.epochs=1", "trainig (from --set): is no option"),
+        ("[training]\nepochs = 3", "training.epoch=1", "training.epoch (from --set): is not an option"),
+        ("", "trainig.epochs=1", "trainig (from --set): is not an option"),
     ],
 )
 def test_a_wrong_name_in_the_file_is_not_hidden_by_what_is_set(
@@ -163,5 +163,5 @@ def test_a_config_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_keyword_that_is_no_flag_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"worldsize: is no flag; they are pef_name"):
+    with pytest.raises(OptionError, match=r"worldsize: is not a flag; they are pef_name"):
         compile_options(None, None, [], {"worldsize": 2})

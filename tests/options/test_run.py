@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import OptionError, PefError
-from sambasim.options import ResolvedRun, compile_options, resolve_run, run_options
+from sambasim.options.compile import compile_options
+from sambasim.options.run import ResolvedRun, resolve_run, run_options
 
 
 def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:
@@ -69,7 +70,7 @@ def test_no_workers_take_their_options_along() -> None:
 @pytest.mark.parametrize(
     ("flags", "overrides", "compiled", "text"),
     [
-        ({"batch_size": 64}, [], [], "training.batch_size = 64: cannot change: the PEF was compiled as 32"),
+        ({}, ["training.batch_size=64"], [], "training.batch_size = 64: cannot change: the PEF was compiled as 32"),
         ({}, ["optimizer.name=sgd"], [], 'optimizer.name = "sgd": cannot change: the PEF was compiled as "adamw"'),
         ({}, ["loss.name=mse"], [], 'loss.name = "mse": cannot change: the PEF was compiled as "cross_entropy"'),
         ({}, ["loss.args.label_smoothing=0.1"], [], "loss.args.label_smoothing = 0.1: cannot change"),
@@ -89,7 +90,7 @@ def test_what_is_compiled_in_takes_a_compile(
 
 
 def test_giving_what_is_compiled_in_is_no_change() -> None:
-    assert run({"batch_size": 32}, ["optimizer.name=adamw", "loss.name=cross_entropy"]).changed == ()
+    assert run({}, ["training.batch_size=32", "optimizer.name=adamw", "loss.name=cross_entropy"]).changed == ()
     clipped = run({"max_grad_norm": 3.0}, compiled=["optimizer.max_grad_norm=1.0"]).optimizer
     assert clipped is not None
     assert clipped.max_grad_norm == 3.0
@@ -100,18 +101,18 @@ def test_giving_what_is_compiled_in_is_no_change() -> None:
     [
         ({"lr": -1.0}, [], "optimizer.lr = -1.0: must be at least 0"),
         ({"momentum": 0.9}, [], "optimizer.momentum: is not for adamw"),
-        ({"epochs": 1, "steps": 2}, [], "cannot be given beside epochs, 1"),
+        ({"epochs": 1, "steps": 2}, [], "cannot be given together with epochs, 1"),
         ({}, ["optimizr.lr=1"], "did you mean optimizer?"),
         ({}, ["training.epoch=1"], "did you mean training.epochs?"),
         (
             {},
             ["compile.opt_level=o0"],
-            "compile: is no option; the tables and names are loss, optimizer, training, data",
+            "compile: is not an option; the tables and names are loss, optimizer, training, data",
         ),
         ({"threads": 0}, [], "threads = 0 (from --threads): must be at least 1"),
         ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
         ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
-        ({"predictions": Path("p.safetensors")}, [], "are made by inference only"),
+        ({"predictions": Path("p.safetensors")}, [], "needs inference"),
         ({"pef": ""}, [], 'pef = "" (from --pef)'),
     ],
 )
@@ -143,7 +144,7 @@ def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
 
 
 def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
-    with pytest.raises(PefError, match=r"what the PEF carries for its runs is not valid: optimizer.name"):
+    with pytest.raises(PefError, match=r"the PEF stores invalid options for its runs: optimizer.name"):
         resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "lion"}}, {})
     with pytest.raises(PefError) as caught:
         resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
@@ -165,7 +166,7 @@ def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
         ),
         (
             {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
-            "are ranks of their own, and an emulation is one process",
+            "needs ranks of its own, and an emulation has one process",
         ),
         ({"host_sync": "mpi", "inference": True}, "is for training, and this is inference"),
     ],

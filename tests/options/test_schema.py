@@ -1,6 +1,7 @@
-"""What the schema knows of PyTorch is true, and nothing heavy is imported to know it."""
+"""The schema: what it knows of PyTorch, the grammar of its values, the reference of its fields, and its imports."""
 
 import inspect
+import re
 import subprocess
 import sys
 
@@ -8,12 +9,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch.nn import functional
 
+from sambasim.errors import OptionError
 from sambasim.ir.types import DTYPE_BYTES
-from sambasim.options import LOSS_ARGUMENTS, OPTIMIZER_DEFAULTS, InputSpec, OptimizerOptions, parse_input
-from sambasim.options.inputs import DTYPES, INTEGER_LARGEST
+from sambasim.options.compile import BuildOptions
+from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
+from sambasim.options.problems import Refused
+from sambasim.options.run import run_options
+from sambasim.options.training import (
+    LOSS_ARGUMENTS,
+    OPTIMIZER_DEFAULTS,
+    DataOptions,
+    LossOptions,
+    ModelOptions,
+    OptimizerOptions,
+    ScheduleOptions,
+    TrainingOptions,
+)
+from tests.support.mpi import ROOT
 
 TORCH_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 TORCH_LOSSES = {
@@ -74,7 +89,61 @@ def test_an_input_may_be_written_without_spaces() -> None:
     assert parse_input("x", "float32[1,8, 8]") == InputSpec("x", "float32", (1, 8, 8))
 
 
-def test_options_import_neither_torch_nor_numpy_nor_mpi() -> None:
-    code = "import sys, sambasim.options; print([m for m in ('torch', 'numpy', 'mpi4py', 'click') if m in sys.modules])"
+def test_options_import_neither_torch_nor_numpy_nor_mpi_and_flags_not_even_pydantic() -> None:
+    heavy = "{'torch', 'numpy', 'mpi4py', 'click'}"
+    code = "import sys, sambasim.options.flags as _; early = {*sys.modules}; import sambasim.options.run\n"
+    code += f"print([*({heavy} & {{*sys.modules}}), *({{'pydantic'}} & early)])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (None, StepRange(1, None)),
+        ("17", StepRange(17, 17)),
+        ("100-120", StepRange(100, 120)),
+        ("100-", StepRange(100, None)),
+        ("-20", StepRange(1, 20)),
+        (" 3-3 ", StepRange(3, 3)),
+    ],
+)
+def test_steps_are_read(text: str | None, meant: StepRange) -> None:
+    assert step_range(text) == meant
+
+
+@pytest.mark.parametrize("text", ["", "-", "0", "0-4", "4-3", "a", "1-2-3", "1.5", "1,2", "٣", "9" * 19])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(Refused):
+        step_range(text)
+
+
+def test_a_range_has_its_ends() -> None:
+    assert [step for step in range(1, 9) if step in StepRange(3, 5)] == [3, 4, 5]
+    assert [step for step in range(1, 9) if step in StepRange(7)] == [7, 8]
+
+
+def test_a_run_that_is_told_both_wrongs_says_both() -> None:
+    with pytest.raises(OptionError) as error:
+        run_options({"pef": "net", "record_steps": "4-3"}, [])
+    assert "needs a folder for the digests" in str(error.value)
+    assert "the last step is before the first" in str(error.value)
+
+
+TABLES: dict[str, type[BaseModel]] = {
+    "model": ModelOptions,
+    "data": DataOptions,
+    "loss": LossOptions,
+    "optimizer": OptimizerOptions,
+    "training": TrainingOptions,
+    "training.schedule": ScheduleOptions,
+    "compile": BuildOptions,
+}
+
+
+def test_the_reference_names_every_field_and_no_other() -> None:
+    text = (ROOT / "configs" / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    known = {f"{table}.{field}" for table, schema in TABLES.items() for field in schema.model_fields}
+    assert documented == known - {"training.schedule"}

@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 from sambasim.collectives.slices import cut
 from sambasim.data.samples import WatchedDataset
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
-from sambasim.options.data import DataOptions
-from sambasim.options.inputs import parse_input
-from sambasim.options.training import TrainingOptions
+from sambasim.options.grammar import parse_input
+from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.runtime import threads
 from sambasim.runtime.gradient_norm import block_sums, total_norm
 from sambasim.runtime.plan import plan

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from sambasim.data.sources import open_source
-from sambasim.options import DataOptions, compile_options
+from sambasim.options.compile import compile_options
+from sambasim.options.training import DataOptions
 from sambasim.quickstart.digits import DigitsClassifier, digits
 
 

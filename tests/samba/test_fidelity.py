@@ -12,12 +12,11 @@ import pytest
 from torch import nn
 
 from sambasim import samba
+from sambasim.samba.absent import AbsentNameError
 from sambasim.samba.checks.findings import FINDINGS
-from sambasim.samba.door.absent import AbsentNameError
-from sambasim.samba.door.finder import exported_names
-from sambasim.samba.door.table import ABSENT, MODULES, ROOT, children
 from sambasim.samba.modules import add_old_methods
 from sambasim.samba.session import Session
+from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names
 from sambasim.samba.trace import _trace_graph
 from sambasim.samba.utils.flags import FLAGS
 from tests.support.door import open_door
@@ -147,7 +146,9 @@ def test_every_flag_has_its_row_and_says_whether_it_has_an_effect() -> None:
 
 
 def test_findings_are_those_that_are_looked_for() -> None:
-    assert {str(row): row.cells for row in FOUND} == {code: (one.sentence, one.told) for code, one in FINDINGS.items()}
+    assert {str(row): row.cells for row in FOUND} == {
+        code: (one.sentence, one.reported) for code, one in FINDINGS.items()
+    }
 
 
 def test_the_tests_of_behaviours_are_there() -> None:

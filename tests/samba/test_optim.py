@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import OptionError
-from sambasim.options import OptimizerOptions
+from sambasim.options.training import OptimizerOptions
 from sambasim.samba import notices
 from sambasim.samba.optim import SGD, Adam, AdamW
 

@@ -17,7 +17,7 @@ from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.samba import context, hyperparameters, notices, start
 from sambasim.samba.binding import bind
 from sambasim.samba.checks import replicas
-from sambasim.samba.checks.telling import Telling
+from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -88,12 +88,12 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
+def reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """What the checks of this test tell; each test is a process that was told nothing yet."""
-    told = Telling()
+    told = Reporter()
     monkeypatch.setattr(notices, "_SAID", set())
     for module in (start, replicas, hyperparameters):
-        monkeypatch.setattr(module, "telling", told)
+        monkeypatch.setattr(module, "reporter", told)
     yield told
     session.reset()
 
@@ -203,7 +203,7 @@ def _traced(
     ids=["second", "by-name", "first", "by-index", "by-number", "from-the-end", "both"],
 )
 def test_the_backward_starts_from_the_loss_wherever_it_is(
-    tmp_path: Path, telling: Telling, kind: type[Returning], loss_indices: list[int] | int | None, starts: list[int]
+    tmp_path: Path, reporter: Reporter, kind: type[Returning], loss_indices: list[int] | int | None, starts: list[int]
 ) -> None:
     model = _traced(tmp_path, kind, loss_indices)
     found = session.run(_inputs()[:1], section_types=["FWD", "BCKWD"])
@@ -214,7 +214,7 @@ def test_the_backward_starts_from_the_loss_wherever_it_is(
     weight = session.device_gradient(model.linear.weight)
     assert weight is not None
     torch.testing.assert_close(weight, expected)
-    assert telling.findings == ()
+    assert reporter.findings == ()
 
 
 def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_parameter_that_the_model_returns_is_read_from_the_device(tmp_path: Pa
 
 
 def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(
-    tmp_path: Path, telling: Telling, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, reporter: Reporter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, (x, _) = _traced(tmp_path, OneOutput), _inputs()
     capsys.readouterr()
@@ -314,7 +314,7 @@ def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_i
     model.output_tensors[0].sn_grad = torch.ones(BATCH, 3)
     session.run([x])
     model.output_tensors[0].sn_grad = None
-    assert telling.findings == ()
+    assert reporter.findings == ()
     for _ in range(2):
         session.run([x])
     told = capsys.readouterr().err.splitlines()
@@ -434,16 +434,16 @@ def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_withou
     assert str(caught.value.remedy).endswith("or, to predict with this PEF, type --inference")
 
 
-def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, telling: Telling) -> None:
+def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
     trace_graph(_made()[0], _inputs(), None, pef=pef)
     for _ in range(2):
         session.run(_inputs(), hyperparam_dict={"lr": 0.1})
-    (finding,) = telling.findings
+    (finding,) = reporter.findings
     assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
 
 
 def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
-    net: Net, pef: str, telling: Telling
+    net: Net, pef: str, reporter: Reporter
 ) -> None:
     def train_and_trace_again(*, fetches: bool) -> None:
         session.run(_inputs(), hyperparam_dict={"p": 0.0})
@@ -452,11 +452,11 @@ def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetch
         trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
 
     train_and_trace_again(fetches=True)
-    assert not telling.findings
+    assert not reporter.findings
     train_and_trace_again(fetches=False)
-    (finding,) = telling.findings
+    (finding,) = reporter.findings
     assert finding.words == (
-        "AP06: trace_graph loads the weights of the host, and the device has trained on for 1 step since"
+        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
     )
 
 

@@ -12,7 +12,7 @@ from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
 from sambasim.pef import PefDocument, read
 from sambasim.samba import hyperparameters, trace
-from sambasim.samba.checks.telling import Telling
+from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.request import Request
 from sambasim.samba.session import Session, session
 from sambasim.samba.utils import trace_graph
@@ -187,7 +187,7 @@ def test_hyperparameters_hold_from_the_step_on(
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    monkeypatch.setattr(hyperparameters, "telling", Telling())
+    monkeypatch.setattr(hyperparameters, "reporter", Reporter())
     capsys.readouterr()
     for _ in range(2):
         samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})

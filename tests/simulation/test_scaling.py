@@ -1,16 +1,12 @@
 """A step of many replicas, by law."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.formulas import formula
-from sambasim.collectives.price import Price
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget, budget_of, load_calibration
 from sambasim.hardware.placement import place
@@ -149,20 +145,3 @@ def test_groups_of_any_size_are_never_reduced_quicker_through_the_host(cluster: 
     for replicas in (3, 8, 23, 300):
         host, device = (_scaled(replicas, path, cluster, program).predicted_s for path in (SyncPath.HOST, SyncPath.RDU))
         assert device <= host
-
-
-@pytest.mark.parametrize("path", SyncPath)
-def test_a_thousand_replicas_are_no_slower_to_predict_than_sixteen(
-    path: SyncPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many formulas are asked, counted and not timed."""
-    counted = Counter[int]()
-
-    def counting(*given: Any) -> Price:
-        counted[replicas] += 1
-        return formula(*given)
-
-    monkeypatch.setattr("sambasim.collectives.exchange.formula", counting)
-    for replicas in (16 * 16, 1024 * 16):
-        _scaled(replicas, path, load_cluster("sn30-8"))
-    assert counted[16 * 16] == counted[1024 * 16] > 0

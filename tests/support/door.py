@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sambasim.samba.door import finder
-from sambasim.samba.door.table import ROOT
+from sambasim.samba.shim import finder
 
 
 @contextmanager
@@ -15,5 +14,5 @@ def open_door() -> Iterator[None]:
     finder.install()
     yield
     sys.meta_path[:] = before
-    for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
+    for name in [name for name in sys.modules if name == finder.ROOT or name.startswith(f"{finder.ROOT}.")]:
         del sys.modules[name]

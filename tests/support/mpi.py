@@ -188,7 +188,7 @@ def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:
     """End the job: mpirun first, which takes its ranks along, then whatever of the job is still there."""
     os.killpg(process.pid, signal.SIGTERM)
     _await_end(job)
-    for pid in _processes_of(job):
+    for pid in processes_of(job):
         _kill_process(pid)
     return process.communicate(timeout=_GOODBYE_S)
 
@@ -207,7 +207,7 @@ def _check_nothing_left(job: str, names_before: frozenset[str]) -> None:
 def _await_end(job: str) -> list[int]:
     """The processes of the job that are still there after a grace period."""
     until = time.monotonic() + _GOODBYE_S
-    while (left := _processes_of(job)) and time.monotonic() < until:
+    while (left := processes_of(job)) and time.monotonic() < until:
         time.sleep(0.02)
     return left
 
@@ -225,7 +225,8 @@ def _await_unlinking(names_before: frozenset[str]) -> set[str]:
     return forgotten
 
 
-def _processes_of(job: str) -> list[int]:
+def processes_of(job: str) -> list[int]:
+    """The process ids of the job whose environment says that it is `job`."""
     mark = f"{JOB_KEY}={job}".encode()
     return [pid for pid in _process_ids() if mark in _read(Path(f"/proc/{pid}/environ")).split(b"\0")]
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from sambasim.options.checkpoint import Cadence, Unit
+from sambasim.options.grammar import Cadence, Unit
 
 
 @dataclass(slots=True)

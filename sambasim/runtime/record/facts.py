@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sambasim import __version__
-from sambasim.options.step_range import StepRange
+from sambasim.options.grammar import StepRange
 from sambasim.records.digests import RecordedRun, SectionName
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan

@@ -17,7 +17,7 @@ from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Section
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.options.step_range import step_range
+from sambasim.options.grammar import step_range
 from sambasim.records.digests import StepDigests, ValueDigest, is_recording
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder

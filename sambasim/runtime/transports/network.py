@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sambasim.collectives.hierarchy import blocks, inside
+from sambasim.collectives.schedule import all_gather_messages, port_of, reduce_scatter_messages
+from sambasim.collectives.tree import blocks, inside
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
@@ -58,13 +59,11 @@ class Network:
         self._topology = communicator.topology
         self._rank = self._topology.rank
         self._own = self._memories[self._rank]
-        self._layout = blocks(self._topology.node_of)
-        self.sources = tuple(
-            rank
-            for node in range(self._topology.node_count)
-            if node != self._topology.node_index
-            for rank in self._layout.travelling(node)
-        )
+        node_of = self._topology.node_of
+        self._layout = blocks(node_of)
+        self._reduce = reduce_scatter_messages(node_of, self._rank)
+        self._gather = all_gather_messages(node_of, self._rank)
+        self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes whose operands arrive here; a node's sum counts as its lowest rank's."""
         self._buffer = self._operand_buffer()
         self._operands = {group.name: self._place_operands(group) for group in program.groups}
@@ -89,20 +88,18 @@ class Network:
 
     @span(Track.COLLECTIVES, "send to other nodes")
     def _send(self, group: ParameterGroup) -> None:
-        summed = self._layout.summed[self._topology.node_index]
         gradient = self._own.region(group, "gradient")
-        for owner, (start, stop) in enumerate(self._slices[group.name]):
-            if owner in self._memories or start == stop:
+        for message in self._reduce.sent:
+            start, stop = self._slices[group.name][message.owner]
+            if start == stop:
                 continue
-            if summed:
-                if self._port(owner, self._topology.node_index) != self._rank:
-                    continue
+            if len(message.ranks) > 1:
                 self._sum(group, start, stop)
-            self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), owner, _REDUCE_TAG))
+            self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), message.target, _REDUCE_TAG))
 
     def holder(self, owner: int) -> int:
         """The rank of this node in whose memory the slices of `owner` are once they have come."""
-        return owner if owner in self._memories else self._port(owner, self._topology.node_index)
+        return owner if owner in self._memories else port_of(self._layout, owner, self._topology.node_index)
 
     def has_received(self) -> bool:
         """Whether all operands of the next group have arrived."""
@@ -132,37 +129,26 @@ class Network:
         self._sends = []
         requests: list[Request] = []
         for group in self._program.groups:
-            tensor = self._own.region(group, region)
-            start, stop = self._slices[group.name][self._rank]
-            for node in range(self._topology.node_count):
-                if node != self._topology.node_index and stop > start:
-                    target = self._port(self._rank, node)
-                    requests.append(self._communicator.isend(bytes_of(tensor[start:stop]), target, _GATHER_TAG))
-            for owner, (a, b) in enumerate(self._slices[group.name]):
-                if b > a and owner not in self._memories and self._port(owner, self._topology.node_index) == self._rank:
-                    requests.append(self._communicator.irecv(bytes_of(tensor[a:b]), owner, _GATHER_TAG))
-                    self._moved.network += tensor[a:b].nbytes
+            tensor, slices = self._own.region(group, region), self._slices[group.name]
+            for message in self._gather.sent:
+                part = tensor[slice(*slices[message.owner])]
+                if part.numel():
+                    requests.append(self._communicator.isend(bytes_of(part), message.target, _GATHER_TAG))
+            for message in self._gather.received:
+                part = tensor[slice(*slices[message.owner])]
+                if part.numel():
+                    requests.append(self._communicator.irecv(bytes_of(part), message.source, _GATHER_TAG))
+                    self._moved.network += part.nbytes
         self._communicator.wait_all(requests)
 
     def _post(self) -> None:
         """Expect the operands of the next group."""
         operands = self._operands[self._queue[0].name] if self._queue else {}
-        port = self._port_of_node
         self._receives = [
-            self._communicator.irecv(bytes_of(operand), port(rank), _REDUCE_TAG)
-            for rank, operand in operands.items()
-            if operand.numel()
+            self._communicator.irecv(bytes_of(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
+            for message in self._reduce.received
+            if operands and operands[message.ranks[0]].numel()
         ]
-
-    def _port_of_node(self, source: int) -> int:
-        """The rank that sends what stands for `source`'s operand of this rank's slice."""
-        node = self._topology.node_of[source]
-        return self._port(self._rank, node) if self._layout.summed[node] else source
-
-    def _port(self, owner: int, node: int) -> int:
-        """The rank of `node` that sends and receives the slices of `owner`, a rank of another node, for its node."""
-        ranks = self._layout.nodes[node]
-        return ranks[owner % len(ranks)]
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """The sum of a slice over this node, over this rank's own gradient: nobody else reads it there."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from sambasim.collectives.hierarchy import around
 from sambasim.collectives.slices import pieces
+from sambasim.collectives.tree import around
 from sambasim.ir.dataflow import readiness
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES

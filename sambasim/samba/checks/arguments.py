@@ -1,32 +1,37 @@
-"""AP02 and DP02: the command line against that of the compile, and against what is passed on to it."""
+"""DP01, DP02, AP02: the command line compared with the compile, and with what the app passes to the session."""
 
 import re
+import shlex
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from sambasim.samba.checks.findings import Finding
+from sambasim.errors import DataParallelError, LaunchError
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
+from sambasim.runtime.launcher import check_world_size
+from sambasim.runtime.stepwise import Mode
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.telling import telling
-
-_AGREEING = ("batch_size", "grad_accumulation_steps", "inference")
-"""Arguments of the library that compile and run both have, and that must say the same. Another --dtype is refused, by
-`trace_graph`."""
 
 _OF_THE_GRAPH = ("batch_size", "inference")
-"""Those of them that a graph depends on."""
+_AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
+"""Flags of the library that must be the same at the compile and in a run, and those of them that change the graph.
+`trace_graph` itself refuses another --dtype."""
 
-_IS_TYPED = re.compile("True|False|[0-9]{1,18}")
-"""Values of these. A stranger's PEF may hold others, and what is told is typed into a shell."""
+_SAFE_VALUE = re.compile("True|False|[0-9]{1,18}")
+"""A PEF may come from a stranger: other values do not go into a command to copy."""
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,
     "dtype": None, "enable_stoc_rounding": False,
 }  # fmt: skip
-"""Arguments that session.compile must be given, each with its default."""
+"""Flags that the app must pass to session.compile, with their defaults."""
+
+_SESSION_RUN = "session.run(…, data_parallel=args.data_parallel, reduce_on_rdu=args.reduce_on_rdu)"
 
 
 def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *, inference: bool) -> None:
-    """Tell which flags were typed and are not in `config`, which session.compile was given (DP02)."""
+    """Report flags of the command line that are missing in `config`, the config_dict of session.compile (DP02)."""
     if typed is None or typed.command != "compile":
         return
     given = {**config, "inference": inference}
@@ -36,68 +41,150 @@ def note_not_passed_on(typed: Namespace | None, config: Mapping[str, object], *,
         if getattr(typed, name, default) != default and given.get(name, default) == default
     ]
     if missing:
-        what = f"{', '.join(map(_flag, missing))} was typed, but session.compile is not told"
-        telling.tell(Finding("DP02", what, app_line(), "session.compile(…, config_dict=vars(args))"))
+        what = f"{', '.join(map(_flag, missing))} is on the command line, but not passed to session.compile"
+        reporter.report(Finding("DP02", what, app_line(), "session.compile(…, config_dict=vars(args))"))
 
 
 def note_changed(typed: Namespace | None, metadata: Mapping[str, str], batch_size: int) -> None:
-    """Tell the arguments of the library that are not what the PEF, of `batch_size`, was compiled with (AP02)."""
+    """Report flags of the library that differ from the compile (AP02). `batch_size` is that of the PEF."""
     for name, before, now in changed(typed, metadata):
-        # A PEF whose metadata lack the -b of the compile gives a run its own batch size, if no -b is typed.
+        # An app may compile with batches of another size than -b; a run without -b then has the size of the PEF.
         if name in _AGREEING and (name, now) != ("batch_size", str(batch_size)):
-            what = f"{_flag(name)} was {before} when the PEF was compiled, and now is {now}"
-            remedy = f"{_flag(name)} as then, or compile again"
-            telling.tell(Finding("AP02", what, app_line(), remedy))
+            what = f"{_flag(name)} was {before} when the PEF was compiled, and is {now} now"
+            reporter.report(
+                Finding("AP02", what, app_line(), f"use the {_flag(name)} of the compile, or compile again")
+            )
 
 
 def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, value then and value now of each argument of the app, and of those of the library that must agree, which
-    `metadata`, that the app gave when it was compiled, has otherwise than the command line. What only one of the two
-    has is left out."""
+    """Name, value at the compile and value now of every argument of the app that differs, and of those of the library
+    that must agree. `metadata` is the `pef_metadata` of the compile. Arguments that only one side has are skipped."""
     if typed is None:
         return
     free = _free_to_differ(typed.command)
     for name, value in sorted(vars(typed).items()):
         before = metadata.get(name)
-        predicts = name == "inference" and value is True  # which a training PEF does too
+        predicts = name == "inference" and value is True  # a training PEF predicts too
         if before is not None and before != str(value) and name not in free and value is not None and not predicts:
             yield name, before, str(value)
 
 
 def _free_to_differ(command: str) -> Collection[str]:
-    """Arguments that say nothing of the graph: a compile has all flags of the library, by their defaults."""
     from sambasim.samba.utils.flag import MEASURING  # its package imports the session, which imports this
     from sambasim.samba.utils.flags import FLAGS
 
     free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
-    return free | {"inference"} if command in MEASURING else free  # there it says what is measured of a PEF
+    # When measuring, --inference selects what is measured.
+    return free | {"inference"} if command in MEASURING else free
 
 
 def likely_cause(typed: Namespace | None, metadata: Mapping[str, str]) -> str:
-    """What is added to the refusal of another graph: the arguments that changed, or nothing. What an app's own mean
-    nobody here knows, and they are told as what they are."""
+    """The arguments that changed since the compile, to append to an error about a different graph; or ""."""
     likely = [one for one in changed(typed, metadata) if one[0] in _OF_THE_GRAPH or one[0] not in _AGREEING]
-    of_graph = [_then_and_now(*one) for one in likely if one[0] in _OF_THE_GRAPH]
-    of_app = [_then_and_now(*one) for one in likely if one[0] not in _OF_THE_GRAPH]
-    told = [*of_graph, *([f"of the app's own, {', '.join(of_app)}"] if of_app else [])]
-    return f" (AP02: {'; '.join(told)})" if told else ""
-
-
-def _then_and_now(name: str, before: str, now: str) -> str:
-    return f"{_flag(name)} was {before} at the compile, and is {now}"
+    words = {name: f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in likely}
+    causes = [text for name, text in words.items() if name in _OF_THE_GRAPH]
+    of_app = [text for name, text in words.items() if name not in _OF_THE_GRAPH]
+    if of_app:
+        causes.append(f"of the app's own flags, {', '.join(of_app)}")
+    return f" (AP02: {'; '.join(causes)})" if causes else ""
 
 
 def as_compiled(typed: Namespace | None, metadata: Mapping[str, str]) -> str | None:
-    """What to type so that the library's arguments make the graph of the compile; None if they do, or
-    if the PEF does not say what can be typed."""
+    """The flags to type for the graph of the compile; None if they are typed already, or are not safe to copy."""
     of_graph = [(name, before) for name, before, _ in changed(typed, metadata) if name in _OF_THE_GRAPH]
-    told = [_typed(name, before) for name, before in of_graph if _IS_TYPED.fullmatch(before)]
-    return ", ".join(told) or None
-
-
-def _typed(name: str, value: str) -> str:
-    return _flag(name) if value == "True" else f"{_flag(name)} {value}"
+    flags = [
+        _flag(name) if before == "True" else f"{_flag(name)} {before}"
+        for name, before in of_graph
+        if _SAFE_VALUE.fullmatch(before)
+    ]
+    return ", ".join(flags) or None
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def mode_of(
+    program: Program,
+    world_size: int,
+    typed: Namespace | None,
+    command: Sequence[str],
+    *,
+    data_parallel: bool,
+    reduce_on_rdu: bool,
+) -> Mode:
+    """How an optimizer step is synced.
+
+    typed: the parsed command line; None if the app did not parse one
+    command: the command line without mpirun, for remedies
+    data_parallel, reduce_on_rdu: the arguments of session.run
+
+    Reports DP01 if replicas that could sync do not: each trains alone, as on an RDU. Raises LaunchError for several
+    replicas that cannot sync.
+    """
+    parallel = program.data_parallel is not None
+    if world_size == 1 and not (data_parallel and parallel):
+        return Mode.ALONE
+    if not data_parallel and (parallel or getattr(typed, "data_parallel", False)):
+        check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
+        reporter.report(_unsynced(world_size, typed, command))
+        if not reporter.on_demand:
+            return Mode.ALONE
+        data_parallel = True  # a check continues as if the app were right
+    if not data_parallel:
+        raise LaunchError(
+            f"{world_size} replicas were started, but neither the app nor its PEF is data parallel",
+            where=app_line(),
+            remedy="compile and run it with --data-parallel, or without mpirun",
+        )
+    check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
+    if world_size == 1:
+        return Mode.ALONE
+    if getattr(typed, "reduce_on_rdu", False) and not reduce_on_rdu and not reporter.has("DP01"):
+        what = "--reduce-on-rdu is on the command line, but not passed to session.run: gradients go through the host"
+        reporter.report(Finding("DP02", what, app_line(), "session.run(…, reduce_on_rdu=args.reduce_on_rdu)"))
+    return Mode.DEVICE if reduce_on_rdu else Mode.HOST
+
+
+def _unsynced(world_size: int, typed: Namespace | None, command: Sequence[str]) -> Finding:
+    what = f"{world_size} replicas train independently: the PEF is data parallel, but "
+    if getattr(typed, "data_parallel", None) is False:
+        remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
+        return Finding("DP01", f"{what}--data-parallel is not on the command line", app_line(), remedy)
+    return Finding("DP01", f"{what}session.run has no data_parallel=", app_line(), _SESSION_RUN)
+
+
+_SYNCS = {
+    Mode.ALONE: "trains without the others",
+    Mode.HOST: "syncs through the host",
+    Mode.DEVICE: "syncs on the device",
+}
+
+
+def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
+    """Raises DataParallelError (DP01) if replicas sync in different ways: some would wait for others forever."""
+    rank = next((rank for rank, mode in enumerate(modes) if mode is not modes[0]), None)
+    if rank is not None:
+        what = f"DP01: replica 0 {_SYNCS[modes[0]]}, and replica {rank} {_SYNCS[modes[rank]]}"
+        raise DataParallelError(what, where=where, remedy=f"{_SESSION_RUN} on every rank")
+
+
+class Accumulation:
+    """Compares the backwards of the first optimizer step with --grad-accumulation-steps (DP02)."""
+
+    def __init__(self, typed: Namespace | None) -> None:
+        self._wanted = int(getattr(typed, "grad_accumulation_steps", None) or 1)
+        self._backwards = 0
+
+    def note(self, kinds: Collection[SectionKind]) -> None:
+        """Sections of `kinds` are about to run."""
+        if self._wanted == 1:
+            return
+        self._backwards += SectionKind.BCKWD in kinds
+        if SectionKind.OPT in kinds:
+            if self._backwards != self._wanted:
+                made = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
+                what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
+                remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
+                reporter.report(Finding("DP02", what, app_line(), remedy))
+            self._wanted = 1

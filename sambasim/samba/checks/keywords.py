@@ -1,4 +1,4 @@
-"""AP04: calls of the library with arguments that a function does not have."""
+"""AP04: calls of library functions with arguments that they do not have."""
 
 import difflib
 import functools
@@ -13,17 +13,16 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.notices import say_once
 
 OTHER_WORDS = {"learning_rate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas"}
-"""What other libraries call what torch's optimizers take."""
+"""Names in other libraries, and the keyword of torch's optimizers for each."""
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
 def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-    """`function`, called as apps may call it.
+    """A decorator that ignores unknown keywords, with a notice.
 
-    An unknown keyword is left out, and a notice says so. Raises KeywordError for one that is nearly a known keyword,
-    and for positional arguments that do not fit: what the app asks for would not happen.
+    The decorated function raises KeywordError for a misspelled keyword and for wrong positional arguments.
     """
     return _checked(function, _name_in_apps(function), (), ())
 
@@ -31,9 +30,9 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 def checks_keywords_beside(
     name: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The same for what apps call `name`, and what also takes the keywords `passed_on` to torch.
+    """The same under the name `name`, with further keywords that are `passed_on` to torch.
 
-    refused_later: keywords that are known and that no remedy proposes, because a PEF cannot hold what they ask for
+    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
     """
     return lambda function: _checked(function, name, passed_on, refused_later)
 
@@ -54,7 +53,7 @@ def _checked(
     def leave_out_unknown(keywords: dict[str, object]) -> None:
         for name in [name for name in keywords if name not in fast]:
             del keywords[name]
-            if torch.compiler.is_compiling():  # a forward that is being traced can neither compare words nor print
+            if torch.compiler.is_compiling():  # a traced forward can neither compare words nor print
                 continue
             if _nearly(name, known):
                 near = _nearly(name, offered)
@@ -70,9 +69,9 @@ def _checked(
             return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # of the function's own
+                raise  # from inside the function
             raise KeywordError(
-                f"AP04: {called} cannot be called so: {_misfit(signature, args, kwargs)}",
+                f"AP04: {called} got wrong arguments: {_misfit(signature, args, kwargs)}",
                 where=app_line(),
                 remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
             ) from None
@@ -81,7 +80,7 @@ def _checked(
 
 
 def _misfit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """What is wrong with the arguments, in the words of `inspect`: too many positional arguments, say."""
+    """What is wrong with the arguments, in the words of `inspect`."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -90,13 +89,13 @@ def _misfit(signature: inspect.Signature, args: Sequence[object], kwargs: Mappin
 
 
 def nearest(name: str, known: Collection[str], form: str = "{}") -> str:
-    """What to type instead of `name`: the nearest of those that are `known`, else all of them."""
+    """A remedy for a wrong `name`: the nearest of the `known` names, or all of them."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {form.format(near[0])}?" if near else f"it takes {', '.join(known)}"
 
 
 def _nearly(name: str, known: Collection[str]) -> list[str]:
-    """Those of `known` that `name` is a slip of, or a longer word for, as `optimizer` is for `optim`."""
+    """Those of `known` that `name` misspells, or extends, as `optimizer` extends `optim`."""
     if OTHER_WORDS.get(name) in known:
         return [OTHER_WORDS[name]]
     longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
@@ -104,6 +103,6 @@ def _nearly(name: str, known: Collection[str]) -> list[str]:
 
 
 def _name_in_apps(function: Callable[..., object]) -> str:
-    """`session.run` for `Session.run`: apps have an instance."""
+    """`session.run` for `Session.run`: apps use an instance."""
     owner, dot, name = function.__qualname__.rpartition(".")
     return f"{owner.lower()}{dot}{name}"

@@ -1,4 +1,4 @@
-"""The checks of a loaded PEF: what the session asks before it runs sections."""
+"""The checks of one loaded PEF, which the session calls, and the comparison of replicas (DP03, DP07)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,29 +6,91 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.types import SymbolKind
+from sambasim.runtime.digests import tensor_sha256
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import Mode
 from sambasim.samba import context
-from sambasim.samba.checks import meeting, on_demand, samplers, samples, sync, watching, weights
-from sambasim.samba.checks.findings import Finding
+from sambasim.samba.checks import arguments, data, job, on_demand
+from sambasim.samba.checks.data import Division, Place
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.samplers import Division, Place
-from sambasim.samba.checks.steps import is_looked_at
-from sambasim.samba.checks.telling import telling
-from sambasim.samba.checks.unclipped import Unclipped
-from sambasim.samba.checks.unfetched import Unfetched
-from sambasim.samba.checks.unsent import Unsent
-from sambasim.samba.checks.untrained import Untrained
-from sambasim.samba.checks.weights import Trained
+from sambasim.samba.checks.unfetched import Unfetched, Untrained, counted
+from sambasim.samba.checks.unsent import Unclipped, Unsent, is_sampled
 from sambasim.samba.machine import Machine
 
 _BATCHES_COMPARED = (1, 2, 8)
-"""Steps in which the replicas compare what they are fed. Once it may be chance that it is the same, where samples
-repeat; twice it is not."""
+"""Steps in which replicas compare their batches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Trained:
+    """What a replica trains: digests of its parameters by symbol, its optimizer steps, and the hyperparameters of each
+    of its optimizers."""
+
+    weights: Mapping[str, str]
+    steps: int
+    hyperparameters: Sequence[Mapping[str, float | bool]]
+
+
+def trained(machine: Machine, *, read: bool = True) -> Trained:
+    """Of this rank. `read=False` leaves the weights out, because those of the device are not the trained ones."""
+    weights = {
+        name: tensor_sha256(machine.replica.read(name))
+        for name, symbol in machine.program.symbols.items()
+        if read and symbol.kind is SymbolKind.PARAMETER
+    }
+    return Trained(weights, machine.replica.steps, list(machine.replica.hyperparameters.values()))
+
+
+def different_start(replicas: Sequence[Trained], where: str | None) -> Finding | None:
+    """DP03, before the first step."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
+        different = [name for name, digest in first.weights.items() if replica.weights[name] != digest]
+        if replica.steps != first.steps:
+            different.append("the number of optimizer steps")
+        if different:
+            what = (
+                f"replica {rank} starts from other weights than replica 0: {different[0]} differs; all continue from "
+                "those of replica 0"
+            )
+            remedy = "samba.utils.set_seed(…) with one seed on all ranks before the model is made, or one checkpoint"
+            return Finding("DP03", what, where, remedy)
+    return None
+
+
+def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07 for hyperparameters. `when` is a time, such as "before step 8"."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
+        for one, other in zip(first.hyperparameters, replica.hyperparameters, strict=True):
+            for name, value in one.items():
+                if other[name] != value:
+                    what = f"{when} replica {rank} trains with {name} {other[name]:g}, and replica 0 with {value:g}"
+                    return Finding("DP07", what, where, "the same hyperparam_dict on every rank")
+    return None
+
+
+def different_weights(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07 for weights. Weights that a replica leaves out are not compared."""
+    first = replicas[0]
+    for rank, replica in enumerate(replicas):
+        for name, digest in first.weights.items():
+            if replica.weights.get(name, digest) != digest:
+                what = f"{when} replica {rank} has other weights than replica 0: {name} differs"
+                remedy = "load weights into the model on every rank before samba.session.to_device(model), or on none"
+                return Finding("DP07", what, where, remedy)
+    return None
+
+
+def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
+    """DP07 for either."""
+    return different_hyperparameters(replicas, when, where) or different_weights(replicas, when, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
     """What a replica shows the others before a step."""
 
     mode: Mode
@@ -41,27 +103,26 @@ class Look:
 
 
 class Checks:
-    """Those of one loaded PEF. Every rank makes one, and asks it in the same order."""
+    """Of one loaded PEF. Every rank makes one, and calls it in the same order."""
 
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
         self._machine = machine
         self._communicator = communicator
-        self._accumulation = sync.Accumulation(context.current().arguments)
+        self._accumulation = arguments.Accumulation(context.current().arguments)
         self._typed = context.typed_command()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
-        self._alike = samples.Alike()
-        self._withheld: Finding | None = None
-        """DP04 of batches that may have been there to warm up with."""
+        self._equal_batches = data.EqualBatches()
+        self._withheld: Finding | None = None  # DP04 for batches that may be a warm-up
         self._unsent = unsent = Unsent(machine)
         self._untrained = Untrained(machine, lambda: unsent.host_trains)
         self._unclipped = Unclipped(machine)
         self._unfetched = Unfetched(machine, unsent.host_is_as_exchanged)
-        self._shared = False
-        self._last: Trained | None = None
+        self._synced = False
+        self._last: Trained | None = None  # what was trained before the app replaced the weights
         self._replaced = False
         self._where: str | None = None
-        watched, check = watching.current(), on_demand.current()
+        watched, check = job.current(), on_demand.current()
         self._samplers = watched.samplers if watched else None
         if watched is not None:
             watched.compare_last, watched.settle = self._compare_last, self._unfetched.settle
@@ -72,7 +133,7 @@ class Checks:
         """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
         if SectionKind.OPT not in kinds:
             return Mode.ALONE
-        return sync.mode_of(
+        return arguments.mode_of(
             self._machine.program,
             self._communicator.world_size,
             context.current().arguments,
@@ -84,26 +145,23 @@ class Checks:
     def before(
         self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], mode: Mode, given: Mapping[str, float]
     ) -> None:
-        """Look at what the replicas are about to begin with. Collective with an optimizer step in a mode but ALONE.
+        """Sections of `kinds` are about to run on `batch`. Collective with an optimizer step in a mode but ALONE.
 
-        given: the hyperparameters that `session.run` was told last, those of every call together
+        given: the hyperparameters that `session.run` got, in all calls together
 
         Raises DataParallelError.
         """
         self._unfetched.settle()
         self._forwards += SectionKind.FWD in kinds
-        trains = context.current().trains
+        trains, check, watched = context.current().trains, on_demand.current(), job.current()
         if trains:
             self._accumulation.note(kinds)
-        check = on_demand.current()
-        if trains:
             self._unsent.note_run(kinds, given, thoroughly=check is not None)
             self._untrained.note_run(kinds)
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
-            self._fed = samples.digests(batch) if self._communicator.world_size > 1 else ()
-        watched = watching.current()
+            self._fed = data.digests(batch) if self._communicator.world_size > 1 else ()
         if watched is not None:
             watched.samplers.note_run(kinds, batch)
         if SectionKind.OPT not in kinds:
@@ -115,42 +173,41 @@ class Checks:
         if mode is Mode.ALONE and (self._step > 1 or self._machine.program.data_parallel is None):
             return
         self._last, self._replaced = None, False
-        looks = self._looks()
+        compares = self._is_sampled()
         if watched is not None:
-            watched.board.enter(meets=looks)
-        if looks:
+            watched.pages.begin_step(compares=compares)
+        if compares:
             self._compare(mode)
-        self._shared = mode is not Mode.ALONE
+        self._synced = mode is not Mode.ALONE
 
-    def tell_of_loss(self) -> None:
+    def report_loss(self) -> None:
         """The loss of the last forward is not finite (AP08)."""
-        if not telling.has("AP08"):
+        if not reporter.has("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
-            telling.tell(Finding("AP08", what, app_line(), remedy))
+            reporter.report(Finding("AP08", what, app_line(), remedy))
 
     def before_new_weights(self) -> None:
-        """The app is about to give the device other weights, perhaps on this rank alone, and then to train no more.
+        """The app is about to replace the weights of the device, perhaps on this rank alone and at its end.
 
-        What it has trained is kept for the last comparison in the steps that are looked at anyway: it takes time.
+        In sampled steps, what was trained is kept for the last comparison; in every step it would take too long.
         """
         self._unfetched.settle()
-        if not self._shared:
+        if not self._synced:
             return
-        if not self._replaced and self._looks():
-            self._last = weights.trained(self._machine)
+        if not self._replaced and self._is_sampled():
+            self._last = trained(self._machine)
         self._replaced = True
 
     def before_replacement(self) -> None:
-        """Another PEF is about to be loaded for the same model, with the weights of the host."""
+        """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
         ahead = self._untrained.ahead
         if ahead > 0 and context.current().trains:
-            steps = "1 step" if ahead == 1 else f"{ahead} steps"
-            what = f"trace_graph loads the weights of the host, and the device has trained on for {steps} since"
-            telling.tell(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before trace_graph"))
+            what = f"trace_graph loads the weights of the host, and the device has trained for {counted(ahead)} since"
+            reporter.report(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before trace_graph"))
 
     def after_exchange(self) -> None:
-        """Weights were sent from host to device, or back."""
+        """Host and device have the same weights now."""
         self._unsent.note_exchange()
         self._unfetched.note_exchange()
         self._untrained.note_exchange()
@@ -160,83 +217,82 @@ class Checks:
         self._unfetched.settle()
         self._untrained.note_fetch()
 
-    def _looks(self) -> bool:
-        return on_demand.current() is not None or is_looked_at(self._step)
+    def _is_sampled(self) -> bool:
+        return on_demand.current() is not None or is_sampled(self._step)
 
     def _compare(self, mode: Mode) -> None:
-        """What every replica is about to take its next step with. In the first step also how they sync: replicas of
-        which each trains alone are not compared any more."""
+        """Compare all replicas before a step. In the first step compare how they sync, too."""
         where = self._where = app_line()
-        watched = watching.current()
-        own = Look(
+        watched = job.current()
+        own = Snapshot(
             mode,
-            weights.trained(self._machine),
+            trained(self._machine),
             self._fed,
             watched.samplers.division() if watched else None,
             watched.samplers.place() if watched else None,
             watched is not None and watched.samplers.is_waiting(),
             watched.files.take_new() if watched else {},
         )
-        points, looks = meeting.meet(self._communicator, meeting.Point(self._step), own)
-        if not meeting.together(points):
-            for rank, shown in enumerate(looks):
-                if isinstance(shown, tuple):  # from a replica that has come to its end: see `watching.finish`
-                    telling.tell_of(rank, shown[1])
-            telling.tell(meeting.different_steps(points, where))
-            raise on_demand.CheckIsOver  # in a check on demand: the replicas cannot go on
+        points, shown = job.meet(self._communicator, job.Point(self._step), own)
+        if not job.together(points):
+            for rank, one in enumerate(shown):
+                if isinstance(one, tuple):  # from `job.finish` of a replica that has ended
+                    reporter.report_from(rank, one[1])
+            reporter.report(job.different_steps(points, where))
+            raise on_demand.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
-            sync.check_agreement([look.mode for look in looks], where)
+            arguments.check_agreement([one.mode for one in shown], where)
         if mode is Mode.ALONE:
             return
-        trained = [look.trained for look in looks]
+        of_replicas = [one.trained for one in shown]
         if self._step == 1:
-            start = weights.different_start(trained, where)
-            telling.tell(start)
+            start = different_start(of_replicas, where)
+            reporter.report(start)
             if start is not None:
                 self._machine.follow_first(self._communicator)
-        # Replicas in different epochs may well have other rates, and another order: then that is what is told.
-        uneven = samplers.different_epochs([look.place for look in looks], where)
-        if not (telling.has("DP03") or telling.has("DP07")):
+        # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
+        uneven = data.different_epochs([one.place for one in shown], where)
+        if not (reporter.has("DP03") or reporter.has("DP07")):
             when = f"before step {self._step}"
-            self._tell_or(uneven, weights.different_hyperparameters(trained, when, where), only_noticed=True)
-            if uneven is None or not telling.has("DP09"):  # other rates make other weights
-                telling.tell(weights.different_weights(trained, when, where))
-        if not telling.has("DP05"):
-            divisions = [look.division for look in looks]
-            telling.tell(samplers.wrong_division(samplers.of_one_epoch(divisions)))
-            self._tell_or(uneven, samplers.wrong_division(divisions), only_noticed=True)
+            self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
+            if not (uneven and reporter.has("DP09")):
+                reporter.report(different_weights(of_replicas, when, where))
+        if not reporter.has("DP05"):
+            divisions = [one.division for one in shown]
+            reporter.report(data.wrong_division(data.of_one_epoch(divisions)))
+            self._report_cause(uneven, data.wrong_division(divisions))
         line = watched.samplers.line() if watched else None
-        self._compare_batches(looks, line or where)
+        self._compare_batches(shown, line or where)
         if watched is not None:
-            watched.files.compare([look.files for look in looks])
+            watched.files.compare([one.files for one in shown])
 
-    def _tell_or(self, reason: Finding | None, finding: Finding | None, *, only_noticed: bool = False) -> None:
-        """`finding`, or, if there is one, the `reason` for it, once."""
-        if finding is None or reason is None:
-            telling.tell(finding)
-        elif not telling.has(reason.code):
-            telling.tell(reason, only_noticed=only_noticed)
+    def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
+        """Report `finding`, or in its place the `cause`, if there is one."""
+        if finding is None or cause is None:
+            reporter.report(finding)
+        elif not reporter.has(cause.code):
+            reporter.report(cause, notice_only=True)
 
-    def _compare_batches(self, looks: Sequence[Look], where: str | None) -> None:
+    def _compare_batches(self, shown: Sequence[Snapshot], where: str | None) -> None:
         self._fed = ()
-        fed = [look.fed for look in looks]
-        if not all(fed) or telling.has("DP04"):
+        fed = [one.fed for one in shown]
+        if not all(fed) or reporter.has("DP04"):
             return
-        finding = self._alike.note(fed, self._step, where)
-        # Batches of random numbers to warm up with may be the same on all replicas, but nobody warms up for so long.
-        if self._step == _BATCHES_COMPARED[-1] or not all(look.waiting for look in looks):
-            telling.tell(finding)
+        finding = self._equal_batches.note(fed, self._step, where)
+        # Equal random batches may be a warm-up, but no warm-up takes 8 steps.
+        if self._step == _BATCHES_COMPARED[-1] or not all(one.waiting for one in shown):
+            reporter.report(finding)
         else:
             self._withheld = finding
 
     def _compare_last(self) -> None:
-        """What the last step has left. Collective, whatever this rank has to show: others may have been told less."""
-        if self._samplers is not None and not self._samplers.has_fed and not telling.has("DP04"):
-            telling.tell(self._withheld, only_noticed=True)
+        """Compare after the last step. Collective, also for a rank that has nothing to show."""
+        if self._samplers is not None and not self._samplers.has_fed and not reporter.has("DP04"):
+            reporter.report(self._withheld, notice_only=True)
         own = None
-        if self._shared and not any(map(telling.has, ("DP03", "DP07", "DP09"))):
-            own = self._last or weights.trained(self._machine, read=not self._replaced)
-        trained = self._communicator.all_gather_object(own)
-        known = [one for one in trained if one is not None]
-        if len(known) == len(trained):
-            telling.tell(weights.different_course(known, "at the end", self._where), only_noticed=True)
+        if self._synced and not any(map(reporter.has, ("DP03", "DP07", "DP09"))):
+            own = self._last or trained(self._machine, read=not self._replaced)
+        of_replicas = self._communicator.all_gather_object(own)
+        known = [one for one in of_replicas if one is not None]
+        if len(known) == len(of_replicas):
+            reporter.report(different_course(known, "at the end", self._where), notice_only=True)

@@ -1,67 +1,79 @@
-"""AP05: what the app changes on the host once the device has it, and does not send.
+"""AP05: changes on the host that do not reach the device.
 
-The device has its own weights, and its own hyperparameters: those that the optimizers had in `trace_graph`. A host that
-takes optimizer steps of its own, to compare with the device, goes its own way, and its weights are not looked at.
+The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`. It clips gradients
+only by `max_grad_norm`, the 2-norm of all of them. If the host takes optimizer steps of its own, for comparison, its
+weights are not compared.
 """
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 
 from sambasim.ir.graph import SectionKind
 from sambasim.runtime.digests import tensor_sha256
-from sambasim.samba.checks.findings import Finding
+from sambasim.samba import context
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.steps import is_looked_at
-from sambasim.samba.checks.telling import telling
 from sambasim.samba.machine import Machine
 from sambasim.samba.request import Optimizer
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
-_NUMBERS_OF_A_TENSOR = 1e-6
-"""A tensor of float32 holds a learning rate this nearly."""
+_FLOAT32_PRECISION = 1e-6
+"""A learning rate may be a tensor of float32."""
 
-_STEPS_LEFT_BEHIND = 3
-"""For so many steps an app may tell the device the value of before: some are late by one."""
+_LATE_STEPS = 3
+"""An app may pass the value of an earlier step to the device, up to so many steps late."""
+
+_SET_AND_COMPILE = "set it where the optimizer is made, and compile the app again: the PEF has no other"
+
+
+def is_sampled(step: int) -> bool:
+    """Whether `step`, which counts from 1, is 1, 2, 8, 64, 512 …: the steps in which slow checks run."""
+    if step == 2:
+        return True
+    while step and step % 8 == 0:
+        step //= 8
+    return step == 1
 
 
 @dataclass(slots=True)
-class _Followed:
-    """A hyperparameter that `session.run` was told, what the host's groups of parameters had then, and for how many
-    steps they have had another value of it since."""
+class _Passed:
+    """A hyperparameter that `session.run` got, the options of the host at that time, and for how many steps the host
+    has had another value of it since."""
 
-    given: float
+    value: float
     on_host: Sequence[Sequence[object]]
     steps_apart: int = 0
 
 
 class Unsent:
-    """What host and device had in common when they last exchanged it, for one loaded PEF."""
+    """For one loaded PEF: what host and device had in common at the last exchange."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._hyperparameters = [list(map(_number, values)) for values in self._options()]
-        self._agreed: object = None
-        """All options, and what `session.run` was told, in a step in which host and device agreed."""
-        self._trained = {path: parameter.requires_grad for path, parameter in self._parameters()}
+        self._at_trace = [list(map(_number, values)) for values in self._options()]
+        self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
+        self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._runs = 0
         self._state_is_new = False
-        """Whether the app has loaded state into an optimizer since the last exchange."""
         self.host_trains = False
-        """Whether the app's own optimizers have taken a step on the host since the last exchange."""
-        self._told: set[str] = set()
-        self._followed: dict[str, _Followed] = {}
-        # The optimizers are the app's, and may outlive what is loaded.
+        """Whether the app's own optimizers have taken a step since the last exchange."""
+        self._reported: set[str] = set()
+        self._passed: dict[str, _Passed] = {}
+        # The optimizers belong to the app, and may outlive this.
         for optimizer in machine.optimizers:
-            stepped = _calling(weakref.WeakMethod(self._note_host_step))
+            stepped = _hook(weakref.WeakMethod(self._note_host_step))
             weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove)
-            loading = _calling(weakref.WeakMethod(self._note_loading))
+            loading = _hook(weakref.WeakMethod(self._note_loading))
             weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(loading).remove)
 
     def note_exchange(self) -> None:
@@ -70,9 +82,9 @@ class Unsent:
         self.host_trains = self._state_is_new = False
 
     def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
-        """Sections of these kinds are about to run. `given` are the hyperparameters that `session.run` was told last.
+        """Sections of `kinds` are about to run with the hyperparameters `given`.
 
-        thoroughly: whether weights are looked at in every run, and not in a few
+        thoroughly: compare weights in every run, not in a few
         """
         self._runs += 1
         if SectionKind.OPT in kinds:
@@ -82,118 +94,101 @@ class Unsent:
                 self._follow(now, given)
                 self._compare_groups(now, given)
                 self._compare_hyperparameters(now, given)
-                # Those that the host has left behind are counted in every step.
-                self._agreed = None if any(one.steps_apart for one in self._followed.values()) else (now, given)
+                # While the host differs, each step counts.
+                self._agreed = None if any(one.steps_apart for one in self._passed.values()) else (now, given)
             if self._state_is_new and not self.host_trains:
-                self._tell(
-                    "state",
-                    "the app has loaded the state of an optimizer, and the device goes on with its own",
-                    "samba.session.to_device(model), or load it before trace_graph",
-                )
-        if thoroughly or is_looked_at(self._runs):
+                what = "the app has loaded the state of an optimizer, and the device continues with its own"
+                self._report("state", what, "samba.session.to_device(model), or load it before trace_graph")
+        if thoroughly or is_sampled(self._runs):
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
-                self._compare_trained()
+                self._compare_requires_grad()
             self._compare_weights()
 
-    def _compare_hyperparameters(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
-        for of_one, of_one_now in zip(self._hyperparameters, now, strict=False):
-            for (name, before), (_, after) in zip(_named(of_one), _named(of_one_now), strict=True):
-                reaches = self._reaches_device(name, after, given) if name in given else _is_same(before, after)
-                if reaches:
-                    continue
-                on_device = given.get(name, before)
-                first = on_device if _is_same(before, after) else before
-                self._tell(
-                    name,
-                    f"the app has changed {name} of an optimizer from {_told(first)} to {_told(after)}, and the "
-                    f"device goes on with {_told(on_device)}",
-                    self._remedy(name, now),
-                )
-
-    def _compare_groups(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
-        """What `session.run` is told goes to all groups of parameters, also where those of the host differ."""
-        for name, told in given.items():
-            values = [value for value in _of_each(now, name) if value is not None]  # not every optimizer has it
-            if all(_is_same(value, values[0]) for value in values):
-                continue
-            on_host = ", ".join(dict.fromkeys(map(_told, values)))
-            what = f"groups of parameters differ in {name}: {on_host}; and session.run sets {told:g} for all of them"
-            self._tell(name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph")
+    def host_is_as_exchanged(self) -> bool:
+        """Whether the host still has the weights of the last exchange, and no others in their place for now."""
+        parameters = [parameter for _, parameter in self._parameters()]
+        if self.host_trains or any(type(one.data) is not Tensor or one.is_meta for one in parameters):
+            return False
+        return self._digests() == self._weights
 
     def _follow(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
-        """Count for how many steps the host has gone on from what it had when `session.run` was told another value."""
-        for name, told in given.items():
-            followed = self._followed.get(name)
-            if followed is None or followed.given != told:
-                self._followed[name] = _Followed(told, now)
-            elif now == followed.on_host or _of_each(now, name) == _of_each(followed.on_host, name):
-                followed.steps_apart = 0
+        """Count for how many steps the host has another value than when `session.run` got a new one."""
+        for name, value in given.items():
+            passed = self._passed.get(name)
+            if passed is None or passed.value != value:
+                self._passed[name] = _Passed(value, now)
+            elif _of_each(now, name) == _of_each(passed.on_host, name):
+                passed.steps_apart = 0
             else:
-                followed.steps_apart += 1
+                passed.steps_apart += 1
 
-    def _reaches_device(self, name: str, on_host: object, given: Mapping[str, float]) -> bool:
-        """Whether the app, which tells the device of this hyperparameter, tells what the host has, as far as can be
-        seen."""
-        return _is_same(on_host, given[name]) or self._followed[name].steps_apart < _STEPS_LEFT_BEHIND
+    def _compare_groups(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
+        """`session.run` sets one value for all parameter groups."""
+        for name, value in given.items():
+            values = [one for one in _of_each(now, name) if one is not None]  # not every optimizer has it
+            if not all(_is_same(one, values[0]) for one in values):
+                on_host = ", ".join(dict.fromkeys(map(_shown, values)))
+                what = f"parameter groups differ in {name}: {on_host}; and session.run sets {value:g} for all of them"
+                self._report(name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph")
+
+    def _compare_hyperparameters(self, now: Sequence[Sequence[object]], given: Mapping[str, float]) -> None:
+        for at_trace, group in zip(self._at_trace, now, strict=False):
+            for (name, before), (_, after) in zip(_named(at_trace), _named(group), strict=True):
+                on_device = given.get(name, before)
+                is_late = name in given and self._passed[name].steps_apart < _LATE_STEPS
+                if is_late or _is_same(on_device, after):
+                    continue
+                first = on_device if _is_same(before, after) else before
+                what = (
+                    f"the app has changed {name} of an optimizer from {_shown(first)} to {_shown(after)}, and the "
+                    f"device continues with {_shown(on_device)}"
+                )
+                self._report(name, what, self._remedy(name, now))
 
     def _remedy(self, name: str, now: Sequence[Sequence[object]]) -> str:
-        """What makes the device train with the values that the host has `now`."""
         values = _of_each(now, name)
         optimizers = self._machine.program.optimizers
         arguments = {one.name for one in self._machine.program.runtime_arguments}
         taken = [one for one in optimizers if f"{one.name}__{name}" in arguments]
         stateless = name == "momentum" and not all(one.states for one in optimizers)
         if not taken or stateless or None in values:
-            return "set it where the optimizer is made, and compile the app again: the PEF has no other"
+            return _SET_AND_COMPILE
         if any(value != values[0] for value in values):
-            return f"change {name} before trace_graph: hyperparam_dict sets one value for all groups of parameters"
+            return f"change {name} before trace_graph: hyperparam_dict sets one value for all parameter groups"
         if name == "lr":
             return 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
         return f'session.run(…, hyperparam_dict={{"{name}": …}}), or change it before trace_graph'
 
-    def _compare_trained(self) -> None:
+    def _compare_requires_grad(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
-        changed = [path for path, trains in now.items() if self._trained.get(path, trains) != trains]
+        changed = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]
         if changed:
             first, more = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            self._tell(
-                "requires_grad",
-                f"requires_grad of {first}{more} is {now[first]} now, and on the device still {not now[first]}",
-                "set it where the model is made, and compile the app again: what is trained is part of a PEF",
-            )
+            what = f"requires_grad of {first}{more} is {now[first]} now, and still {not now[first]} on the device"
+            remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
+            self._report("requires_grad", what, remedy)
 
     def _compare_weights(self) -> None:
-        if self.host_trains or "weights" in self._told:
+        if self.host_trains or "weights" in self._reported:
             return
         changed = [path for path, digest in self._digests().items() if self._weights.get(path, digest) != digest]
         if changed:
-            self._tell(
-                "weights",
-                f"the app has changed weights of the model, {changed[0]} first, and the device goes on with its own",
-                "samba.session.to_device(model), or load weights before trace_graph",
-            )
+            what = f"the app has changed weights of the model, first {changed[0]}, and the device keeps its own"
+            self._report("weights", what, "samba.session.to_device(model), or load weights before trace_graph")
 
     def _note_host_step(self, optimizer: Optimizer, *_: object) -> None:
-        # One that is left over from an app without a device finds no gradients on the host.
+        # Without gradients on the host, its optimizer.step() changes nothing.
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         self.host_trains |= any(parameter.grad is not None for parameter in parameters)
 
     def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
-        # What was fetched a moment ago, and is loaded again with another rate, say, is on the device already.
+        # State that was just fetched is on the device already.
         self._state_is_new |= not _is_equal(state_dict["state"], optimizer.state_dict()["state"])
 
-    def host_is_as_exchanged(self) -> bool:
-        """Whether the weights of the host are those that it had when host and device last exchanged them. Those that
-        are swapped for others while the app calls the model are not."""
-        parameters = [parameter for _, parameter in self._parameters()]
-        if self.host_trains or any(type(one.data) is not Tensor or one.is_meta for one in parameters):
-            return False
-        return self._digests() == self._weights
-
-    def _tell(self, subject: str, what: str, remedy: str) -> None:
-        if subject not in self._told:
-            self._told.add(subject)
-            telling.tell(Finding("AP05", what, app_line(), remedy))
+    def _report(self, subject: str, what: str, remedy: str) -> None:
+        if subject not in self._reported:
+            self._reported.add(subject)
+            reporter.report(Finding("AP05", what, app_line(), remedy))
 
     def _digests(self) -> Mapping[str, str]:
         """Of the parameters that are on the device too."""
@@ -205,12 +200,12 @@ class Unsent:
         return self._machine.model.named_parameters(remove_duplicate=False)
 
     def _options(self) -> list[list[object]]:
-        """Of each group of parameters, as the app has set them."""
+        """Of each parameter group of the host."""
         return [list(map(group.get, _OPTIONS)) for one in self._machine.optimizers for group in one.param_groups]
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Of what a state_dict holds: tensors by their values."""
+    """Of state_dicts: compares tensors by their values."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -218,9 +213,7 @@ def _is_equal(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _calling(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
-    """A hook that calls `method` while its object lives."""
-
+def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
     def hook(optimizer: Optimizer, *given: object) -> None:
         alive = method()
         if alive is not None:
@@ -230,15 +223,14 @@ def _calling(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[...,
 
 
 def _number(value: object) -> object:
-    """Torch also takes a tensor of one element where others give a number, and changes in place what it is given: so
-    betas, which are two, are numbers of our own."""
+    """Numbers in place of tensors of one element, and tuples in place of lists: the app may change those in place."""
     if isinstance(value, tuple | list):
         return tuple(map(_number, value))
     return value.item() if isinstance(value, Tensor) else value
 
 
 def _named(values: Sequence[object]) -> Iterator[tuple[str, object]]:
-    """By the names that the device has for them."""
+    """By the names of the device, which has beta1 and beta2."""
     for name, value in zip(_OPTIONS, values, strict=True):
         if name == "betas":
             beta1, beta2 = value if isinstance(value, tuple | list) else (None, None)
@@ -253,9 +245,85 @@ def _of_each(groups: Sequence[Sequence[object]], name: str) -> list[object]:
 
 def _is_same(before: object, after: object) -> bool:
     if isinstance(before, int | float) and isinstance(after, int | float):
-        return math.isclose(before, after, rel_tol=_NUMBERS_OF_A_TENSOR)
+        return math.isclose(before, after, rel_tol=_FLOAT32_PRECISION)
     return before == after
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_BOUNDS: Mapping[str, str] = {
+    "clip_grad_norm_": "max_norm",
+    "_clip_grads_with_norm_": "max_norm",  # `torch.nn.utils.clip_grads_with_norm_`
+    "clip_grad_value_": "clip_value",
+}
+"""Functions of torch that clip gradients, and the argument of each that is the bound."""
+
+_loaded: "weakref.WeakSet[Unclipped]" = weakref.WeakSet()
+
+
+class Unclipped:
+    """For one loaded PEF: whether the app clips gradients on the host, where there are none."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._reported = False
+        _loaded.add(self)
+        _watch()
+
+    def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
+        """The app calls `function`, one of `_BOUNDS`, for these parameters."""
+        bound = float(arguments[_BOUNDS[function]])
+        only_reads_norm = not math.isfinite(bound)
+        if self._reported or only_reads_norm or not context.current().trains:
+            return
+        training = self._machine.program.training
+        clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
+        if clips or any(one.grad is not None for one in parameters):
+            return
+        given = {id(one) for one in parameters}
+        trained = {id(one) for one in self._machine.model.parameters() if one.requires_grad}
+        if given.isdisjoint(trained):
+            return
+        self._reported = True
+        is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= given
+        argument = (
+            f"samba.optim.{type(self._machine.optimizers[0]).__name__}(…, max_grad_norm={bound if is_same else '…'})"
+        )
+        remedy = f"{argument}, a bound of the 2-norm of all gradients together; then compile the app again"
+        what = "the app clips gradients on the host, and the device does not"
+        reporter.report(Finding("AP05", what, app_line(), remedy))
+
+
+@cache
+def _watch() -> None:
+    """Watch clipping from now on, once in a process.
+
+    The app may have imported these functions before, under any name. Each is a wrapper that holds the real function in
+    a closure cell; replacing the cell reaches all names. A torch without these wrappers is not watched.
+    """
+    for name in _BOUNDS:
+        wrapper = getattr(clip_grad, name, None)
+        for cell in getattr(wrapper, "__closure__", None) or ():
+            if inspect.isfunction(cell.cell_contents) and cell.cell_contents.__name__ == name:
+                cell.cell_contents = _watched(name, cell.cell_contents)
+
+
+def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def clip(*given: Any, **keywords: Any) -> Any:
+        try:
+            called = signature.bind(*given, **keywords)
+        except TypeError:
+            return original(*given, **keywords)  # which raises
+        parameters = called.arguments["parameters"]
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        called.arguments["parameters"] = listed or parameters  # torch warns of an empty generator
+        for unclipped in list(_loaded):
+            unclipped.note_clipping(name, listed, called.arguments)
+        return original(*called.args, **called.kwargs)
+
+    return clip

@@ -19,7 +19,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.ranks import Communicator
-from tests.benchmarks.compilation import BATCH, LENGTH, Gpt2Small
+from tests.benchmarks.workloads import GPT2_BATCH, GPT2_LENGTH, Gpt2Small
 
 STEPS = 3
 
@@ -70,7 +70,7 @@ def _train() -> int:
     torch.manual_seed(0)
     model = DistributedDataParallel(Gpt2Small())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(0, 50257, (BATCH, LENGTH))
+    tokens = torch.randint(0, 50257, (GPT2_BATCH, GPT2_LENGTH))
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss, _ = model(tokens, tokens)

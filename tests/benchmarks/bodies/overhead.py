@@ -12,15 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from sambasim.options.checkpoint import CheckpointOptions
-from sambasim.options.run import RunOptions
+from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.guard import Failure, ends_the_job
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.watch.watch import Watch
-from tests.benchmarks.overhead import CHECKPOINT_EVERY, STEPS, Overhead
+from tests.benchmarks.training import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5
 
@@ -51,7 +50,7 @@ def main(folder: Path, way: Overhead) -> None:
         pef=str(pef),
         threads=1,
         reduce_on_rdu=True,
-        overrides={"training": {"steps": STEPS + WARM_UP_STEPS, "evaluate": False}},
+        overrides={"training": {"steps": OVERHEAD_STEPS + WARM_UP_STEPS, "evaluate": False}},
         checkpoint=checkpoint,
         on_nonfinite="ignore" if way is Overhead.BARE else "stop",
     )

@@ -21,7 +21,7 @@ from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.tile_product import tile_product
 from sambasim.runtime.replica import place_inputs, place_weights
-from tests.benchmarks.subjects import SUBJECTS, Subject
+from tests.benchmarks.workloads import SUBJECTS, Subject
 
 WARM_UP_RUNS = 2
 

@@ -83,7 +83,7 @@ CHECKPOINTS: tuple[Fault, ...] = (
         "to resume from nowhere",
         f"{_RUN} --resume auto",
         2,
-        ("--resume", "does not know where the checkpoints are", "add --checkpoint-dir DIR"),
+        ("--resume", "needs the folder of the checkpoints", "add --checkpoint-dir DIR"),
         pefs=("net",),
     ),
     Fault(

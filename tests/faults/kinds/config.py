@@ -1,4 +1,4 @@
-"""The TOML config: not there, not TOML, or holding what is no option."""
+"""The TOML config: not there, not TOML, or holding what is not an option."""
 
 from pathlib import Path
 
@@ -55,21 +55,21 @@ CONFIG: tuple[Fault, ...] = (
         "an unknown key",
         _COMPILE,
         2,
-        ("training.batchsize: is no option", "where: net.toml", "did you mean training.batch_size?"),
+        ("training.batchsize: is not an option", "where: net.toml", "did you mean training.batch_size?"),
         _config("batch_size", "batchsize"),
     ),
     Fault(
         "a key in the wrong table",
         _COMPILE,
         2,
-        ("training.lr: is no option", "did you mean optimizer.lr?"),
+        ("training.lr: is not an option", "did you mean optimizer.lr?"),
         _config("batch_size = 4", "batch_size = 4\nlr = 0.1"),
     ),
     Fault(
         "an unknown table",
         _COMPILE,
         2,
-        ("optimiser: is no option", "did you mean optimizer?"),
+        ("optimiser: is not an option", "did you mean optimizer?"),
         _config("[optimizer]", "[optimiser]"),
     ),
     Fault(
@@ -94,9 +94,9 @@ CONFIG: tuple[Fault, ...] = (
             "3 options are wrong:",
             'optimizer.name = "sgdd": must be sgd, adam or adamw (did you mean sgd?)',
             "training.epochs = 0: must be at least 1",
-            "training.batchsize: is no option (did you mean training.batch_size?)",
+            "training.batchsize: is not an option (did you mean training.batch_size?)",
             "where: net.toml",
-            "--set NAME=VALUE overrides what a config says",
+            "--set NAME=VALUE overrides the config",
         ),
         _config('"sgd"\n\n[training]\nbatch_size = 4', '"sgdd"\n\n[training]\nbatchsize = 4\nepochs = 0'),
     ),

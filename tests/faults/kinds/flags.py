@@ -11,7 +11,7 @@ FLAGS: tuple[Fault, ...] = (
         "a command that is nothing like one",
         "fly",
         2,
-        ("No such command 'fly'. They are compile, run, app, env, inspect", "sambasim --help"),
+        ("No such command 'fly'. They are compile, run, app, env, demo", "sambasim --help"),
     ),
     Fault(
         "an unknown flag of compile",
@@ -55,7 +55,7 @@ FLAGS: tuple[Fault, ...] = (
         "inference with data parallelism",
         "compile --inference --data-parallel",
         2,
-        ("cannot be with inference, which has no gradients to reduce", "leave out --data-parallel or --inference"),
+        ("does not go with inference, which has no gradients to reduce", "leave out --data-parallel or --inference"),
     ),
     Fault(
         "no optimizer",
@@ -68,7 +68,7 @@ FLAGS: tuple[Fault, ...] = (
         "a name with a folder in it",
         f"{TRAIN} --pef-name nets/net",
         2,
-        ("must be a plain file name", "--output-folder says where it goes"),
+        ("must be a plain file name", "--output-folder sets the folder"),
         NET,
     ),
     Fault(
@@ -89,7 +89,7 @@ FLAGS: tuple[Fault, ...] = (
         "a setting that is none",
         f"{TRAIN} --set optimizer.momentun=1",
         2,
-        ("optimizer.momentun (from --set): is no option", "did you mean optimizer.momentum?"),
+        ("optimizer.momentun (from --set): is not an option", "did you mean optimizer.momentum?"),
         NET,
     ),
     Fault(
@@ -117,7 +117,7 @@ FLAGS: tuple[Fault, ...] = (
         "steps beside epochs",
         "run --pef net --steps 3 --epochs 1",
         2,
-        ("training.steps = 3: cannot be given beside epochs, 1", "leave out one: --epochs or --steps"),
+        ("training.steps = 3: cannot be given together with epochs, 1", "leave out one: --epochs or --steps"),
         pefs=("net",),
     ),
     Fault("no threads", "run --pef net --threads 0", 2, ("threads = 0 (from --threads): must be at least 1",)),
@@ -149,7 +149,7 @@ FLAGS: tuple[Fault, ...] = (
         "predictions of a training",
         "run --pef net --predictions p.safetensors",
         2,
-        ("predictions (from --predictions): are made by inference only", "add --inference"),
+        ("predictions (from --predictions): needs inference", "add --inference"),
         pefs=("net",),
     ),
     Fault(
@@ -173,7 +173,10 @@ FLAGS: tuple[Fault, ...] = (
         "servers without a parameter server",
         "run --pef net --parameter-servers 1",
         2,
-        ("parameter_servers = 1 (from --parameter-servers): serve nobody", "add --host-sync parameter-server"),
+        (
+            "--parameter-servers): needs sync through a parameter server",
+            "add --host-sync parameter-server",
+        ),
         pefs=("net",),
     ),
     Fault(
@@ -199,7 +202,7 @@ FLAGS: tuple[Fault, ...] = (
         "a look at operators that a compiler fuses",
         "run --pef net --debug-numerics --engine inductor",
         2,
-        ("engine = inductor (from --engine): fuses operators, and --debug-numerics looks", "leave out one of the two"),
+        ("engine = inductor (from --engine): fuses operators, and --debug-numerics checks", "leave out one of the two"),
         pefs=("net",),
     ),
     Fault(
@@ -220,7 +223,7 @@ FLAGS: tuple[Fault, ...] = (
         "a trace that cannot be written",
         "run --pef net --trace net.py/t.json",
         2,
-        ("error[option]", "the trace cannot be written to", "net.py is no folder", "another place: --trace FILE"),
+        ("error[option]", "the trace cannot be written to", "net.py is not a folder", "another place: --trace FILE"),
         NET,
         pefs=("net",),
     ),
@@ -228,7 +231,7 @@ FLAGS: tuple[Fault, ...] = (
         "steps of no trace",
         "run --pef net --trace-steps 4",
         2,
-        ("trace_steps = 4 (from --trace-steps): says how many steps a trace has", "add --trace FILE"),
+        ("trace_steps = 4 (from --trace-steps): needs a trace", "add --trace FILE"),
         pefs=("net",),
     ),
     Fault(
@@ -252,7 +255,7 @@ FLAGS: tuple[Fault, ...] = (
         "digests that cannot be written",
         "run --pef net --record-digests net.py/d",
         2,
-        ("the digests cannot be written to", "net.py is no folder", "another place: --record-digests FOLDER"),
+        ("the digests cannot be written to", "net.py is not a folder", "another place: --record-digests FOLDER"),
         NET,
         pefs=("net",),
     ),
@@ -260,14 +263,14 @@ FLAGS: tuple[Fault, ...] = (
         "digests beside a trace",
         "run --pef net --record-digests d --trace t.json",
         2,
-        ("record_digests (from --record-digests): take most of the time of a step", "leave out --record-digests or"),
+        ("record_digests (from --record-digests): takes most of the time of a step", "leave out --record-digests or"),
         pefs=("net",),
     ),
     Fault(
         "steps of no digests",
         "run --pef net --record-steps 4",
         2,
-        ('record_steps = "4" (from --record-steps): says which steps are recorded', "add --record-digests FOLDER"),
+        ('record_steps = "4" (from --record-steps): needs a folder for the digests', "add --record-digests FOLDER"),
         pefs=("net",),
     ),
     Fault(

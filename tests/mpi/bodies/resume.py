@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sambasim.options.checkpoint import CheckpointOptions
-from sambasim.options.run import RunOptions
+from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint.reader import check
 from sambasim.runtime.communicator import connect

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sambasim.samba.door.absent import AbsentNameError
+from sambasim.samba.absent import AbsentNameError
 
 IMPORTS = """
 from sambaflow import samba

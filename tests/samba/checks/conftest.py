@@ -1,37 +1,45 @@
-"""Apps whose PEF is in the session: one with what the checks of what it leaves unsent tell it, and one that the device
-has trained."""
+"""PEFs that are compiled once for all tests of the checks, apps that have loaded them, and what is reported."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.samba.checks import unsent
-from sambasim.samba.checks.telling import Telling
+from sambasim.samba.checks import arguments, data, job, replicas, unfetched, unsent
+from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
 BATCH = [torch.ones(2, 3)]
 
 
+@pytest.fixture
+def reporter(monkeypatch: pytest.MonkeyPatch) -> Reporter:
+    """What the checks report, in place of this process's own."""
+    own = Reporter(on_demand=True)
+    for module in (arguments, data, job, replicas, unfetched, unsent):
+        monkeypatch.setattr(module, "reporter", own)
+    return own
+
+
 @dataclass
 class App:
-    """A model with its optimizer, whose PEF is in the session, and what it was told."""
+    """A model with its optimizer, whose PEF is in the session, and what was reported of it."""
 
     model: nn.Sequential
     optimizer: samba.optim.AdamW
-    telling: Telling
+    reporter: Reporter
 
     def step(self, *section_types: str, **hyperparameters: float) -> None:
         kinds = section_types or None
-        session.run([torch.ones(2, 3)], hyperparam_dict=hyperparameters or None, section_types=kinds)
+        session.run(BATCH, hyperparam_dict=hyperparameters or None, section_types=kinds)
 
     @property
     def told(self) -> list[str]:
-        return [finding.words for finding in self.telling.findings]
+        """What did not reach the device."""
+        return [finding.words for finding in self.reporter.findings if finding.code == "AP05"]
 
 
 def made() -> tuple[nn.Sequential, samba.optim.AdamW]:
@@ -42,20 +50,18 @@ def made() -> tuple[nn.Sequential, samba.optim.AdamW]:
     return model, samba.optim.AdamW(model.parameters(), lr=0.1, max_grad_norm=1.0)
 
 
-@pytest.fixture(scope="module")
-def app_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
-    model, optimizer = made()
-    config = {"output_folder": str(tmp_path_factory.mktemp("out"))}
-    return session.compile(model, [torch.ones(2, 3)], optimizer, "net", config_dict=config)
+def made_linear() -> tuple[nn.Module, samba.optim.SGD]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1))
+    samba.from_torch_model_(model)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.fixture
-def app(app_pef: str, monkeypatch: pytest.MonkeyPatch) -> App:
-    telling = Telling(on_demand=True)
-    monkeypatch.setattr(unsent, "telling", telling)
-    model, optimizer = made()
-    trace_graph(model, [torch.ones(2, 3)], optimizer, pef=app_pef)
-    return App(model, optimizer, telling)
+def loaded_linear(pef: str) -> tuple[nn.Module, samba.optim.SGD]:
+    """The model of `linear_pef`, loaded."""
+    model, optimizer = made_linear()
+    trace_graph(model, BATCH, optimizer, pef=pef)
+    return model, optimizer
 
 
 class Whole(nn.Module):
@@ -71,14 +77,44 @@ class Whole(nn.Module):
         return value
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> Whole:
-    """Loaded, and trained for two steps."""
+def made_whole() -> tuple[Whole, samba.optim.SGD]:
     model = Whole()
     samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = session.compile(model, BATCH, optimizer, "whole", config_dict={"output_folder": str(tmp_path)})
-    trace_graph(model, BATCH, optimizer, pef=pef)
+    return model, samba.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _compiled(made: tuple[nn.Module, samba.optim.SGD | samba.optim.AdamW], paths: pytest.TempPathFactory) -> str:
+    model, optimizer = made
+    return session.compile(model, BATCH, optimizer, "net", config_dict={"output_folder": str(paths.mktemp("out"))})
+
+
+@pytest.fixture(scope="session")
+def app_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _compiled(made(), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def linear_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _compiled(made_linear(), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def whole_pef(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _compiled(made_whole(), tmp_path_factory)
+
+
+@pytest.fixture
+def app(app_pef: str, reporter: Reporter) -> App:
+    model, optimizer = made()
+    trace_graph(model, BATCH, optimizer, pef=app_pef)
+    return App(model, optimizer, reporter)
+
+
+@pytest.fixture
+def whole(whole_pef: str) -> Whole:
+    """Loaded, and trained for two steps."""
+    model, optimizer = made_whole()
+    trace_graph(model, BATCH, optimizer, pef=whole_pef)
     session.run(BATCH)
     session.run(BATCH)
     return model

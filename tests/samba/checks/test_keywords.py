@@ -54,18 +54,18 @@ def test_one_that_is_like_no_other_is_left_out_with_a_notice(capsys: pytest.Capt
     [
         (
             lambda: function(1, True, 3),  # type: ignore[call-arg]  # the mistake
-            "function cannot be called so: too many positional arguments",
+            "function got wrong arguments: too many positional arguments",
             "its arguments are first, data_parallel",
         ),
-        (lambda: function(), "function cannot be called so: missing a required argument: 'first'", "its arguments"),  # type: ignore[call-arg]  # the mistake
+        (lambda: function(), "function got wrong arguments: missing a required argument: 'first'", "its arguments"),  # type: ignore[call-arg]  # the mistake
         (
             lambda: session.get_tensors_by_name(["x"], 1),  # type: ignore[call-arg]  # the mistake
-            "session.get_tensors_by_name cannot be called so: too many positional arguments",
+            "session.get_tensors_by_name got wrong arguments: too many positional arguments",
             "its arguments are names",
         ),
         (
             lambda: session.start_samba_profile(1),  # type: ignore[call-arg]  # the mistake
-            "session.start_samba_profile cannot be called so: too many positional arguments",
+            "session.start_samba_profile got wrong arguments: too many positional arguments",
             "it takes no arguments",
         ),
     ],

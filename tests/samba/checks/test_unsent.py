@@ -1,7 +1,9 @@
-"""Weights and states that the host changes once the device has them, in one process."""
+"""Changes on the host that do not reach the device, in one process."""
 
+import contextlib
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_
+from torch.nn.utils import clip_grad_norm_ as by_another_name
 
 from sambasim import samba
+from sambasim.samba import context
 from sambasim.samba.checks import unsent
-from sambasim.samba.checks.telling import Telling
+from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.checks.conftest import App
+from tests.samba.checks.conftest import BATCH, App, loaded_linear, made
 
 
 def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
@@ -28,7 +33,7 @@ def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
         app.optimizer.load_state_dict(saved)
         app.step()
     assert app.told == [
-        "AP05: the app has loaded the state of an optimizer, and the device goes on with its own",
+        "AP05: the app has loaded the state of an optimizer, and the device continues with its own",
     ]
 
 
@@ -72,9 +77,7 @@ def test_weights_that_are_not_sent_are_found(app: App, change: Callable[[nn.Modu
     change(app.model)
     app.step()
     app.step()
-    assert app.told == [
-        "AP05: the app has changed weights of the model, 0.weight first, and the device goes on with its own"
-    ]
+    assert app.told == ["AP05: the app has changed weights of the model, first 0.weight, and the device keeps its own"]
 
 
 def _load_and_send(app: App) -> None:
@@ -136,9 +139,7 @@ class Unused(nn.Module):
         return self.used(x).mean()  # type: ignore[no-any-return]  # torch's modules return anything
 
 
-def test_a_parameter_without_a_gradient_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Telling(on_demand=True)
-    monkeypatch.setattr(unsent, "telling", told)
+def test_a_parameter_without_a_gradient_is_no_finding(tmp_path: Path, reporter: Reporter) -> None:
     model = Unused()
     samba.from_torch_model_(model)
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
@@ -146,14 +147,10 @@ def test_a_parameter_without_a_gradient_is_no_finding(tmp_path: Path, monkeypatc
     pef = session.compile(model, inputs, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
     trace_graph(model, inputs, optimizer, pef=pef)
     session.run(inputs)
-    assert told.findings == ()
+    assert reporter.findings == ()
 
 
-def test_weights_that_come_too_late_are_found_in_predictions_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = Telling(on_demand=True)
-    monkeypatch.setattr(unsent, "telling", told)
+def test_weights_that_come_too_late_are_found_in_predictions_too(tmp_path: Path, reporter: Reporter) -> None:
     with torch.inference_mode():
         frozen = nn.Linear(3, 1)  # whose tensors count no writes
     samba.from_torch_model_(frozen)
@@ -166,13 +163,11 @@ def test_weights_that_come_too_late_are_found_in_predictions_too(
     session.run([torch.ones(2, 3)])
     nn.init.zeros_(model.weight)
     session.run([torch.ones(2, 3)])
-    (finding,) = told.findings
-    assert finding.what.startswith("the app has changed weights of the model, weight first")
+    (finding,) = reporter.findings
+    assert finding.what.startswith("the app has changed weights of the model, first weight")
 
 
-def test_freezing_what_only_predicts_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Telling(on_demand=True)
-    monkeypatch.setattr(unsent, "telling", told)
+def test_freezing_what_only_predicts_is_no_finding(tmp_path: Path, reporter: Reporter) -> None:
     model = nn.Linear(3, 1)
     samba.from_torch_model_(model)
     inputs = [torch.ones(2, 3)]
@@ -181,17 +176,273 @@ def test_freezing_what_only_predicts_is_no_finding(tmp_path: Path, monkeypatch: 
     trace_graph(model, inputs, None, pef=pef)
     model.requires_grad_(False)
     session.run(inputs)
-    assert told.findings == ()
+    assert reporter.findings == ()
 
 
 @pytest.mark.parametrize(
     ("layer", "parameter", "words"),
     [
-        (1, "weight", "requires_grad of 1.weight is False now, and on the device still True"),
-        (0, "bias", "requires_grad of 0.bias is True now, and on the device still False"),
+        (1, "weight", "requires_grad of 1.weight is False now, and still True on the device"),
+        (0, "bias", "requires_grad of 0.bias is True now, and still False on the device"),
     ],
 )
 def test_what_is_frozen_or_trained_too_late_is_found(app: App, layer: int, parameter: str, words: str) -> None:
     getattr(app.model[layer], parameter).requires_grad_(parameter == "bias")
     app.step()
     assert app.told == [f"AP05: {words}"]
+
+
+def test_one_value_for_groups_that_differ_is_found_once(app: App) -> None:
+    app.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.01})
+    for _ in range(2):
+        app.step(lr=0.1)
+    assert app.told == ["AP05: parameter groups differ in lr: 0.1, 0.01; and session.run sets 0.1 for all of them"]
+
+
+def test_a_hyperparameter_that_another_optimizer_lacks_is_no_difference(app: App) -> None:
+    groups = [[0.1, None, *[None] * 6], [0.1, 0.9, *[None] * 6]]  # of AdamW and SGD, lr and momentum first
+    found = unsent.Unsent(session._loaded().machine)
+    found._compare_groups(groups, {"lr": 0.1, "momentum": 0.9})
+    assert app.told == []
+    found._compare_groups([groups[0], [0.2, *groups[1][1:]]], {"lr": 0.1})
+    assert len(app.told) == 1
+
+
+def test_a_rate_that_comes_back_and_is_not_handed_on_is_found(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = 0.01
+    app.step(lr=0.01)
+    app.optimizer.param_groups[0]["lr"] = 0.1  # that of trace_graph
+    for _ in range(4):
+        app.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.01 to 0.1, and the device continues with 0.01"
+    ]
+
+
+@pytest.mark.filterwarnings("error:Detected call of")
+def test_a_scheduler_that_the_device_is_not_told_of_is_found_once(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(3):
+        app.step()
+        scheduler.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.05, and the device continues with 0.1"
+    ]
+    (finding,) = app.reporter.findings
+    assert finding.remedy == 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
+    assert finding.where is not None
+    assert "session.run(" in finding.where
+
+
+def test_a_scheduler_whose_rate_is_handed_on_is_no_finding(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(app.optimizer, lambda step: 1 / (step + 2))
+    for _ in range(3):
+        app.step(lr=float(scheduler.get_last_lr()[0]))
+        scheduler.step()
+    app.step()  # what it was told last holds on, and the app knows how to tell it
+    assert app.told == []
+
+
+def test_a_scheduler_beside_a_rate_that_is_handed_on_and_never_changes_is_found(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(app.optimizer, [2], 0.5)
+    for _ in range(6):
+        app.step(lr=0.2)
+        scheduler.step()
+    assert app.told == [
+        "AP05: the app has changed lr of an optimizer from 0.1 to 0.05, and the device continues with 0.2"
+    ]
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_rate_that_is_handed_on_late_is_no_finding(app: App, late: int) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    rates = [0.1] * late
+    for _ in range(6):
+        rates.append(float(scheduler.get_last_lr()[0]))
+        app.step(lr=rates[-1 - late])
+        scheduler.step()
+    assert app.told == []
+
+
+def test_a_rate_of_an_epoch_that_is_handed_on_is_no_finding(app: App) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(app.optimizer, 0.5)
+    for _ in range(6):
+        for _ in range(3):
+            app.step(lr=float(scheduler.get_last_lr()[0]))
+        scheduler.step()
+    assert app.told == []
+
+
+def test_a_rate_that_is_changed_before_sections_without_an_optimizer_is_no_finding(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = 0.01
+    app.step("FWD")
+    app.step("BCKWD")
+    assert app.told == []
+    app.step("GRADNORM", "OPT")
+    assert len(app.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("weight_decay", 0.2, 'session.run(…, hyperparam_dict={"weight_decay": …}), or change it before trace_graph'),
+        ("max_grad_norm", None, "set it where the optimizer is made, and compile the app again"),
+    ],
+)
+def test_what_to_do_can_be_done(app: App, option: str, value: object, remedy: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (finding,) = app.reporter.findings
+    assert str(finding.remedy).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("lr", 0.01, "change lr before trace_graph: hyperparam_dict sets one value for all parameter groups"),
+        ("momentum", 0.9, "set it where the optimizer is made, and compile the app again: the PEF has no other"),
+        ("max_grad_norm", 1.0, "set it where the optimizer is made, and compile the app again: the PEF has no other"),
+    ],
+)
+def test_what_groups_and_missing_states_allow_is_told(
+    tmp_path: Path, reporter: Reporter, option: str, value: float, remedy: str
+) -> None:
+    model = made()[0]
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    optimizer = samba.optim.SGD(groups, lr=0.1)
+    inputs = [torch.ones(2, 3)]
+    pef = session.compile(model, inputs, optimizer, "net", config_dict={"output_folder": str(tmp_path)})
+    trace_graph(model, inputs, optimizer, pef=pef)
+    optimizer.param_groups[0][option] = value
+    session.run(inputs)
+    (finding,) = reporter.findings
+    assert finding.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("betas", (0.5, 0.999), "beta1 of an optimizer from 0.9 to 0.5"),
+        ("weight_decay", 0, "weight_decay of an optimizer from 0.01 to 0"),
+        ("max_grad_norm", 2.0, "max_grad_norm of an optimizer from 1 to 2"),
+        ("lr", torch.tensor(0.25), "lr of an optimizer from 0.1 to 0.25"),
+    ],
+)
+def test_every_hyperparameter_is_looked_at(app: App, option: str, value: object, words: str) -> None:
+    app.optimizer.param_groups[0][option] = value
+    app.step()
+    (told,) = app.told
+    assert words in told
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_betas_that_are_changed_in_place_are_found(app: App, kind: Callable[[list[Tensor]], object]) -> None:
+    betas = [torch.tensor(0.9), torch.tensor(0.999)]
+    app.optimizer.param_groups[0]["betas"] = given = kind(betas)
+    app.step()
+    assert app.told == [], "they are the same numbers"
+    betas[0].fill_(0.5)
+    if isinstance(given, list):
+        given[0] = 0.5
+    app.step()
+    assert app.told == [
+        "AP05: the app has changed beta1 of an optimizer from 0.9 to 0.5, and the device continues with 0.9"
+    ]
+
+
+def test_hyperparameters_of_a_checkpoint_that_comes_too_late_are_found(app: App) -> None:
+    state = app.optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.01
+    app.optimizer.load_state_dict(state)
+    app.step()
+    assert [words.partition(" from")[0] for words in app.told] == ["AP05: the app has changed lr of an optimizer"]
+
+
+def test_a_tensor_of_the_same_number_is_no_change(app: App) -> None:
+    app.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    app.step()
+    assert app.told == []
+
+
+def test_a_test_of_the_app_may_train_on_the_host(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.current(), "command", "test")
+    app.optimizer.param_groups[0]["lr"] = 0.2
+    app.step()
+    assert app.told == []
+
+
+ANY_BOUND = "samba.optim.SGD(…, max_grad_norm=…), a bound of the 2-norm of all gradients together; then compile"
+
+
+@pytest.mark.parametrize(
+    ("clip", "remedy"),
+    [
+        (lambda all_, _: by_another_name(all_, 0.5), ANY_BOUND.replace("=…", "=0.5")),
+        (lambda all_, _: clip_grad_norm_(parameters=all_, max_norm=1), ANY_BOUND.replace("=…", "=1.0")),
+        (lambda all_, _: clip_grad_norm_(all_, 0.5, math.inf), ANY_BOUND),
+        (lambda _, one: clip_grad_norm_(one, 0.5), ANY_BOUND),
+        (lambda all_, _: clip_grads_with_norm_(all_, 0.5, torch.tensor(1.0)), ANY_BOUND),
+        (lambda all_, _: nn.utils.clip_grad_value_(all_, clip_value=0.5), ANY_BOUND),
+    ],
+    ids=["name", "keywords", "inf-norm", "some", "with-norm", "value"],
+)
+def test_every_way_to_clip_is_found(
+    reporter: Reporter, linear_pef: str, clip: Callable[[list[nn.Parameter], Tensor], object], remedy: str
+) -> None:
+    model, _ = loaded_linear(linear_pef)
+    session.run(BATCH)
+    trained = list(model.parameters())
+    for _ in range(2):
+        with contextlib.suppress(RuntimeError):  # clip_grad_value_ of torch itself fails where there are no gradients
+            clip(trained, trained[0])
+    (finding,) = reporter.findings
+    assert finding.words == "AP05: the app clips gradients on the host, and the device does not"
+    assert str(finding.where).startswith(__file__)
+    assert finding.remedy.startswith(remedy)
+
+
+def test_a_test_of_the_app_may_clip_on_the_host(
+    reporter: Reporter, linear_pef: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = loaded_linear(linear_pef)
+    monkeypatch.setattr(context.current(), "command", "test")
+    clip_grad_norm_(model.parameters(), 0.5)
+    assert not reporter.findings
+
+
+def test_torch_clips_and_warns_and_refuses_as_before(linear_pef: str) -> None:
+    loaded_linear(linear_pef)
+    with pytest.warns(UserWarning, match="empty generator"):
+        clip_grad_norm_((one for one in list[Tensor]()), 0.5)
+    with pytest.raises(TypeError, match="clip_value"):
+        clip_grad_value_([])  # type: ignore[call-arg]  # the mistake
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip_grad_norm_((one for one in [parameter]), 2.5) == 5
+    assert torch.allclose(parameter.grad, torch.tensor([1.5, 2.0]))
+    clip_grads_with_norm_(parameter, 1.25, torch.tensor(2.5))
+    assert torch.allclose(parameter.grad, torch.tensor([0.75, 1.0]))
+    clip_grad_value_(parameter, 0.875)
+    assert torch.allclose(parameter.grad, torch.tensor([0.75, 0.875]))
+
+
+def test_torch_is_given_a_list_where_the_app_gives_one(linear_pef: str, recwarn: pytest.WarningsRecorder) -> None:
+    loaded_linear(linear_pef)
+    none: list[Tensor] = []
+    for nothing in (none, tuple(none), iter(none)):
+        clip_grad_norm_(nothing, 1.0)
+    assert not recwarn.list, "of these torch does not warn"
+
+
+def test_clipping_that_has_an_effect_or_need_not_have_one_is_not(app: App, reporter: Reporter, linear_pef: str) -> None:
+    app.step()
+    clip_grad_norm_(app.model.parameters(), 0.5)  # which the device does too
+    model, _ = loaded_linear(linear_pef)
+    clip_grad_norm_(nn.Linear(3, 1).parameters(), 0.5)
+    clip_grad_norm_(model.parameters(), float("inf"))
+    model(*BATCH).mean().backward()
+    before = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
+    clip_grad_norm_(model.parameters(), 0.5)
+    after = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
+    assert all(new < old for new, old in zip(after, before, strict=True)), "it clips as before"
+    assert not reporter.findings

@@ -1,0 +1,419 @@
+"""Every flag of `compile` and `run`, declared as the field of the options that it sets.
+
+A flag is one annotated field of a class below: type, bounds, default and `Flag` are all there is to it. `cli.shared`
+makes the click options from them, and the classes of the same tables in `training`, `compile` and `run` inherit them,
+so that pydantic checks what a flag, `--set`, a config or Python code gives. To add a flag, add a field.
+
+Nothing here imports pydantic, so that `--help` does not wait for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from sambasim.options.problems import Options as Fields
+else:
+    Fields = object
+
+MOST_MICRO_STEPS = 4096
+"""The most micro-steps of one optimizer step: a prediction has a time for each section of each of them."""
+
+MOST_WORKERS = 256
+"""The most worker processes of one rank: a PEF can ask for them, and each takes memory."""
+
+MOST_TRACED_STEPS = 1000
+"""A trace stays in memory until it is written."""
+
+SYNC_TIMEOUT_S = 300.0
+"""Longer than any step, batch or section should take, and short against a night."""
+
+SAVE_SUFFIX = ".safetensors"
+
+HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
+OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
+Command: TypeAlias = Literal["compile", "run"]
+
+
+class Flag(NamedTuple):
+    """How a field is given on the command line.
+
+    usage: its flags and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
+    help: one sentence or two, without the default
+    panel: the heading under which `--help` shows it
+    only: the one command that has it, if the other shares its table
+    default: how `--help` shows the default, where the default of the field does not say it
+    bare: the value of the flag without a value
+    choices: instead of a value, one switch for each value, with its help: `--o0`
+    training_only: it is an error with `run --inference`
+    """
+
+    usage: str
+    help: str
+    panel: str
+    only: Command | None = None
+    default: str | None = None
+    bare: str | None = None
+    choices: Mapping[str, str] = MappingProxyType({})
+    training_only: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """`["-b", "--batch-size"]`."""
+        return [word for word in self.usage.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        """How `--help` shows the value; None for the name of its type."""
+        return next((word for word in self.usage.split() if not word.startswith("-")), None)
+
+    @property
+    def typed(self) -> str:
+        """The flag in a sentence: `--lr`, `--evaluate or --no-evaluate`."""
+        return self.names[-1].replace("/", " or ")
+
+
+TrainingFlag = partial(Flag, training_only=True)
+"""A flag of `run` that is an error with --inference."""
+
+
+class Limits:
+    """What a value must satisfy beside its type, by the names of pydantic's core schema: ge, gt, le, lt, min_length.
+
+    Annotated with it is the same as with `pydantic.Field`, which would import pydantic.
+    """
+
+    def __init__(self, **limits: float | bool) -> None:
+        self._limits = limits
+
+    def __get_pydantic_core_schema__(self, source: type, handler: Any) -> Any:
+        schema = handler(source)
+        if schema["type"] == "nullable":
+            return {**schema, "schema": {**schema["schema"], **self._limits}}
+        return {**schema, **self._limits}
+
+
+FilePath = Annotated[Path, Limits(strict=False)]
+"""A path, or text that is one."""
+
+Seed = Annotated[int, Limits(ge=0, lt=2**63)]
+
+MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
+DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
+NUMERICS, OTHER = "Numerics", "Other"
+PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
+"""The headings of `--help`, in their order."""
+
+
+class DataFlags(Fields):
+    """Fields of `[data]`."""
+
+    source: Annotated[
+        str | None,
+        Flag("--data", "Read another data source: module:function, FILE.npz, FILE.safetensors or synthetic.", DATA),
+    ] = None
+    workers: Annotated[
+        int, Limits(ge=0, le=MOST_WORKERS), Flag("--workers", "Worker processes of each rank that read data.", DATA)
+    ] = 0
+
+
+class TrainingFlags(Fields):
+    """Fields of `[training]`."""
+
+    batch_size: Annotated[
+        int,
+        Limits(ge=1),
+        Flag("-b --batch-size", "Samples that one replica takes in one micro-step.", MODEL, only="compile"),
+    ] = 1
+    epochs: Annotated[int | None, Limits(ge=1), Flag("--epochs", "Passes over the data.", TRAINING, only="run")] = None
+    steps: Annotated[
+        int | None, Limits(ge=1), Flag("--steps", "Optimizer steps, instead of epochs.", TRAINING, only="run")
+    ] = None
+    accumulation_steps: Annotated[
+        int,
+        Limits(ge=1, le=MOST_MICRO_STEPS),
+        Flag("--grad-accumulation-steps", "Micro-steps in one optimizer step.", TRAINING),
+    ] = 1
+    seed: Annotated[
+        Seed,
+        Flag(
+            "--seed", "Seed of the order of samples, of dropout and of all other random numbers.", TRAINING, only="run"
+        ),
+    ] = 0
+    evaluate: Annotated[
+        bool,
+        Flag("--evaluate/--no-evaluate", "Evaluate on the held-out samples after each epoch.", TRAINING, only="run"),
+    ] = True
+
+
+class OptimizerFlags(Fields):
+    """Fields of `[optimizer]`."""
+
+    lr: Annotated[float, Limits(ge=0), Flag("--lr", "Learning rate.", TRAINING)] = 1e-3
+    momentum: Annotated[float | None, Limits(ge=0), Flag("--momentum", "Momentum of SGD.", TRAINING)] = None
+    weight_decay: Annotated[float, Limits(ge=0), Flag("--weight-decay", "Weight decay.", TRAINING)] = 0.0
+    max_grad_norm: Annotated[
+        float | None,
+        Limits(gt=0),
+        Flag("--max-grad-norm", "Clip the norm of all gradients to this; the PEF must have clipping.", TRAINING),
+    ] = None
+
+
+class BuildFlags(Fields):
+    """Fields of `[compile]`."""
+
+    pef_name: Annotated[str | None, Flag("--pef-name", "Name of the PEF.", MODEL, default="the model's name")] = None
+    output_folder: Annotated[FilePath, Flag("--output-folder", "Write OUT/NAME/NAME.pef in this folder.", MODEL)] = (
+        Path("out")
+    )
+    inference: Annotated[bool, Flag("--inference", "Compile the forward pass only: no loss, no optimizer.", MODEL)] = (
+        False
+    )
+    data_parallel: Annotated[
+        bool, Flag("--data-parallel", "Add gradient groups, REDUCE and GATHER sections.", PARALLEL)
+    ] = False
+    world_size: Annotated[
+        int, Limits(ge=1), Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
+    ] = 1
+    gradient_groups: Annotated[
+        Literal["section", "parameter"],
+        Flag(
+            "--gradient-groups",
+            "A gradient group holds all gradients of a backward section, or that of one parameter.",
+            PARALLEL,
+        ),
+    ] = "section"
+    opt_level: Annotated[
+        Literal["o0", "o1", "o3"],
+        Flag(
+            "--o0/--o1/--o3",
+            "How operators are grouped into sections.",
+            DEVICE,
+            choices={
+                "o0": "One operator per section.",
+                "o1": "Operators of one module share a section, at most 8.",
+                "o3": "The grouping with the shortest predicted step.",
+            },
+        ),
+    ] = "o3"
+    arch: Annotated[Literal["sn10", "sn30", "sn40"], Flag("--arch", "Device to compile for.", DEVICE)] = "sn30"
+    num_tiles: Annotated[
+        int | None,
+        Limits(ge=1),
+        Flag("--num-tiles", "Tiles of the device that one replica has.", DEVICE, default="all"),
+    ] = None
+
+
+class CheckpointFlags(Fields):
+    """Fields of `RunOptions.checkpoint`."""
+
+    dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR", "Write checkpoints of the run here.", CHECKPOINTS)] = (
+        None
+    )
+    every: Annotated[
+        str | None,
+        Flag(
+            "--checkpoint-every N[steps|epochs|s|min|h]",
+            "Write one this often, and one at the end.",
+            CHECKPOINTS,
+            default="10min",
+        ),
+    ] = None
+    keep: Annotated[
+        int | None, Limits(ge=1), Flag("--keep K", "Keep the newest K checkpoints.", CHECKPOINTS, default="3")
+    ] = None
+    resume: Annotated[
+        str | None,
+        Limits(min_length=1),
+        Flag(
+            "--resume [auto|if-any|PATH]",
+            "Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: "
+            "the same, or from the start if there is none. PATH: from that checkpoint.",
+            CHECKPOINTS,
+            bare="newest",
+        ),
+    ] = None
+    exact: Annotated[
+        bool, Flag("--exact", "With --resume: exit with an error if the bits of the run would change.", CHECKPOINTS)
+    ] = False
+    on_failure: Annotated[
+        Literal["warn", "stop"] | None,
+        Flag(
+            "--on-checkpoint-failure",
+            "If a checkpoint cannot be written: warn and continue, or stop the run.",
+            CHECKPOINTS,
+            default="warn",
+        ),
+    ] = None
+
+
+class RunFlags(Fields):
+    """Fields of RunOptions."""
+
+    pef: Annotated[str, Limits(min_length=1), Flag("-p --pef", "The PEF: a path, or NAME for OUT/NAME/NAME.pef.", DATA)]
+    trust: Annotated[
+        bool, Flag("--trust", "Execute a PEF that another account compiled, and open its data source.", DATA)
+    ] = False
+    weights: Annotated[FilePath | None, Flag("--weights FILE", "Start from these weights, a file of --save.", DATA)] = (
+        None
+    )
+    data_parallel: Annotated[
+        bool | None, Flag("--data-parallel", "Average gradients over replicas.", PARALLEL, default="on if np > 1")
+    ] = None
+    reduce_on_rdu: Annotated[
+        bool, Flag("--reduce-on-rdu", "Sync gradients between devices, and not through the host.", PARALLEL)
+    ] = False
+    host_sync: Annotated[
+        HostSyncName | None, TrainingFlag("--host-sync", "How hosts exchange gradients.", PARALLEL, default="mpi")
+    ] = None
+    parameter_servers: Annotated[
+        int | None,
+        Limits(ge=0),
+        TrainingFlag(
+            "--parameter-servers N",
+            "The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves.",
+            PARALLEL,
+            default="0",
+        ),
+    ] = None
+    emulate_replicas: Annotated[
+        int | None,
+        Limits(ge=1),
+        TrainingFlag(
+            "--emulate-replicas N", "Run N replicas in one process, with the same bits as under mpirun.", PARALLEL
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        Limits(min_length=1),
+        Flag(
+            "--cluster NAME|FILE",
+            "The simulated machine, see `sambasim devices`.",
+            PARALLEL,
+            default="that of the device",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Limits(ge=1),
+        Flag("--threads", "Intra-op threads of each rank.", PARALLEL, default="cores of the node / its ranks"),
+    ] = None
+    sync_timeout: Annotated[
+        float, Limits(gt=0), Flag("--sync-timeout SECONDS", "Seconds that ranks wait for one that hangs.", PARALLEL)
+    ] = SYNC_TIMEOUT_S
+    engine: Annotated[
+        Literal["plain", "inductor"],
+        Flag("--engine", "inductor: compile sections with torch's inductor, which needs g++.", NUMERICS),
+    ] = "plain"
+    on_nonfinite: Annotated[
+        OnNonfinite,
+        TrainingFlag(
+            "--on-nonfinite",
+            "If the loss is NaN or infinite: stop the run, skip the update of that step, or ignore it. skip turns "
+            "off the overlap of sync with the backward pass. Gradients are not checked.",
+            NUMERICS,
+        ),
+    ] = "stop"
+    debug_numerics: Annotated[
+        bool,
+        TrainingFlag(
+            "--debug-numerics",
+            "Check the result of every operator, and stop at the first NaN or infinity. Slow.",
+            NUMERICS,
+        ),
+    ] = False
+    metrics: Annotated[
+        FilePath | None, TrainingFlag("--metrics FILE", "Write steps, evaluations and a summary as JSON lines.", OUTPUT)
+    ] = None
+    save: Annotated[
+        FilePath | None,
+        TrainingFlag("--save FILE.safetensors", "Save the trained weights, for load_state_dict.", OUTPUT),
+    ] = None
+    trace: Annotated[
+        FilePath | None, TrainingFlag("--trace FILE", "Write one trace of all ranks, for ui.perfetto.dev.", OUTPUT)
+    ] = None
+    trace_steps: Annotated[
+        int | None,
+        Limits(ge=1, le=MOST_TRACED_STEPS),
+        TrainingFlag(
+            "--trace-steps N", "With --trace: how many steps it holds.", OUTPUT, default="3, after the first 2"
+        ),
+    ] = None
+    record_digests: Annotated[
+        FilePath | None,
+        TrainingFlag(
+            "--record-digests FOLDER",
+            "Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, "
+            "some 100 bytes per value and step. Slow.",
+            OUTPUT,
+        ),
+    ] = None
+    record_steps: Annotated[
+        str | None,
+        TrainingFlag("--record-steps FIRST-LAST", "With --record-digests: which steps.", OUTPUT, default="all"),
+    ] = None
+    log_dir: Annotated[
+        FilePath | None, TrainingFlag("--log-dir FOLDER", "Write one log file per rank here.", OUTPUT)
+    ] = None
+    json_output: Annotated[bool, Flag("--json", "Print the summary as one JSON line, and nothing else.", OUTPUT)] = (
+        False
+    )
+    inference: Annotated[bool, Flag("--inference", "Predict instead of training.", INFERENCE)] = False
+    predictions: Annotated[
+        FilePath | None, Flag("--predictions FILE.safetensors", "With --inference: write the outputs here.", INFERENCE)
+    ] = None
+
+
+class Setting(NamedTuple):
+    """A flag with the option that it sets.
+
+    keyword: the name that `compile_options` and `run_options` take for it
+    name: the dotted name of the option, such as `training.batch_size`
+    kind: its type, without None: bool, int, float, str, Path or a Literal
+    default: its default; `...` if it has none
+    """
+
+    keyword: str
+    name: str
+    flag: Flag
+    kind: Any
+    default: object
+
+
+_TABLES: Mapping[Command, Mapping[str, type]] = {
+    "compile": {"compile": BuildFlags, "training": TrainingFlags},
+    "run": {
+        "": RunFlags,
+        "overrides.data": DataFlags,
+        "overrides.training": TrainingFlags,
+        "overrides.optimizer": OptimizerFlags,
+        "checkpoint": CheckpointFlags,
+    },
+}
+"""By command: the dotted name of each table that its flags set."""
+
+
+@cache
+def flags_of(command: Command) -> Mapping[str, Setting]:
+    """The flags of a command, by keyword."""
+    return {setting.keyword: setting for setting in _settings(command)}
+
+
+def _settings(command: Command) -> Iterator[Setting]:
+    for table, fields in _TABLES[command].items():
+        for name, hint in get_type_hints(fields, include_extras=True).items():
+            kind, *metadata = get_args(hint)
+            (flag,) = (one for one in metadata if isinstance(one, Flag))
+            if flag.only in (None, command):
+                keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
+                full_name = f"{table}.{name}" if table else name
+                yield Setting(keyword, full_name, flag, _without_none(kind), getattr(fields, name, ...))
+
+
+def _without_none(hint: Any) -> Any:
+    """`FilePath | None` -> Path."""
+    while get_origin(hint) not in (None, Literal):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    return hint

@@ -1,0 +1,231 @@
+"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written.
+
+    target        package.module:name   or   path/file.py:name
+    data source   a target, FILE.npz, FILE.safetensors, `synthetic`, or the name of a data set of sambasim
+    input         float32[1, 8, 8]: dtype and shape of one sample; int64[] < 10: integers below 10
+    steps         17, 100-120, 100- or -20
+    interval      50, 50steps, 1epoch, 30s, 10min or 2h
+
+All are checked before anything is imported.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from sambasim.options.problems import Problem, Refused, nearest, one_of, show
+
+BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
+"""The data sets of sambasim, and the function that opens each."""
+
+SYNTHETIC = "synthetic"
+DATA_SUFFIXES = (".npz", ".safetensors")
+
+
+class SourceKind(StrEnum):
+    """The kinds of data sources."""
+
+    BUILTIN = "builtin"
+    FUNCTION = "function"
+    FILE = "file"
+    SYNTHETIC = "synthetic"
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """`"path/file.py:Model"` -> `("path/file.py", "Model")`; the name is empty if there is no colon."""
+    module, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    return module, name
+
+
+def target_problem(target: str) -> Problem | None:
+    """Why `target` is not a target, with the most likely correction; None if it is one."""
+    module, name = split_target(target)
+    what = "must be package.module:name or path/file.py:name"
+    if ":" not in target and target.endswith(".py"):
+        return Problem("", what, f"add the name: {target}:NAME", show(target))
+    if ":" not in target and all(part.isidentifier() for part in target.split(".")) and "." in target:
+        parent, _, last = target.rpartition(".")
+        return Problem("", what, f"put a colon before the name: {parent}:{last}", show(target))
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        return Problem("", what, None, show(target))
+    if module.endswith(".py") and Path(module).stem:
+        return None
+    if not all(part.isidentifier() for part in module.split(".")):
+        guess = f"a file's name ends in .py: {module}.py:{name}" if os.sep in module else None
+        return Problem("", what, guess, show(target))
+    return None
+
+
+def _target(text: str) -> str:
+    if problem := target_problem(text):
+        raise Refused(problem)
+    return text
+
+
+Target = Annotated[str, AfterValidator(_target)]
+"""`package.module:name` or `path/file.py:name`."""
+
+
+def source_kind(source: str) -> SourceKind | None:
+    """The kind of a data source by its spelling; None if it is not a data source."""
+    if source == SYNTHETIC:
+        return SourceKind.SYNTHETIC
+    if source in BUILTIN_SOURCES:
+        return SourceKind.BUILTIN
+    if source.endswith(DATA_SUFFIXES):
+        return SourceKind.FILE
+    return SourceKind.FUNCTION if ":" in source else None
+
+
+def source_problem(source: str) -> Problem | None:
+    """Why `source` is not a data source; None if it is one."""
+    kind = source_kind(source)
+    if kind is SourceKind.FUNCTION:
+        return target_problem(source)
+    if kind is not None:
+        return None
+    names = [*BUILTIN_SOURCES, SYNTHETIC]
+    guess = nearest(source, names)
+    return Problem(
+        "",
+        f"must be {one_of([*names, 'module:function', *(f'FILE{suffix}' for suffix in DATA_SUFFIXES)])}",
+        f"did you mean {guess}?" if guess else None,
+        show(source),
+    )
+
+
+def absolute_path(path: str | Path, folder: Path) -> Path:
+    """`path` relative to `folder`, made absolute; a leading `~` is the home folder."""
+    return Path(os.path.abspath(folder / Path(path).expanduser()))
+
+
+def absolute_target(target: str, folder: Path) -> str:
+    """A target with its file relative to `folder`, made absolute; a target in a module does not change."""
+    module, name = split_target(target)
+    return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else target
+
+
+def absolute_source(source: str, folder: Path) -> str:
+    """A data source with its file relative to `folder`, made absolute."""
+    if source_kind(source) is SourceKind.FILE:
+        return str(absolute_path(source, folder))
+    return absolute_target(source, folder)
+
+
+FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
+INTEGER_LARGEST = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
+DTYPES = (*FLOAT_DTYPES, *INTEGER_LARGEST, "bool")
+"""The dtypes that a PEF can hold; a test compares them with those of `ir`."""
+
+_INPUT = re.compile(r"\s*(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*,?\s*)?)\]\s*(?:<\s*(\d+)\s*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given: synthetic
+    data then has valid class indices and tokens only."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    exclusive_bound: int | None = None
+
+    def __str__(self) -> str:
+        bound = "" if self.exclusive_bound is None else f" < {self.exclusive_bound}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{bound}"
+
+    @property
+    def numel(self) -> int:
+        """Elements of one sample."""
+        return prod(self.shape)
+
+
+def parse_input(name: str, text: str) -> InputSpec:
+    """`parse_input("target", "int64[] < 10")` -> the spec. Raises Refused, a ValueError."""
+
+    def refuse(what: str, remedy: str | None = None) -> Refused:
+        return Refused(Problem(name, what, remedy, show(text)))
+
+    match = _INPUT.fullmatch(text)
+    if match is None:
+        raise refuse("must be a dtype and the shape of one sample: float32[784], or int64[] < 10 for a class index")
+    dtype, extents, bound_text = match.groups()
+    if dtype not in DTYPES:
+        guess = nearest(dtype, DTYPES)
+        raise refuse(f"has the dtype {dtype}; it must be {one_of(DTYPES)}", f"did you mean {guess}?" if guess else None)
+    shape = tuple(int(extent) for extent in extents.split(",") if extent.strip())
+    if 0 in shape:
+        raise refuse("must have at least one element along each dimension")
+    bound = None if bound_text is None else int(bound_text)
+    if bound is not None and dtype not in INTEGER_LARGEST:
+        raise refuse(f"has a bound, which only integers can have; {dtype} is not an integer dtype")
+    if bound is not None and not 1 <= bound <= INTEGER_LARGEST[dtype]:
+        raise refuse(f"must have a bound from 1 to {INTEGER_LARGEST[dtype]}")
+    return InputSpec(name, dtype, shape, bound)
+
+
+_RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """Steps `first` to `last`, counted from 1; if `last` is None, all steps from `first`."""
+
+    first: int = 1
+    last: int | None = None
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step and (self.last is None or step <= self.last)
+
+
+def step_range(text: str | None) -> StepRange:
+    """The steps of `text`: `17`, `100-120`, `100-` or `-20`; all steps for None. Raises Refused for any other text."""
+    if text is None:
+        return StepRange()
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or not (match["first"] or match["last"]):
+        raise Refused(Problem("", "must be a step, or a range of them", "17, 100-120 or 100-", show(text)))
+    first = int(match["first"] or 1)
+    last = int(match["last"]) if match["last"] else None if match["dash"] else first
+    if first < 1 or (last is not None and last < first):
+        what = "steps count from 1" if first < 1 else "the last step is before the first"
+        raise Refused(Problem("", what, "17, 100-120 or 100-", show(text)))
+    return StepRange(first, last)
+
+
+class Unit(StrEnum):
+    """What a checkpoint interval counts."""
+
+    STEPS = "steps"
+    EPOCHS = "epochs"
+    SECONDS = "s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """A checkpoint after every `count` units."""
+
+    count: int
+    unit: Unit
+
+
+_CADENCE = re.compile(r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)")
+_UNITS = {
+    "": (1, Unit.STEPS), "step": (1, Unit.STEPS), "steps": (1, Unit.STEPS), "epoch": (1, Unit.EPOCHS),
+    "epochs": (1, Unit.EPOCHS), "s": (1, Unit.SECONDS), "min": (60, Unit.SECONDS), "h": (3600, Unit.SECONDS),
+}  # fmt: skip
+
+
+def parse_cadence(text: str) -> Cadence | None:
+    """`50`, `50steps`, `1epoch`, `30s`, `10min`, `2h`; None for any other text."""
+    match = _CADENCE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        return None
+    factor, unit = _UNITS[match[2]]
+    return Cadence(int(match[1]) * factor, unit)

@@ -1,0 +1,386 @@
+"""DP04, DP05, DP06, DP09, AP03: what replicas are fed, from torch's DistributedSampler and from the batches."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from itertools import combinations
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+
+from sambasim.ir.graph import Node, SectionKind, node_references
+from sambasim.ir.program import Program
+from sambasim.runtime.digests import tensor_sha256
+from sambasim.samba.checks.findings import Finding, reporter
+from sambasim.samba.checks.place import app_line
+
+EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
+"""Remedy for DP09."""
+
+_SHARD = "DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=…, rank=…), …) without shuffle="
+_WHOLE = "give the sampler of every rank the whole data set: the sampler divides it"
+_WARM_UP_STEPS = 1
+"""A pass that feeds no more steps is no epoch, but `next(iter(loader))` for a warm-up."""
+_CHANCE = 8
+"""Replicas that draw at random with replacement share a few samples by chance: up to so many for each further one."""
+
+Sampler: TypeAlias = "DistributedSampler[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a sampler divides a data set of `length` samples in one epoch.
+
+    order: seed and epoch; None without shuffle
+    where: the line of the app that made the sampler, or, if it was made before `Samplers.start`, that iterates it
+    """
+
+    num_replicas: int
+    rank: int
+    length: int
+    order: tuple[int, int] | None
+    drop_last: bool
+    where: str | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Optimizer step `step` of epoch `epoch`; both count from 1."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(slots=True)
+class Pass:
+    """One iteration of a sampler, and how many optimizer steps have used its samples.
+
+    evaluated_after: the number of optimizer steps when a forward alone used it; None if it trains
+    """
+
+    sampler: Sampler
+    division: Division
+    where: str | None
+    steps: int = 0
+    evaluated_after: int | None = None
+
+
+class Samplers:
+    """The DistributedSamplers that feed optimizer steps, between `start` and `stop`.
+
+    Those of an evaluation are ignored: it may use any order.
+    """
+
+    def __init__(self) -> None:
+        self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
+        """Shortens the indices of an epoch, during a check."""
+        self._last: Pass | None = None  # drawn from last, except to evaluate
+        self._trained: Pass | None = None  # of the last optimizer step
+        self._undecided: Pass | None = None  # of a forward alone: a backward may follow
+        self._undecided_batch: Sequence[int] = ()
+        self._passes = self._steps = 0
+        self._evaluating: WeakSet[Sampler] = WeakSet()
+        self._yielded = self._fed_by_loader = False  # a DataLoader has yielded since the last forward; before it
+        self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
+        self._originals: tuple[Callable[[Sampler], Iterator[Any]], Callable[..., None], Callable[..., Any]] | None = (
+            None
+        )
+
+    def start(self) -> None:
+        """Watch samplers and DataLoaders that are made or iterated from now on."""
+        iterate, make, next_of = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
+        self._originals = iterate, make, next_of
+
+        def iterated(sampler: Sampler) -> Iterator[Any]:
+            indices, where = self.shortened(iterate(sampler)), app_line()
+            return self._drawn(Pass(sampler, _division(sampler, self._made.get(sampler) or where), where), indices)
+
+        @wraps(make)
+        def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
+            make(sampler, *arguments, **keywords)
+            self._made[sampler] = app_line()
+
+        def yielding(batches: "_BaseDataLoaderIter") -> Any:
+            batch = next_of(batches)
+            self._yielded = True
+            return batch
+
+        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
+        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
+        _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # replaced on purpose
+
+    def stop(self) -> None:
+        """Restore torch."""
+        if self._originals is not None:
+            DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__ = self._originals  # type: ignore[method-assign]  # put back
+            self._originals = None
+
+    def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
+        """Sections of `kinds` are about to run on `batch`, which was drawn last.
+
+        A forward alone is an evaluation, and its pass is set aside: workers of a DataLoader may have drawn all of it in
+        advance. It was training after all if a backward of the same batch follows, or if the pass goes on after the
+        next optimizer step.
+        """
+        backward = SectionKind.BCKWD in kinds
+        if SectionKind.FWD not in kinds:
+            if backward and self._undecided is not None:
+                self._train_on(self._undecided)
+            return
+        self._fed_by_loader, self._yielded = self._yielded, False
+        if self._undecided is not None and not self._fed_by_loader and _addresses(batch) == self._undecided_batch:
+            self._train_on(self._undecided)
+        self._undecided = None
+        if not backward and self._last is not None and not self._last.steps:
+            self._undecided, self._undecided_batch, self._last = self._last, _addresses(batch), self._trained
+            self._undecided.evaluated_after = self._steps
+            self._evaluating.add(self._undecided.sampler)
+
+    def note_step(self) -> None:
+        """An optimizer step uses what was drawn last. Reports DP06."""
+        self._steps += 1
+        self._trained = last = self._last
+        if last is None:
+            return
+        last.steps += 1
+        self._passes += last.steps == 1
+        order = last.division.order
+        if order is None or last.steps > _WARM_UP_STEPS + 1:
+            return
+        orders = self._orders.setdefault(last.sampler, set())
+        if last.steps > _WARM_UP_STEPS:
+            orders.add(order)
+        elif order in orders:
+            what = f"the sampler shuffles in the same order again, because its epoch is still {order[1]}"
+            reporter.report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
+
+    def division(self) -> Division | None:
+        """Of the sampler that feeds optimizer steps now; None if there is none, or it does not divide the data."""
+        if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
+            return None
+        return self._last.division
+
+    def is_waiting(self) -> bool:
+        """Whether the app may still be warming up: it has made a sampler to train with, and neither a sampler nor a
+        DataLoader has fed a step."""
+        if self._fed_by_loader or self.has_fed:
+            return False
+        return any(one.num_replicas > 1 and one not in self._evaluating for one in self._made)
+
+    @property
+    def has_fed(self) -> bool:
+        """Whether any sampler has fed an optimizer step."""
+        return self._passes > 0
+
+    def line(self) -> str | None:
+        """The line of the sampler that feeds optimizer steps now."""
+        return self._last.division.where if self._last is not None and self._last.steps else None
+
+    def place(self) -> Place | None:
+        """The epoch and step of training; None where `division` is None."""
+        return None if self._last is None or self.division() is None else Place(self._passes, self._last.steps)
+
+    def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
+        for index in indices:
+            if current.evaluated_after != self._steps:
+                self._train_on(current)
+            yield index
+
+    def _train_on(self, current: Pass) -> None:
+        if current.evaluated_after is not None:
+            self._evaluating.discard(current.sampler)
+            current.evaluated_after = None
+        self._last, self._undecided = current, None
+
+
+def _addresses(batch: Mapping[str, Tensor]) -> Sequence[int]:
+    return [tensor.data_ptr() for tensor in batch.values()]
+
+
+def _division(sampler: Sampler, where: str | None) -> Division:
+    return Division(
+        sampler.num_replicas,
+        sampler.rank,
+        len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
+        (sampler.seed, sampler.epoch) if sampler.shuffle else None,
+        sampler.drop_last,
+        where,
+    )
+
+
+def different_epochs(places: Sequence[Place | None], where: str | None) -> Finding | None:
+    """DP09 for replicas that take the same step in different epochs."""
+    known = [place for place in places if place is not None]
+    rank = next((rank for rank, place in enumerate(known) if place != known[0]), None)
+    if len(known) < len(places) or rank is None:
+        return None
+    one, other = known[0], known[rank]
+    what = (
+        f"the epochs of replicas differ in length: replica 0 takes step {one.step} of epoch {one.epoch}, and replica "
+        f"{rank} step {other.step} of epoch {other.epoch}"
+    )
+    return Finding("DP09", what, where, EVEN_BATCHES)
+
+
+def of_one_epoch(divisions: Sequence[Division | None]) -> Sequence[Division | None]:
+    """The same divisions with epoch 0."""
+    return [one if one is None or one.order is None else replace(one, order=(one.order[0], 0)) for one in divisions]
+
+
+def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
+    """DP04 or DP05 where a sampler feeds each replica, with the line of a wrong one."""
+    known = [division for division in divisions if division is not None]
+    if len(known) < len(divisions):
+        return None
+    remedy = _remedy(known[0])
+    for rank, division in enumerate(known):
+        if division.num_replicas != len(known):
+            what = f"the sampler of replica {rank} divides the data among {division.num_replicas} replicas, "
+            return Finding("DP05", f"{what}and there are {len(known)}", division.where, remedy)
+    for rank, division in enumerate(known):
+        if division in known[:rank]:
+            what = f"replicas {known.index(division)} and {rank} get the same samples: both samplers have rank "
+            return Finding("DP04", f"{what}{division.rank}", division.where, remedy)
+    for rank, division in enumerate(known):
+        difference = _difference(known[0], division)
+        if difference is not None:
+            what = f"the samplers of replicas 0 and {rank} differ in {difference}: samples are skipped or repeated"
+            uneven = division.length != known[0].length
+            return Finding("DP05", what, division.where, _WHOLE if uneven else remedy)
+    return None
+
+
+def _remedy(first: Division) -> str:
+    """The sampler of replica 0, as every replica should have it."""
+    own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
+    own += ", drop_last=True" if first.drop_last else ""
+    if first.order is None:
+        return f"{own}, shuffle=False) on every rank"
+    return f"{own}, seed={first.order[0]}), and set_epoch(epoch) with the same epoch on every rank"
+
+
+def _difference(one: Division, other: Division) -> str | None:
+    if one.length != other.length:
+        return f"the length of their data, {one.length} and {other.length}"
+    if (one.order is None) != (other.order is None):
+        return "shuffle="
+    if one.drop_last != other.drop_last:
+        return "drop_last="
+    for word, index in (("seed", 0), ("epoch", 1)):
+        if one.order and other.order and one.order[index] != other.order[index]:
+            return f"their {word}, {one.order[index]} and {other.order[index]}"
+    return None
+
+
+def digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """One digest for each tensor of a batch; none for a warm-up batch."""
+    return () if _is_constant(batch) else tuple(tensor_sha256(tensor) for tensor in batch.values())
+
+
+def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """One digest for each sample of a batch, over all tensors; none for a warm-up batch."""
+    if _is_constant(batch):
+        return ()
+    rows = zip(*(tensor.detach().unbind() for tensor in batch.values()), strict=True)
+    return tuple("".join(tensor_sha256(part.contiguous()) for part in row) for row in rows)
+
+
+def _is_constant(batch: Mapping[str, Tensor]) -> bool:
+    """Whether each tensor has one value throughout, such as zeros for a warm-up. Single elements alone do not count."""
+    tensors = [tensor.detach().flatten() for tensor in batch.values()]
+    return any(len(one) > 1 for one in tensors) and all(bool((one == one[:1]).all()) for one in tensors)
+
+
+class EqualBatches:
+    """Which replicas got equal batches, and how often."""
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[int, int]] = Counter()
+
+    def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> Finding | None:
+        """DP04 once two replicas got equal batches twice; once may be chance. `batches` holds digests by rank."""
+        ranks: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank, digest in enumerate(batches):
+            ranks[digest].append(rank)
+        pairs = [pair for equal in ranks.values() for pair in combinations(equal, 2)]
+        self._times.update(pairs)
+        for one, other in pairs:
+            if self._times[one, other] > 1:
+                what = f"replicas {one} and {other} get the same samples, again in step {step}"
+                return Finding("DP04", what, where, _SHARD)
+        return None
+
+
+def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | None) -> Finding | None:
+    """DP05 from the sample digests of each replica, step by step."""
+    owners: dict[str, set[int]] = defaultdict(set)
+    steps = _first_epoch(replicas)
+    for rank, fed in enumerate(replicas):
+        for sample in (sample for batch in fed[:steps] for sample in batch):
+            owners[sample].add(rank)
+    shared = sum(len(ranks) > 1 for ranks in owners.values())
+    if shared <= _CHANCE * (len(replicas) - 1):
+        return None
+    what = f"{shared} of the {len(owners)} samples of the first {steps} steps go to several replicas"
+    return Finding("DP05", what, where, _SHARD)
+
+
+def _first_epoch(replicas: Sequence[Sequence[tuple[str, ...]]]) -> int:
+    """The number of steps before some replica sees a sample again. In later epochs replicas may swap samples."""
+    steps = min(len(fed) for fed in replicas)
+    for fed in replicas:
+        seen: set[str] = set()
+        for step, batch in enumerate(fed[:steps]):
+            if seen.intersection(batch):
+                steps = max(step - 1, 0)
+                break
+            seen.update(batch)
+    return steps
+
+
+_PICKING = {"embedding", "_embedding_bag", "index", "index_select", "gather", "one_hot"}
+_RESHAPING = {"view", "reshape", "expand", "unsqueeze", "squeeze", "slice", "select", "transpose", "t", "_to_copy"}
+"""ATen operators that read row numbers, and operators that only change the shape or type of their input."""
+
+
+def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> Iterator[Finding]:
+    """AP03 for each input whose values an RDU would change: it stores labels as int16 and floats as bf16."""
+    indices = _row_numbers(program)
+    limits = torch.iinfo(torch.int16)
+    for name, tensor in batch.items():
+        if tensor.dtype is torch.float64:
+            what = f"{name} is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"
+            yield Finding(
+                "AP03", what, where, f"{name}.float() in the dataset, so that every machine gets these numbers"
+            )
+        elif not tensor.is_floating_point() and tensor.numel() and name not in indices:
+            least, most = int(tensor.min()), int(tensor.max())
+            if least < limits.min or most > limits.max:
+                value = most if most > limits.max else least
+                what = f"{name} has {value}: an RDU stores labels as int16, up to {limits.max}"
+                yield Finding("AP03", what, where, f"at most {limits.max + 1} classes, or two labels in place of one")
+
+
+def _row_numbers(program: Program) -> set[str]:
+    """Inputs that select rows, such as the tokens of an embedding: they are no labels."""
+    graph = program.training or program.evaluation
+    counted = {result for node in graph.nodes if _name(node) == "arange" for result in node.results}
+    indices: set[str] = set()
+    for node in reversed(graph.nodes):
+        name, read = _name(node), set(node_references(node))
+        one_hot = name == "eq" and not counted.isdisjoint(read)  # torch.export writes one_hot as a comparison
+        reshaped = name in _RESHAPING and not indices.isdisjoint(node.results)
+        if name in _PICKING or one_hot or reshaped:
+            indices |= read
+    return indices
+
+
+def _name(node: Node) -> str:
+    """`embedding` of `aten.embedding.default`."""
+    return node.operator.split(".")[1]

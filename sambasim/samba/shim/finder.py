@@ -1,0 +1,216 @@
+"""The import finder for `sambaflow`, and the table of its modules.
+
+A `Facade` is a module of sambasim under SambaFlow's name. It is a separate object, so that our module keeps its own
+name; and it is always a package, because only for packages does Python ask the finder about a name that
+`from ... import` does not find. So the error can say more than "cannot import name".
+"""
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import ClassVar
+
+from sambasim.errors import UserError
+from sambasim.samba.absent import AbsentName, AbsentNameError
+
+ROOT = "sambaflow"
+_EMPTY = "sambasim.samba.shim.modules.empty"
+_NEAR = 3
+_LISTED = 12
+
+MODULES: Mapping[str, str] = {
+    "sambaflow": "sambasim.samba.shim.modules",
+    "sambaflow.frameworks": _EMPTY,
+    "sambaflow.frameworks.quantized": _EMPTY,
+    "sambaflow.frameworks.quantized.quantized_linear": _EMPTY,
+    "sambaflow.logging": _EMPTY,
+    "sambaflow.logging.samba_logger": "sambasim.samba.shim.modules.samba_logger",
+    "sambaflow.mac": _EMPTY,
+    "sambaflow.mac.metadata": "sambasim.samba.shim.modules.metadata",
+    "sambaflow.models": _EMPTY,
+    "sambaflow.models.unet": _EMPTY,
+    "sambaflow.online_inference_service": _EMPTY,
+    "sambaflow.online_inference_service.sn_sqs_handler": _EMPTY,
+    "sambaflow.samba": "sambasim.samba",
+    "sambaflow.samba.directives": "sambasim.samba.directives",
+    "sambaflow.samba.env": "sambasim.samba.env",
+    "sambaflow.samba.experiment_logger": _EMPTY,
+    "sambaflow.samba.functional": "sambasim.samba.functional",
+    "sambaflow.samba.functional.stir": "sambasim.samba.stir",
+    "sambaflow.samba.graph": _EMPTY,
+    "sambaflow.samba.lazy_param": "sambasim.samba.lazy_param",
+    "sambaflow.samba.materialize": "sambasim.samba.materialize",
+    "sambaflow.samba.nn": "sambasim.samba.nn",
+    "sambaflow.samba.nn.parameter": "sambasim.samba.nn.parameter",
+    "sambaflow.samba.optim": "sambasim.samba.optim",
+    "sambaflow.samba.profiler": "sambasim.samba.profiler",
+    "sambaflow.samba.sambaloader": "sambasim.samba.sambaloader",
+    "sambaflow.samba.sambatensor": "sambasim.samba.sambatensor",
+    "sambaflow.samba.schema": "sambasim.samba.schema",
+    "sambaflow.samba.schema.snconfig": "sambasim.samba.schema.snconfig",
+    "sambaflow.samba.test": "sambasim.samba.test",
+    "sambaflow.samba.utils": "sambasim.samba.utils",
+    "sambaflow.samba.utils.argparser": "sambasim.samba.utils.argparser",
+    "sambaflow.samba.utils.benchmark_acc": "sambasim.samba.utils.benchmark_acc",
+    "sambaflow.samba.utils.checkpoint": "sambasim.samba.utils.checkpoint",
+    "sambaflow.samba.utils.common": "sambasim.samba.utils.common",
+    "sambaflow.samba.utils.dataset": "sambasim.samba.utils.dataset",
+    "sambaflow.samba.utils.dataset.mnist": "sambasim.samba.utils.dataset.mnist",
+    "sambaflow.samba.utils.numeric": "sambasim.samba.utils.numeric",
+    "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.pef_utils",
+    "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.utils.tensorboard_debug",
+    "sambaflow.samba.utils.trainer": _EMPTY,
+    "sambaflow.samba.utils.trainer.samba": _EMPTY,
+    "sambaflow.samba.utils.trainer.torch": _EMPTY,
+    "sambaflow.sambacollections": "sambasim.samba.shim.modules.sambacollections",
+}
+"""By the name that an app imports: the module that answers. Packages above it are listed too. `_EMPTY` has no names
+but those of ABSENT."""
+
+_OWN_LOOP = "write the loop of session.run calls in the app, as in examples/"
+_METER = (
+    "SambaFlow's logger of experiments",
+    "keep the figures in the app, or samba.utils.benchmark_acc.AccuracyReport",
+)
+_TRAIN = ("a training loop of SambaFlow's own", _OWN_LOOP)
+_RANDOM = ("draws random numbers for lazy parameters", "samba.materialize(model), which draws from torch's generator")
+
+ABSENT: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "sambaflow.frameworks.quantized.quantized_linear": {
+        "QuantizedLinear": ("a Linear layer with int8 weights", "torch.nn.Linear, in fp32, or in bf16 by --dtype bf16"),
+    },
+    "sambaflow.models.unet": {"UNet": ("a model of SambaFlow's own", "define the model in the app, with torch.nn")},
+    "sambaflow.online_inference_service.sn_sqs_handler": {
+        "Queue": ("a queue of SambaFlow's inference service", "queue.Queue, or one request after another"),
+    },
+    "sambaflow.samba": {
+        "groupby": ("an operator of the RDU whose arguments are not public", "write it with torch operators"),
+    },
+    "sambaflow.samba.experiment_logger": dict.fromkeys(("AccMeter", "CountMeter", "DisplayMeter", "Logger"), _METER),
+    "sambaflow.samba.graph": {
+        "FwdGraph": ("one graph of a PEF of several", "compile a PEF for each graph: a PEF holds one graph here"),
+    },
+    "sambaflow.samba.lazy_param": dict.fromkeys(("RNGProvider", "RNGProviderFactory"), _RANDOM),
+    "sambaflow.samba.utils": {
+        "SNType": ("an enumeration of the RDU's number types", "dtypes of torch, and --dtype at the compile"),
+        "trace_multigraph": (
+            "loads a PEF of several graphs", "samba.utils.trace_graph for each model, with a PEF of its own",
+        ),
+    },
+    "sambaflow.samba.utils.trainer.samba": {"train": _TRAIN},
+    "sambaflow.samba.utils.trainer.torch": {"train": _TRAIN},
+}  # fmt: skip
+"""Names that apps import and sambasim does not have: what each is, and what to use. The import succeeds; a use raises
+AbsentNameError."""
+
+
+class AbsentModuleError(UserError, ModuleNotFoundError):
+    """An import of a module of `sambaflow`, or of a name in one, that sambasim does not have."""
+
+    code: ClassVar[str] = "absent"
+
+
+class Facade(ModuleType):
+    """A module of `sambaflow`: the names of our module, and the modules below it."""
+
+    def __getattr__(self, name: str) -> object:
+        """Raises AbsentNameError if neither our module nor the table has the name."""
+        child = f"{self.__name__}.{name}"
+        ours = import_module(MODULES[self.__name__])
+        try:
+            value: object = getattr(ours, name)
+        except AttributeError:
+            if child in MODULES:
+                return import_module(child)
+            if name in ABSENT.get(self.__name__, ()):
+                return AbsentName(child, *ABSENT[self.__name__][name])
+            if name == "__all__":
+                return exported_names(self.__name__)
+            raise AbsentNameError(f"sambasim has no {child}", remedy=_instead(self.__name__, name)) from None
+        # An object takes precedence over a module of the same name: `samba.session` is the session.
+        return import_module(child) if isinstance(value, ModuleType) and child in MODULES else value
+
+    def __call__(self, *arguments: object, **options: object) -> object:
+        """Call the object that has the name of the module: Python may have put either under `samba.lazy_param`.
+
+        Raises TypeError if there is none.
+        """
+        value = vars(import_module(MODULES[self.__name__])).get(self.__name__.rpartition(".")[2])
+        if not callable(value):
+            raise TypeError(f"{self.__name__} is a module, and not callable")
+        result: object = value(*arguments, **options)
+        return result
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(import_module(MODULES[self.__name__])), *children(self.__name__)})
+
+
+def children(package: str) -> list[str]:
+    """The last parts of the names of the modules directly below `package` that have any names here."""
+    below = f"{package}."
+    used = [name for name, ours in MODULES.items() if ours != _EMPTY and name.startswith(below)]
+    return list(dict.fromkeys(name.removeprefix(below).partition(".")[0] for name in used))
+
+
+def exported_names(module: str) -> list[str]:
+    """The exports of a module of `sambaflow`: those of our module, and the modules below."""
+    ours = import_module(MODULES[module])
+    exported = vars(ours).get("__all__") or [
+        name
+        for name, value in vars(ours).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == ours.__name__
+    ]
+    return sorted({*exported, *children(module)})
+
+
+def _instead(module: str, name: str) -> str:
+    ours = import_module(MODULES[module])
+    exported = exported_names(module)
+    # dir() also lists what a module imports, unless it defines __dir__ itself.
+    known = [*exported, *dir(ours)] if "__dir__" in vars(ours) else exported
+    return what_there_is(module, name, known, exported)
+
+
+def what_there_is(owner: str, name: str, known: Sequence[str], exported: Sequence[str]) -> str:
+    """The remedy for an absent `name`: similar names of those that are `known` in `owner`, or else its exports."""
+    spelled = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.lower(), spelled, n=_NEAR)
+    if near:
+        return " or ".join(f"{owner}.{spelled[word]}" for word in near)
+    if not exported:
+        return f"the app without it: {owner} is empty here"
+    more = f", and {len(exported) - _LISTED} more" if len(exported) > _LISTED else ""
+    return f"what {owner} has: {', '.join(sorted(exported)[:_LISTED])}{more}"
+
+
+class SambaflowFinder(MetaPathFinder, Loader):
+    """Finds `sambaflow` and the modules of the table, and makes their facades."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a facade; None for other packages. Raises AbsentModuleError for a module that is not there."""
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+            return None
+        if fullname in MODULES:
+            return ModuleSpec(fullname, self, origin=MODULES[fullname], is_package=True)
+        owner, _, name = fullname.rpartition(".")
+        raise AbsentModuleError(f"sambasim has no {fullname}", remedy=_instead(owner, name))
+
+    def create_module(self, spec: ModuleSpec) -> Facade:
+        """An empty facade."""
+        return Facade(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import our module now, so that an error in it points to the script's import line."""
+        module.__doc__ = import_module(MODULES[module.__name__]).__doc__
+
+
+def install() -> None:
+    """Answer for `sambaflow` in this process from now on. A second call changes nothing."""
+    if not any(isinstance(finder, SambaflowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, SambaflowFinder())

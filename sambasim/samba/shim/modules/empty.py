@@ -1,0 +1,1 @@
+"""For modules of `sambaflow` without names in sambasim; see `finder.ABSENT`."""

@@ -1,0 +1,360 @@
+"""The example apps: each trains, on one to four replicas and by either sync, as a plain PyTorch loop does.
+
+Beside that: SGD in the smallest app, Adam with weight decay, dropout and clipping in an LSTM, checkpoints and inference
+of LeNet, three optimizers and sections run apart in GPT, and the options of the vendor's example for BERT.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from tests.apps import plain
+from tests.apps.support import App, Example, ExampleTests, differences
+from tests.support.whole import whole
+
+
+@whole
+class TestFeedForward(ExampleTests):
+    example = Example(
+        "feed_forward",
+        batch_size=32,
+        rounds=2,
+        save=("--checkpoint", "weights.pt"),
+        saved="weights.pt",
+        told=r"held out: accuracy [89]\d",  # of 10 % to begin with
+    )
+    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(256)
+        model = module.FeedForward(64, 128, 10)
+        return plain.train(
+            model,
+            module.datasets()[0],
+            replicas,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
+            optimizer=lambda flats: torch.optim.Adam(flats, lr=0.001, weight_decay=1e-4, fused=True),
+        )
+
+
+class TestLogisticRegression(ExampleTests):
+    example = Example(
+        "logistic_regression",
+        batch_size=32,
+        rounds=2,
+        save=("--checkpoint", "weights.pt"),
+        saved="weights.pt",
+        told=r"held out: accuracy [89]\d",
+    )
+    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+    near_weight = 3e-3
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(256)
+        return plain.train(
+            module.LogReg(),
+            module.FlatDigits(module.digits()[0]),
+            replicas,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
+            optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
+        )
+
+    @whole
+    def test_replicas_are_measured_together(self, app: App) -> None:
+        flags = ("--data-parallel", "--num-iterations", "5", "--json")
+        result = app.call("measure-performance", *flags, np=2)
+        assert result.stdout.count("\n") == 1
+        assert '"replicas": 2, "batch_size": 32, "steps": 5' in result.stdout
+
+    def test_another_batch_size_is_another_graph(self, app: App) -> None:
+        result = app.call("run", "-b", "16", check=False)
+        assert result.returncode == 3
+        assert (
+            "error[pef]: the PEF logistic_regression was compiled from another graph: image is input float32[32, 64]"
+        ) in result.stderr
+
+
+@whole
+class TestLstm(ExampleTests):
+    example = Example(
+        "lstm",
+        batch_size=32,
+        rounds=2,
+        save=("--checkpoint", "weights.pt"),
+        saved="weights.pt",
+        told=r"held out: accuracy [4-7]\d",  # of 10 % to begin with
+    )
+    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(256)
+        return plain.train(
+            module.LSTMClassifier(hidden=64, layers=2, dropout=0.2),
+            module.datasets()[0],
+            replicas,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
+            optimizer=lambda flats: torch.optim.AdamW(flats, lr=0.005, fused=True),
+            max_grad_norm=1.0,
+            begin=lambda rank: torch.manual_seed(256 + rank),
+        )
+
+
+EPOCHS = 2
+SAVED = f"checkpoints/epoch_{EPOCHS}.pt"
+
+
+@pytest.fixture(scope="class")
+def told(app: App) -> list[str]:
+    """Trained on two replicas, with a checkpoint of each epoch in `trained`: the lines that it printed."""
+    flags = ("--data-parallel", *app.example.training, "--save-folder", "trained")
+    return app.call("run", *flags, np=2).stdout.splitlines()
+
+
+@whole
+class TestLeNet(ExampleTests):
+    example = Example(
+        "lenet",
+        batch_size=36,
+        rounds=EPOCHS,
+        save=("--save-folder", "checkpoints"),
+        saved=SAVED,
+        told=r"held out: \d+ of 360 right",
+    )
+    # At the example's own rate, half of what a step changes is less than bf16 can add to a weight.
+    few_steps = replace(
+        example, batch_size=120, rounds=1, train=("--lr", "0.5"), saved="checkpoints/epoch_1.pt", told="held out"
+    )
+    near_weight = 2e-2  # of two values that are nearly equal, max pooling takes the other after rounding
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        rate = float(app.example.train[1]) if app.example.train else 0.05
+        torch.manual_seed(256)
+        return plain.train(
+            module.LeNet(),
+            module.enlarged(module.digits()[0]),
+            replicas,
+            epochs=app.example.rounds,
+            batch_size=app.example.batch_size,
+            optimizer=lambda flats: torch.optim.SGD(flats, lr=rate, momentum=0.9, fused=True),
+        )
+
+    def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(self, app: App, told: list[str]) -> None:
+        """And with the other sync, on which bits do not depend."""
+        flags = ("--data-parallel", "--reduce-on-rdu", "--resume", "trained/epoch_1.pt", "--save-folder", "resumed")
+        result = app.call("run", *self.example.training, *flags, np=2)
+        assert result.stdout.splitlines() == told[1:]
+        resumed, straight = (torch.load(app.folder / name / f"epoch_{EPOCHS}.pt") for name in ("resumed", "trained"))
+        assert differences(resumed["model"], straight["model"]) == []
+        of_resumed, of_straight = (_momenta(checkpoint["optimizer"]) for checkpoint in (resumed, straight))
+        assert differences(of_resumed, of_straight) == []
+
+    def test_an_inference_pef_reads_what_training_learned(self, app: App, told: list[str]) -> None:
+        app.compile("--inference", pef="lenet_inference")
+        flags = ("--inference", "--resume", f"trained/epoch_{EPOCHS}.pt")
+        inferred = app.call("run", *flags, pef="lenet_inference")
+        assert inferred.stdout == f"{told[-1]}\n"
+        first, last = (float(line.split()[-1]) for line in told[:-1])
+        assert last < first, "the loss of the epochs"
+        agreed = app.call("test", "--inference", pef="lenet_inference")
+        assert agreed.stdout == "device and host agree\n"
+
+
+def _momenta(optimizer: dict[str, dict[str, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    return {str(index): state["momentum_buffer"] for index, state in optimizer["state"].items()}
+
+
+GPT_BATCH, GPT_LENGTH, GPT_LAYERS, GPT_MICRO_STEPS, GPT_WARMUP_STEPS = 4, 32, 1, 2, 4
+GPT_RATE, GPT_DECAY, GPT_MAX_GRAD_NORM = 0.003, 0.1, 1.5
+
+
+@whole
+class TestGpt(ExampleTests):
+    example = Example(
+        "gpt",
+        batch_size=GPT_BATCH,
+        every=(
+            *("--length", str(GPT_LENGTH), "--layers", str(GPT_LAYERS), "--learning-rate", str(GPT_RATE)),
+            *("--weight-decay", str(GPT_DECAY), "--max-grad-norm", str(GPT_MAX_GRAD_NORM)),
+            *("--grad-accumulation-steps", str(GPT_MICRO_STEPS)),
+        ),
+        rounds=20,
+        rounds_flag="--steps",
+        train=("--warmup-steps", str(GPT_WARMUP_STEPS), "--log-every", "10"),
+        save=("--checkpoint", "weights.pt"),
+        saved="weights.pt",
+        told=r"step 20: loss 3\.",  # of 4.6 to begin with
+    )
+    few_steps = replace(
+        example, rounds=3, train=("--warmup-steps", str(GPT_WARMUP_STEPS), "--log-every", "3"), told="step 3"
+    )
+
+    def told(self, name: str, tensor: Tensor) -> Tensor:
+        """A key's bias adds the same to all scores of a query: it has no gradient, and Adam moves it all the same."""
+        if not name.endswith("in_proj_bias"):
+            return tensor
+        query, _, value = tensor.chunk(3)
+        return torch.cat((query, value))
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(256)
+        model = module.GPT(GPT_LENGTH, GPT_LAYERS)
+        shards = [_gpt_batches(module.windows(GPT_LENGTH), replicas, rank) for rank in range(replicas)]
+        optimizers = _gpt_optimizers(model)
+        schedule = Namespace(learning_rate=GPT_RATE, warmup_steps=GPT_WARMUP_STEPS, steps=app.example.rounds)
+        norms = []
+        for step in range(app.example.rounds):
+            gradients = dict(
+                zip(model.parameters(), plain.mean([_gradients(model, shard) for shard in shards]), strict=True)
+            )
+            norms.append(nn.utils.get_total_norm(gradients.values()).item())
+            plain.clip(list(gradients.values()), GPT_MAX_GRAD_NORM)
+            for padded in optimizers:
+                padded.optimizer.param_groups[0]["lr"] = module.learning_rate(schedule, step)
+                padded.step([gradients[parameter] for parameter in padded.parameters])
+        assert not norms or max(norms) > GPT_MAX_GRAD_NORM, "some steps clip"
+        return dict(model.state_dict())
+
+
+def _gpt_batches(data: Dataset[Any], replicas: int, rank: int) -> Iterator[list[Tensor]]:
+    sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
+    loader: DataLoader[Any] = DataLoader(data, GPT_BATCH, sampler=sampler, drop_last=True)
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def _gpt_optimizers(model: nn.Module) -> list[plain.PaddedOptimizer]:
+    """For embeddings, for the other matrices, and for norms and biases."""
+    names = dict(model.named_parameters())
+    tables = [names.pop("tokens.weight"), names.pop("positions.weight")]
+    matrices = [parameter for parameter in names.values() if parameter.ndim == 2]
+    vectors = [parameter for parameter in names.values() if parameter.ndim == 1]
+
+    def adamw(parameters: list[nn.Parameter], decay: float) -> plain.PaddedOptimizer:
+        return plain.PaddedOptimizer(
+            parameters, lambda flats: torch.optim.AdamW(flats, betas=(0.9, 0.95), weight_decay=decay, fused=True)
+        )
+
+    adam = plain.PaddedOptimizer(tables, lambda flats: torch.optim.Adam(flats, betas=(0.9, 0.99), fused=True))
+    return [adam, adamw(matrices, GPT_DECAY), adamw(vectors, 0.0)]
+
+
+def _gradients(model: nn.Module, shard: Iterator[list[Tensor]]) -> list[Tensor]:
+    """Those of the mean loss of GPT_MICRO_STEPS batches."""
+    model.zero_grad()
+    for _ in range(GPT_MICRO_STEPS):
+        loss, _ = model(*next(shard))
+        (loss / GPT_MICRO_STEPS).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+BERT_CONFIG = Path(__file__).with_name("bert_one_layer.json")
+BERT_BATCH, BERT_LENGTH, BERT_PREDICTIONS, BERT_STEPS, BERT_WARMUP_STEPS, BERT_SEED = 8, 32, 6, 20, 5, 42
+BERT_RATE, BERT_DECAY, BERT_BETA2, BERT_MAX_GRAD_NORM = 0.004, 0.01, 0.98, 2.0
+
+
+@whole
+class TestBertMlm(ExampleTests):
+    example = Example(
+        "bert_mlm",
+        batch_size=BERT_BATCH,
+        every=(
+            *("--config_name", str(BERT_CONFIG), "--max_seq_length", str(BERT_LENGTH)),
+            *("--max_predictions_per_seq", str(BERT_PREDICTIONS), "--warmup_steps", str(BERT_WARMUP_STEPS)),
+            *("--weight_decay", str(BERT_DECAY), "--learning_rate", str(BERT_RATE), "--adam_beta2", str(BERT_BETA2)),
+            *("--max_grad_norm_clip", str(BERT_MAX_GRAD_NORM), "--logging_steps", "10", "--max_steps", str(BERT_STEPS)),
+        ),
+        rounds=BERT_STEPS,
+        rounds_flag="--steps_this_run",
+        train=("--overwrite_output_dir",),
+        save=("--output_dir", "trained"),
+        saved="trained/checkpoint.pt",
+        told=r"step 20: loss [45]\.",  # of 6.2 to begin with
+    )
+    few_steps = replace(example, rounds=5, told="step 5")
+
+    def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
+        module = app.module()
+        torch.manual_seed(BERT_SEED)
+        config = module.BertConfig.from_file(BERT_CONFIG)
+        model: nn.Module = module.BertForMaskedLM(config)
+        parameters = list(model.parameters())
+        text = module.masked_text(config.vocab_size, BERT_LENGTH, BERT_PREDICTIONS, BERT_SEED)
+        shards = [_bert_batches(text, replicas, rank) for rank in range(replicas)]
+        optimizers = [
+            _bert_optimizer([parameter for parameter in parameters if parameter.ndim == 2], BERT_DECAY),
+            _bert_optimizer([parameter for parameter in parameters if parameter.ndim == 1], 0.0),
+        ]
+        schedule = Namespace(learning_rate=BERT_RATE, warmup_steps=BERT_WARMUP_STEPS, max_steps=BERT_STEPS)
+        norms = []
+        for step in range(app.example.rounds):
+            of_replicas = []
+            for rank, shard in enumerate(shards):
+                batch = next(shard)
+                torch.manual_seed(BERT_SEED + step * replicas + rank)
+                of_replicas.append(torch.autograd.grad(model(*batch)[0], parameters))
+            averaged = plain.mean(of_replicas)
+            norms.append(nn.utils.get_total_norm(averaged).item())
+            plain.clip(averaged, BERT_MAX_GRAD_NORM)
+            gradients = dict(zip(parameters, averaged, strict=True))
+            for padded in optimizers:
+                padded.optimizer.param_groups[0]["lr"] = module.learning_rate(schedule, step)
+                padded.step([gradients[parameter] for parameter in padded.parameters])
+        assert not norms or max(norms) > BERT_MAX_GRAD_NORM, "some steps clip"
+        return dict(model.state_dict())
+
+    @whole
+    def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
+        """Also in two runs, of which the second goes on from the checkpoint of the first."""
+        flags = ("--output_dir", "parts", "--save_steps", "5")
+        first = app.call("run", *flags, "--steps_this_run", "12", way="direct")
+        assert _told(first.stdout, "checkpoint") == ["step 5", "step 10", "step 12"]
+        second = app.call("run", *flags, way="direct")
+        assert _told(second.stdout, "checkpoint") == ["step 15", "step 20"]
+        assert _told(first.stdout + second.stdout, "loss") == ["step 10", "step 20"]
+        saved = torch.load(app.folder / "parts" / "checkpoint.pt")
+        assert saved["step"] == BERT_STEPS
+        assert differences(saved["model"], self.plainly(app, 1)) == []
+
+    @whole
+    def test_a_checkpoint_is_skipped(self, app: App) -> None:
+        flags = ("--output_dir", "skipped", "--save_steps", "1", "--steps_this_run", "2", "--skip_checkpoint")
+        assert _told(app.call("run", *flags).stdout, "checkpoint") == []
+        assert not (app.folder / "skipped").exists()
+
+
+def _told(text: str, what: str) -> list[str]:
+    """The steps of which the app has told this."""
+    return [line.partition(":")[0] for line in text.splitlines() if f": {what}" in line]
+
+
+def _bert_batches(data: Dataset[Any], replicas: int, rank: int) -> Iterator[list[Tensor]]:
+    sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
+    loader: DataLoader[Any] = DataLoader(data, BERT_BATCH, sampler=sampler, drop_last=True)
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        yield from loader
+
+
+def _bert_optimizer(parameters: list[nn.Parameter], decay: float) -> plain.PaddedOptimizer:
+    return plain.PaddedOptimizer(
+        parameters,
+        lambda flats: torch.optim.AdamW(flats, betas=(0.9, BERT_BETA2), eps=1e-6, weight_decay=decay, fused=True),
+    )

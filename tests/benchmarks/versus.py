@@ -1,0 +1,253 @@
+"""Two installations of sambasim, measured in one run, in turns: which figures are worse in this one than in the other.
+
+    python -m tests.benchmarks versus --python OTHER/.venv/bin/python --checkout OTHER
+
+All figures come from the command line (`run --metrics`, `run --json`, `bench collectives --json`), which is the same in
+both; the models are those of workloads.py. Every run has one thread a rank.
+
+    sync          an all-reduce of gradients at two ranks, by size: between devices, and through the host
+    steps         a training step at two replicas, device and host sync: the median over the steps of a run
+    arithmetic    a step at one replica, and forward and backward of it, by the plain engine
+    memory        GPT-2 small at four replicas: proportional set sizes of all processes, median and maximum
+    start         --help, a wrong flag, a run of one step at two replicas, an app that runs one step
+    overhead      a step where every tenth is followed by a checkpoint, and how long the run waits for it
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sambasim.units import format_bytes
+from tests.benchmarks import workloads
+from tests.benchmarks.workloads import GPT2_SMALL, WORKLOADS, Workload
+from tests.support.installation import THIS, Installation
+from tests.support.mpi import processes_of
+
+LIMIT = 1.03
+WARM_UP_STEPS = 5
+_SAMPLE_S = 0.1
+
+Figures = dict[str, float]
+"""By name, with the unit at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An installation, and the folder in which its PEFs are. `tiny`: only to try out whether it works."""
+
+    installation: Installation
+    folder: Path
+    tiny: bool
+
+    @property
+    def workloads(self) -> Sequence[Workload]:
+        """What it trains."""
+        return WORKLOADS[-1:] if self.tiny else WORKLOADS
+
+    @property
+    def large(self) -> Workload:
+        """Whose memory is measured."""
+        return WORKLOADS[-1] if self.tiny else GPT2_SMALL
+
+    def compile(self) -> None:
+        """Write all PEFs."""
+        for workload in {*self.workloads, self.large}:
+            source = f"{workloads.__file__}:{{}}"
+            chosen = {
+                "data.source": source.format(workload.samples.__name__),
+                "optimizer.name": workload.optimizer,
+                "optimizer.lr": workload.learning_rate,
+            }
+            sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+            flags = ["-b", str(workload.batch_size), "--data-parallel", "--pef-name", workload.name]
+            self.call("compile", source.format(workload.model.__name__), *sets, *flags)
+        self.call("compile", "--data-parallel")
+        self.call("app", self.app, "compile", "-b", "32", "--pef-name", "app")
+
+    @property
+    def app(self) -> str:
+        """The script of an app."""
+        return str(self.installation.checkout / "examples" / "sambaflow" / "logistic_regression.py")
+
+    def call(self, *command: str, np: int = 1, check: bool = True) -> str:
+        """As `Installation.call`, in its folder."""
+        return self.installation.call(*command, folder=self.folder, np=np, check=check)
+
+    def train(self, workload: Workload, *flags: str, np: int) -> tuple[Figures, list[Figures]]:
+        """A run of the workload: its summary, and the records of its steps and checkpoints after the warm-up."""
+        metrics = self.folder / "metrics.jsonl"
+        steps = WARM_UP_STEPS + (3 if self.tiny else workload.steps)
+        common = ("--threads", "1", "--no-evaluate", "--json", "--metrics", str(metrics), "--steps", str(steps))
+        summary = json.loads(self.call("run", "--pef", workload.name, *common, *flags, np=np))
+        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        metrics.unlink()
+        return summary, [one for one in records if one["kind"] != "summary" and one["step"] > WARM_UP_STEPS]
+
+
+def sync(candidate: Candidate) -> Figures:
+    most = "64KiB" if candidate.tiny else "64MiB"
+    flags = ("--min-bytes", "64KiB", "--max-bytes", most, "--paths", "device,host-mpi", "--json")
+    record = json.loads(candidate.call("bench", "collectives", *flags, np=2))
+    return {
+        f"sync, {path['path']}, {format_bytes(size['size_bytes'])}, s": path["measured_s"]
+        for size in record["sizes"]
+        for path in size["paths"]
+    }
+
+
+def steps(candidate: Candidate) -> Figures:
+    figures = {}
+    for workload in candidate.workloads:
+        for path, flags in {"device": ["--reduce-on-rdu"], "host": []}.items():
+            _, records = candidate.train(workload, *flags, np=2)
+            figures[f"step of {workload.name}, np 2, {path}, s"] = _median(records, "step_s")
+    return figures
+
+
+def arithmetic(candidate: Candidate) -> Figures:
+    figures = {}
+    for workload in candidate.workloads:
+        summary, records = candidate.train(workload, np=1)
+        figures[f"step of {workload.name}, np 1, s"] = _median(records, "step_s")
+        figures[f"forward and backward of {workload.name}, np 1, s"] = summary["model_s"] / summary["steps"]
+    return figures
+
+
+def memory(candidate: Candidate) -> Figures:
+    workload, job = candidate.large, uuid.uuid4().hex
+    flags = (
+        "--threads",
+        "1",
+        "--no-evaluate",
+        "--json",
+        "--reduce-on-rdu",
+        "--steps",
+        "200" if candidate.tiny else "6",
+    )
+    argv = candidate.installation.argv("run", "--pef", workload.name, *flags, np=4)
+    environ = candidate.installation.environ(job)
+    held_bytes = []
+    with subprocess.Popen(argv, cwd=candidate.folder, env=environ, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            held_bytes.append(sum(map(_proportional_bytes, processes_of(job))))
+            time.sleep(_SAMPLE_S)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: exit code {process.returncode}")
+    most = max(held_bytes)
+    while_training = [value for value in held_bytes if value > most / 2]
+    name = f"memory, {workload.name}, np 4"
+    return {f"{name}, median, bytes": statistics.median(while_training), f"{name}, maximum, bytes": most}
+
+
+def start(candidate: Candidate) -> Figures:
+    run_a_step = ("run", "--pef", "digits", "--reduce-on-rdu", "--no-evaluate", "--steps", "1")
+    actions: Mapping[str, Callable[[], object]] = {
+        "sambasim --help, s": lambda: candidate.call("--help"),
+        "a wrong flag, s": lambda: candidate.call("run", "--pfe", "x", check=False),
+        "a run of one step, np 2, s": lambda: candidate.call(*run_a_step, np=2),
+        "an app's first step, s": lambda: candidate.call("app", candidate.app, "test", "-b", "32", "--pef", "app"),
+    }
+    figures = {}
+    for name, action in actions.items():
+        began_s = time.perf_counter()
+        action()
+        figures[name] = time.perf_counter() - began_s
+    return figures
+
+
+def overhead(candidate: Candidate) -> Figures:
+    workload, folder = candidate.workloads[0], candidate.folder / "checkpoints"
+    every = "2steps" if candidate.tiny else "10steps"
+    flags = ("--reduce-on-rdu", "--checkpoint-dir", str(folder), "--checkpoint-every", every, "--keep", "1")
+    _, records = candidate.train(workload, *flags, np=2)
+    shutil.rmtree(folder)
+    name = f"{workload.name}, np 2, checkpoint every {every}"
+    return {
+        f"step of {name}, s": _median(records, "step_s"),
+        f"checkpoint of {workload.name}, np 2, s": _median(records, "checkpoint_s"),
+    }
+
+
+MEASUREMENTS = {one.__name__: one for one in (sync, steps, arithmetic, memory, start, overhead)}
+
+
+def _median(records: Sequence[Figures], field: str) -> float:
+    return statistics.median(record[field] for record in records if field in record)
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Pss of a process: of a page that k processes share, each counts 1/k. 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def table(other: Mapping[str, Sequence[float]], this: Mapping[str, Sequence[float]]) -> tuple[list[str], int]:
+    """A line for each figure, of the medians over rounds; and how many are worse by more than LIMIT.
+
+    `noise` is half the distance of the quartiles, in units of the median, of the noisier of both.
+    """
+    lines, worse = [f"{'figure':<60} {'other':>10} {'this':>10} {'ratio':>6} {'noise':>6}"], 0
+    for name, values in other.items():
+        one, two = statistics.median(values), statistics.median(this[name])
+        noise = max(_spread(values) / one, _spread(this[name]) / two)
+        is_worse = two > LIMIT * one
+        worse += is_worse
+        flag = "  WORSE" if is_worse else ""
+        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {two / one:>6.3f} {noise:>6.1%}{flag}")
+    return lines, worse
+
+
+def _spread(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code: 1 if a figure is worse by more than LIMIT."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks versus",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--python", type=Path, required=True, help="Python of the other installation.")
+    parser.add_argument("--checkout", type=Path, required=True, help="Its sources.")
+    parser.add_argument("--rounds", type=int, default=5, help="How often each figure is measured. Default: 5.")
+    parser.add_argument("--only", default=",".join(MEASUREMENTS), help="Names of the list above, with commas.")
+    parser.add_argument("--tiny", action="store_true", help="Small and short, only to see whether it works.")
+    args = parser.parse_args(arguments)
+    measurements = [MEASUREMENTS[name] for name in args.only.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        candidates = []
+        for name, installation in {
+            "other": Installation(args.python.absolute(), args.checkout.absolute()),
+            "this": THIS,
+        }.items():
+            candidates.append(Candidate(installation, Path(folder, name), args.tiny))
+            candidates[-1].folder.mkdir()
+            candidates[-1].compile()
+            start(candidates[-1])  # builds what is built at the first use
+        figures: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
+        for round_number in range(args.rounds):
+            for measure in measurements:
+                print(f"round {round_number + 1}: {measure.__name__}", file=sys.stderr, flush=True)
+                for candidate, measured in zip(candidates, figures, strict=True):
+                    for name, value in measure(candidate).items():
+                        measured[name].append(value)
+    lines, worse = table(*figures)
+    print("\n".join([*lines, f"{worse} of {len(lines) - 1} figures are worse by more than {LIMIT - 1:.0%}"]))
+    return 1 if worse else 0

@@ -1,0 +1,63 @@
+"""Help: every command has it, in groups, with an example, and each flag with its default."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from sambasim.cli.compile import compile_command
+from sambasim.cli.main import _COMMANDS, sambasim
+from sambasim.cli.run import run_command
+from sambasim.options.flags import flags_of
+from sambasim.options.load import apply_flags
+from sambasim.options.run import _leaves
+
+
+def help_of(*command: str) -> str:
+    result = CliRunner().invoke(sambasim, [*command, "--help"], catch_exceptions=False)
+    return re.sub(r"\s+", " ", result.stdout)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_is_listed_and_its_help_has_an_example(name: str) -> None:
+    assert _COMMANDS[name][1] in help_of()
+    subcommand = ["collectives"] if name == "bench" else []
+    assert f"sambasim {name}" in help_of(name, *subcommand).split("Example")[1]
+
+
+@pytest.mark.parametrize("command", ["compile", "run"])
+def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> None:
+    shown = help_of(command)
+    for setting in flags_of("compile" if command == "compile" else "run").values():
+        typed = [f"--{choice}" for choice in setting.flag.choices] or [setting.flag.names[-1].split("/")[0]]
+        assert f"{setting.flag.panel}:" in shown
+        assert all(f" {flag}" in shown for flag in typed), typed
+    assert "[default: 300]" in shown or command == "compile"
+    assert "Learning rate. [default: as compiled]" in shown or command == "compile"
+    assert "--o3 The grouping with the shortest predicted step. [default]" in shown or command == "run"
+
+
+def test_flags_that_are_not_given_are_none_and_choices_are_taken_in_any_case() -> None:
+    context = run_command.make_context("run", ["--pef", "x", "--host-sync", "MPI", "--resume", "--no-evaluate"])
+    given = {name: value for name, value in context.params.items() if value not in (None, ())}
+    assert given.pop("output_folder").name == "out"
+    assert given == {"pef": "x", "host_sync": "mpi", "resume": "newest", "evaluate": False}
+
+
+@pytest.mark.parametrize("command", [compile_command, run_command], ids=["compile", "run"])
+def test_every_flag_sets_its_option(command: click.Command) -> None:
+    settings = flags_of("compile" if command is compile_command else "run")
+    samples = {bool: True, int: 7, float: 0.5, str: "1epoch", Path: Path("x.safetensors")}
+    for keyword, setting in settings.items():
+        choices = get_args(setting.kind)
+        value = choices[-1] if choices else samples[setting.kind]
+        typed = [f"--{value}"] if setting.flag.choices else [setting.flag.names[-1].split("/")[0]]
+        typed += [] if value is True or setting.flag.choices else [str(value)]
+        needed = [] if command is compile_command or keyword == "pef" else ["--pef", "net"]
+        given = command.make_context("x", [*typed, *needed]).params
+        mapping, origins = apply_flags({}, {keyword: given[keyword]}, settings)
+        assert dict(_leaves(mapping)) == {setting.name: value}
+        assert origins == {setting.name: setting.flag.typed}

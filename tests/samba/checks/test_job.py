@@ -1,0 +1,100 @@
+"""What the ranks compare: files, and the number of steps."""
+
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sambasim.samba.checks.findings import Reporter
+from sambasim.samba.checks.job import Files, Point, different_steps, together
+
+
+@pytest.fixture
+def watched() -> Iterator[Files]:
+    files = Files([0, 0, 1])
+    writer = torch.serialization._open_zipfile_writer
+    files.start()
+    yield files
+    files.stop()
+    assert torch.serialization._open_zipfile_writer is writer, "torch is as it was"
+
+
+def test_what_is_written_is_seen_with_its_line(watched: Files, tmp_path: Path) -> None:
+    tensors = {"x": torch.ones(2)}
+    torch.save(tensors, tmp_path / "torch.pt")
+    save_file(tensors, tmp_path / "x.safetensors")
+    numpy.save(tmp_path / "x.npy", numpy.ones(2))
+    (tmp_path / "text.txt").write_text("x")
+    os.close(os.open(tmp_path / "raw", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+    with open(tmp_path / "x.pkl", "wb") as file:
+        pickle.dump(1, file)
+    seen = watched.take_new()
+    assert [Path(path).name for path in seen] == ["torch.pt", "x.safetensors", "x.npy", "text.txt", "raw", "x.pkl"]
+    assert all(where.startswith(f"{__file__}:") for where in seen.values())
+    assert seen[f"{tmp_path}/torch.pt"].endswith('torch.save(tensors, tmp_path / "torch.pt")')
+    assert watched.take_new() == {}
+
+
+def test_what_no_run_leaves_is_not_seen(watched: Files, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / ".cache").mkdir()
+    watched.take_new()
+    for name in ("x.lock", ".cache/x"):
+        (tmp_path / name).write_text("x")
+    with open(tmp_path / "file", "a") as log, open(tmp_path / "file") as read, open(os.devnull, "w") as nothing:
+        log.write(read.read())
+        nothing.write("x")
+    torch.save(1, io.BytesIO())
+    assert watched.take_new() == {}
+    watched.stop()
+    (tmp_path / "file").write_text("x")
+    assert watched.take_new() == {}
+
+
+def test_a_file_of_several_ranks_is_told(watched: Files, reporter: Reporter) -> None:
+    mine = {"/data/end.pt": "app.py:9: save()", "/data/rank_0.pt": "app.py:10: save()"}
+    watched.compare([mine, {"/data/rank_1.pt": "app.py:10: save()"}, {}])
+    assert not reporter.findings
+    watched.compare([{}, {"/data/end.pt": "app.py:12: save()"}, {"/data/end.pt": "app.py:12: save()"}])
+    assert [one.words for one in reporter.findings] == ["DP08: ranks 0, 1, 2 write the same file, /data/end.pt"]
+    assert reporter.findings[0].where == "app.py:9: save()"
+
+
+def test_nodes_have_temporary_files_of_their_own(watched: Files, reporter: Reporter) -> None:
+    opened = {"/tmp/scratch": "app.py:9: save()"}
+    watched.compare([opened, {}, opened])
+    assert not reporter.findings
+    watched.compare([{}, opened, {}])
+    assert [one.words for one in reporter.findings] == ["DP08: ranks 0, 1 write the same file, /tmp/scratch"]
+
+
+END = Point(4, ended=True)
+
+
+@pytest.mark.parametrize("points", [[Point(5), Point(5)], [END, END], [END, Point(3, ended=True)]])
+def test_replicas_that_are_together_are_no_finding(points: list[Point]) -> None:
+    assert together(points)
+    assert different_steps(points, None) is None
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ([Point(5), Point(5), END], "replica 0 takes step 5, and replica 2 came to its end after 4 steps"),
+        ([Point(1, ended=True), Point(2)], "replica 0 came to its end after 1 step, and replica 1 takes step 2"),
+        ([Point(8), Point(2)], "replica 0 takes step 8, and replica 1 takes step 2"),
+    ],
+)
+def test_replicas_that_are_not_are(points: list[Point], words: str) -> None:
+    assert not together(points)
+    finding = different_steps(points, "app.py:1: run()")
+    assert finding is not None
+    assert finding.words == f"DP09: {words}"
+    assert finding.where == "app.py:1: run()"
+    assert "drop_last=True" in finding.remedy

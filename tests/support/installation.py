@@ -1,0 +1,47 @@
+"""A sambasim that is installed somewhere, called through its command line: two versions can be compared by it."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.mpi import ROOT, job_environ
+
+_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """`python` has `sambasim` and `mpirun` beside it; `checkout` has the sources, examples and configs."""
+
+    python: Path
+    checkout: Path
+
+    def call(self, *command: str, folder: Path, np: int = 1, check: bool = True) -> str:
+        """Run `sambasim COMMAND` in `folder`, under mpirun if `np` is above 1. Returns its stdout.
+
+        Raises RuntimeError with all that it printed if it fails, unless `check` is False.
+        """
+        argv = self.argv(*command, np=np)
+        result = subprocess.run(
+            argv, cwd=folder, env=self.environ(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        if check and result.returncode:
+            raise RuntimeError(f"{' '.join(argv)}\nexit code {result.returncode}\n{result.stdout}\n{result.stderr}")
+        return result.stdout
+
+    def argv(self, *command: str, np: int = 1) -> Sequence[str]:
+        """The command line of `sambasim COMMAND`."""
+        bin_folder = self.python.parent
+        mpirun = [str(bin_folder / "mpirun"), "-np", str(np)] if np > 1 else []
+        return [*mpirun, str(bin_folder / "sambasim"), *command]
+
+    def environ(self, job: str | None = None) -> dict[str, str]:
+        """The environment of its processes. `job` marks them, for `tests.support.mpi.processes_of`."""
+        paths = {"PYTHONPATH": str(self.checkout), "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin"}
+        return job_environ(job or uuid.uuid4().hex, paths)
+
+
+THIS = Installation(Path(sys.executable), ROOT)
