@@ -6,7 +6,7 @@
                           all-reduce in memory reads n buffers and writes one; a copy reads and writes equal bytes
 
 Bandwidths are defined as in PERFORMANCE.md of nccl-tests. A time is the median over runs; the time of a run is that of
-its slowest rank. Everything except `PredictionsRecord` is measured.
+its slowest rank. Everything is measured.
 """
 
 from typing import Literal
@@ -60,32 +60,6 @@ class LeftOutRecord(_Record):
     reason: str
 
 
-class LinkRecord(_Record):
-    """Measured latency of a message between two ranks, and seconds per byte; predictions are made from it."""
-
-    latency_s: float
-    transfer_s_per_byte: float
-
-
-class ScheduleRecord(_Record):
-    """The schedule that is predicted fastest for one size."""
-
-    size_bytes: int
-    algorithm: str
-    predicted_s: float
-    reason: str
-
-
-class PredictionsRecord(_Record):
-    """Predictions, and the measured parameters that they are made from: links within a node and between nodes, None if
-    the job has no two such ranks, and the time to add one byte."""
-
-    within: LinkRecord | None
-    between: LinkRecord | None
-    addition_s_per_byte: float
-    schedules: tuple[ScheduleRecord, ...]
-
-
 class CollectivesRecord(_Record):
     """The whole measurement. `node_of` is the node of each rank."""
 
@@ -97,4 +71,3 @@ class CollectivesRecord(_Record):
     mpi: str
     sizes: tuple[SizeRecord, ...]
     left_out: tuple[LeftOutRecord, ...]
-    predictions: PredictionsRecord | None = None

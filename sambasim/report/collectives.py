@@ -1,22 +1,20 @@
-"""The output of `sambasim bench collectives`: a table of measurements, a separate one of predictions, and a plot."""
+"""The output of `sambasim bench collectives`: a table of measurements, and a plot."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, LinkRecord, PredictionsRecord, SizeRecord
+from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.report.output import Chart, Curve, log_chart
 from sambasim.units import GIGA, format_bytes, format_seconds
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:
-    """The text output: measurements by size, sizes left out, definitions, and predictions if there are any."""
+    """The text output: measurements by size, sizes left out, and definitions."""
     parts: list[RenderableType] = [measured_table(record)]
     parts += [Text(f"left out: {format_bytes(one.size_bytes)}: {one.reason}") for one in record.left_out]
     parts += [Text(line) for line in DEFINITIONS]
-    if record.predictions is not None:
-        parts += [Text(), predicted_table(record.predictions), Text(_parameters_text(record.predictions))]
     return Group(*parts)
 
 
@@ -36,17 +34,6 @@ def measured_table(record: CollectivesRecord) -> Table:
     return table
 
 
-def predicted_table(predictions: PredictionsRecord) -> Table:
-    """For each size the schedule that is predicted fastest. Nothing is measured."""
-    table = _wide_table("predicted, not measured: the fastest schedule, if it were executed by messages")
-    table.add_column("size", no_wrap=True)
-    table.add_column("predicted", justify="right", no_wrap=True)
-    table.add_column("schedule and reason", overflow="fold")
-    for one in predictions.schedules:
-        table.add_row(format_bytes(one.size_bytes), format_seconds(one.predicted_s), Text(one.reason))
-    return table
-
-
 def _add_size(table: Table, size: SizeRecord) -> None:
     heading = format_bytes(size.size_bytes)
     for path in size.paths:
@@ -61,21 +48,6 @@ def _add_size(table: Table, size: SizeRecord) -> None:
 
 def _gigabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / GIGA:.3g}" if bytes_per_s < GIGA else f"{bytes_per_s / GIGA:.2f}"
-
-
-def _parameters_text(predictions: PredictionsRecord) -> str:
-    links = [
-        f"{where}: {_link_text(link)}"
-        for where, link in (("within a node", predictions.within), ("between nodes", predictions.between))
-        if link is not None
-    ]
-    added = f"additions {1 / predictions.addition_s_per_byte / GIGA:.2f} GB/s"
-    return f"from these parameters, measured in this run by MPI messages of two ranks: {'; '.join([*links, added])}"
-
-
-def _link_text(link: LinkRecord) -> str:
-    rate = f"{1 / link.transfer_s_per_byte / GIGA:.2f} GB/s" if link.transfer_s_per_byte else "bytes at no cost"
-    return f"latency {format_seconds(link.latency_s)}, {rate}"
 
 
 def _wide_table(title: str) -> Table:
