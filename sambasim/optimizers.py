@@ -8,10 +8,10 @@ the same bits.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Tensor: TypeAlias = Any
+"""One of torch's: who needs only the names of optimizers does not import torch."""
 
 Numbers: TypeAlias = Mapping[str, float | bool]
 """Hyperparameters by the names of their runtime arguments: `betas` are `beta1` and `beta2`."""
@@ -33,7 +33,7 @@ class Fused:
     keywords: Callable[[Numbers, bool], Mapping[str, float | bool]]
 
 
-Written: TypeAlias = "Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], object]"
+Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], object]
 """An update in tensor methods: `(parameter, gradient, states, hyperparameters)`, in place. Tensors are flat."""
 
 
@@ -51,7 +51,7 @@ class OptimizerEntry:
     defaults: Mapping[str, object]
     states: Mapping[str, str]
     flops: int
-    update: "Fused | Written"
+    update: Fused | Written
     torch_name: str | None = None
     needs: str | None = None
 
@@ -75,7 +75,7 @@ def _adagrad(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
     return {name: given[name] for name in names} | {"maximize": False}
 
 
-def _lion(parameter: "Tensor", gradient: "Tensor", states: "Mapping[str, Tensor]", given: Numbers) -> None:
+def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], given: Numbers) -> None:
     """Chen et al., Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, arXiv:2302.06675, algorithm 2."""
     average = states["exp_avg"]
     direction = average.lerp(gradient, 1 - given["beta1"]).sign_()

@@ -167,7 +167,7 @@ def _measure(communicator: "Communicator", request: "Request", tell: Callable[[s
 
 
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
-    from sambasim.report.collectives_plot import collectives_plot
+    from sambasim.report.collectives import collectives_plot
 
     if plot is not None:
         plot.write_text(collectives_plot(record), encoding="utf-8")

@@ -82,7 +82,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     if as_json:
         click.echo(found.model_dump_json())
     else:
-        from sambasim.report.compare.shown import comparison
+        from sambasim.report.compare.result import comparison
 
         show(*comparison(found))
     if not found.alike:
@@ -92,7 +92,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
 def _kind(name: str) -> _Kind:
     """What the file or folder `name` is; if there is none, the name of a PEF. Raises OptionError for other folders."""
     from sambasim.errors import OptionError
-    from sambasim.records.read_digests import is_recording
+    from sambasim.records.digests import is_recording
     from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
 
     path = Path(name)
@@ -131,13 +131,13 @@ def _check_there(a: str, b: str, output_folder: Path) -> None:
 def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output_folder: Path) -> "Compared":
     """Compare A and B. Each kind imports only what it needs: runs and metrics are compared without torch."""
     if kind is _Kind.RUN:
-        from sambasim.records.read_digests import read_recording
+        from sambasim.records.digests import read_recording
         from sambasim.report.compare.runs import compare_runs
 
         return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
     if kind is _Kind.METRICS:
-        from sambasim.records.read import read_run
-        from sambasim.report.compare.metrics import compare_metrics
+        from sambasim.records.metrics import read_run
+        from sambasim.report.compare.runs import compare_metrics
 
         return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
     if kind is _Kind.CHECKPOINT:
@@ -153,7 +153,7 @@ def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
     from functools import partial
 
     from sambasim.pef import locate, map_weights, read
-    from sambasim.report.compare.pefs import compare_pefs
+    from sambasim.report.compare.tensors import compare_pefs
 
     paths = locate(a, output_folder), locate(b, output_folder)
     ours, theirs = ((str(path), read(path)) for path in paths)

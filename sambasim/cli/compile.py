@@ -41,7 +41,7 @@ def compile_command(
 
     with kept_imports():
         from sambasim.compiler.front import compile_from_options
-        from sambasim.report.compiled import Compilation, compiled_json, compiled_report
+        from sambasim.report.summaries import Compilation, compiled_json, compiled_report
 
     with phases(quiet=json_output) as report:
         compiled = compile_from_options(options, report)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from sambasim.compiler.shapes import compile_shapes
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions

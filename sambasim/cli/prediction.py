@@ -12,8 +12,7 @@ from sambasim.bounded import shortened
 from sambasim.cli.terminal import phases
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import ALIASES, arch_of, load_device
+from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import MOST_MICRO_STEPS

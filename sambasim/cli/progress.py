@@ -82,7 +82,7 @@ class RunProgress:
             print(what, flush=True)
 
     def ended(self, summary: SummaryRecord) -> None:
-        from sambasim.report.step_times import step_times
+        from sambasim.report.summaries import step_times
 
         if self._live:
             self._live.end()

@@ -10,7 +10,7 @@ from sambasim.cli import shared
 
 if TYPE_CHECKING:
     from sambasim.cli.prediction import Question
-    from sambasim.records.read import RunRecords
+    from sambasim.records.metrics import RunRecords
 
 _RUN_SUFFIX = ".jsonl"
 
@@ -134,8 +134,8 @@ def _check_not_input(given: Path | None, page: Path | None) -> None:
 
 
 def _measured(path: Path) -> str:
-    from sambasim.records.read import read_run
-    from sambasim.report.page.assemble import measured_page
+    from sambasim.records.metrics import read_run
+    from sambasim.report.page import measured_page
 
     return measured_page(read_run(path), path.name)
 
@@ -145,9 +145,8 @@ def _predicted(
 ) -> dict[Path, str]:
     from sambasim.cli.prediction import predictions
     from sambasim.pef import peek
-    from sambasim.report.page.assemble import predicted_page
-    from sambasim.report.sections_csv import section_report_csv
-    from sambasim.report.summary import summary_json
+    from sambasim.report.page import predicted_page
+    from sambasim.report.sambatune import section_report_csv, summary_json
     from sambasim.simulation.sync import SyncPath
 
     digest = None if pef is None else peek(pef).digest
@@ -166,7 +165,7 @@ def _predicted(
 def _records_of(path: Path, digest: str) -> "RunRecords":
     """The records of a run. Raises OptionError if they name another PEF than the one with this digest."""
     from sambasim.errors import OptionError
-    from sambasim.records.read import read_run
+    from sambasim.records.metrics import read_run
 
     records = read_run(path)
     if records.summary is not None and records.summary.pef_digest != digest:

@@ -235,7 +235,7 @@ def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str
 def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
     """Raises LaunchError or OptionError if the simulated machine has too few RDUs. All ranks raise it at the same time,
     because they have not yet done anything that takes them different times."""
-    from sambasim.hardware.inventory import inventory_of, place_replicas
+    from sambasim.hardware.placement import inventory_of, place_replicas
 
     place_replicas(
         inventory_of(header.compile_options, cluster=options.cluster),

@@ -75,9 +75,15 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.load import check_output_file
-    from sambasim.report.scaling import scaling_csv, scaling_plot, scaling_records, scaling_table
-    from sambasim.report.simulation import simulation_json, simulation_report
-    from sambasim.report.trace import predicted_trace
+    from sambasim.report.simulation import (
+        predicted_trace,
+        scaling_csv,
+        scaling_plot,
+        scaling_records,
+        scaling_table,
+        simulation_json,
+        simulation_report,
+    )
 
     for file, what in ((csv_file, "CSV file"), (plot, "plot"), (trace, "trace")):
         if file is not None:
@@ -141,7 +147,7 @@ def tilestat_command(
       sambasim tilestat digits --json
     """
     from sambasim.cli.prediction import Question, predictions
-    from sambasim.report.tilestat import tilestat, tilestat_view
+    from sambasim.report.sambatune import tilestat, tilestat_view
 
     question = Question(
         subject=shared.one_pef(subject, named),
@@ -188,12 +194,9 @@ def devices_command(
       sambasim devices --arch sn30 --num-tiles 4 --replicas 20
       sambasim devices --pef digits --cluster farm.toml --json
     """
-    from sambasim.hardware.budget import budget_of
-    from sambasim.hardware.calibration import load_calibration
-    from sambasim.hardware.cluster import cluster_names, load_cluster
-    from sambasim.hardware.inventory import inventory_of
-    from sambasim.hardware.placement import place
-    from sambasim.hardware.spec import device_names, load_device
+    from sambasim.hardware.budget import budget_of, load_calibration
+    from sambasim.hardware.placement import inventory_of, place
+    from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
     from sambasim.pef import locate, read
     from sambasim.report.devices import inventory_json, inventory_report
 

@@ -41,8 +41,7 @@ from sambasim.compiler.step import (
 )
 from sambasim.compiler.trial import variables_are_tensors
 from sambasim.errors import CaptureError, ModelError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions

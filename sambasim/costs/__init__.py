@@ -1,1 +1,1 @@
-"""What a section would cost on a device: the compiler cuts by it, and the simulation adds it up."""
+"""The predicted cost of a section on a device: `compiler` cuts by it, `simulation` adds it up."""

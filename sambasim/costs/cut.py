@@ -1,15 +1,13 @@
-"""Where a graph is cut into sections, under the budget of a device.
+"""Cuts a graph into sections, under the budget of a device.
 
     level   rule
     o0      one operator a section
-    o1      neighbouring operators of one module, at most 8, share a section where that is predicted to help
-    o3      the cut that is predicted fastest, whatever modules operators belong to
+    o1      the fastest predicted cut whose sections have at most 8 neighbouring operators, all of one module
+    o3      the fastest predicted cut, whatever modules operators belong to
 
-Both are found by dynamic programming, in time linear in the operators.
-
-In o1 and o3 operators share a section only where the units of the device are enough for all of them, weights and
-buffers fit on the chip, and none has to wait for the whole batch. A view costs nothing and is no operator here; it
-belongs to the section after it.
+o1 and o3 use dynamic programming, in time linear in the operators. Operators share a section only if the device has
+compute units for all of them, weights and buffers fit on the chip, and none needs the whole batch first. A view is no
+operator here: it costs nothing, and belongs to the section after it.
 """
 
 from bisect import bisect_right
@@ -18,8 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
-from sambasim.costs.load import GrowingLoad
-from sambasim.costs.price import chip_bytes, price_of
+from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Work
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, SectionKind
@@ -28,13 +25,12 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 Level: TypeAlias = Literal["o0", "o1", "o3"]
 
 MOST_OF_A_MODULE = 8
-"""Operators of a section in o1."""
+"""The most operators of a section in o1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A section to be: its kind, a name, and what it has, from `start` up to `stop`: stages of the work, and nodes of
-    the graph."""
+    """A planned section: kind, name, and its ranges of stages and of nodes, as (start, stop)."""
 
     kind: SectionKind
     name: str
@@ -43,14 +39,15 @@ class Piece:
 
 
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
-    """The forward and the backward of `graph`, whose `work` it is. Sections that they had before change nothing."""
+    """The sections of the forward and the backward of `graph`, whose work is `work`. Of the sections that the graph
+    already has, only the boundary between forward and backward counts."""
     parts = [
         (kind, list(run))
         for kind, run in groupby(graph.sections, key=lambda section: section.kind)
         if kind in (SectionKind.FWD, SectionKind.BCKWD)
     ]
-    walls = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
-    ends = _ends(graph, work, budget, level, walls)
+    part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
+    ends = _ends(graph, work, budget, level, part_ends)
     pieces: list[Piece] = []
     start = 0
     for kind, sections in parts:
@@ -64,17 +61,17 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
     return pieces
 
 
-def _ends(graph: Graph, work: Work, budget: Budget, level: Level, walls: Sequence[int]) -> list[int]:
-    """Where sections end: numbers of stages."""
+def _ends(graph: Graph, work: Work, budget: Budget, level: Level, part_ends: Sequence[int]) -> list[int]:
+    """The numbers of the stages at which sections end."""
     if level == "o0":
         return list(range(1, len(work.stages) + 1))
-    limits = _limits(len(work.stages), walls)
+    limits = _limits(len(work.stages), part_ends)
     return best_cut(work, budget, _within_modules(graph, work, limits) if level == "o1" else limits)
 
 
-def _limits(count: int, walls: Sequence[int]) -> list[int]:
-    """By stage: the one at which a section that begins there must end at the latest, the next of `walls`."""
-    ends = sorted({*walls, count} - {0})
+def _limits(count: int, part_ends: Sequence[int]) -> list[int]:
+    """By stage, the latest end of a section that begins there: the next of `part_ends`."""
+    ends = sorted({*part_ends, count} - {0})
     return [ends[bisect_right(ends, start)] for start in range(count)]
 
 
@@ -88,8 +85,8 @@ def _within_modules(graph: Graph, work: Work, limits: Sequence[int]) -> list[int
 
 
 def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
-    """Where the sections of the cut that is predicted fastest end: numbers of stages, the last of which is that of all.
-    One that begins at stage n ends at `limits[n]` at the latest."""
+    """The ends of the sections of the fastest predicted cut, as numbers of stages. A section that begins at stage n
+    ends at `limits[n]` at the latest."""
     count = len(work.stages)
     least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
     for start in range(count):
@@ -104,7 +101,7 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
 
 
 def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterator[tuple[int, float]]:
-    """The sections that can begin at stage `start`, up to `limit`: where each ends, and its predicted seconds."""
+    """The sections that can begin at stage `start` and end by `limit`: end, and predicted seconds, of each."""
     growing = GrowingLoad(work, start, budget)
     for stop in range(start + 1, min(limit, start + budget.stages) + 1):
         if stop > start + 1 and not growing.can_take(work.stages[stop - 1]):
@@ -117,7 +114,7 @@ def _sections_from(work: Work, budget: Budget, start: int, limit: int) -> Iterat
 
 
 def _name(piece: Sequence[Node]) -> str:
-    """Like SambaFlow's: that of the first operator that belongs to a module, and does more than look at its input."""
+    """The name of the first operator that belongs to a module and is no view, as SambaFlow names sections."""
     of_modules = [node for node in piece if node.module]
     working = (node for node in of_modules if OPERATORS[node.operator].kind is not OperatorKind.VIEW)
     return next(working, next(iter(of_modules), piece[0])).name

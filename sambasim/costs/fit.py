@@ -1,9 +1,15 @@
-"""Whether a program fits on a budget at all: into the memory beside the chip, and each operator onto the chip."""
+"""Whether a program fits on a device: its tensors in off-chip memory, and each operator on the chip.
 
+Off-chip memory holds what the program keeps (parameters, gradients, optimizer states) and the boundary tensors, which
+one section writes and a later one reads. A boundary tensor lives from the section that writes it to the last one that
+reads it, at the lowest address that is free when it is written.
+"""
+
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sambasim.costs.residency import Residency, reside
 from sambasim.costs.work import Stage, Work
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import Budget
@@ -13,14 +19,44 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.units import format_bytes
 
-_WITH_A_HOME = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
+_ALIGNMENT_BYTES = 64
+_KEPT_OUTPUTS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _WHOLE_ROWS = (OperatorKind.SOFTMAX, OperatorKind.LOSS, OperatorKind.NORMALIZATION, OperatorKind.SCAN)
-"""Operators that look at a whole row before they give any of it; others work on parts of rows."""
+"""Operators that read a whole row before they write any of it; others work on parts of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A boundary tensor. `first` is the number of the section that writes it, `last` of the last one that reads it."""
+
+    value: str
+    size_bytes: int
+    address: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """All boundary tensors, in the order in which they are written, and the bytes in use while each section runs."""
+
+    boundaries: tuple[Boundary, ...]
+    taken_bytes: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The highest address in use."""
+        return max((one.address + one.size_bytes for one in self.boundaries), default=0)
+
+    @property
+    def fullest(self) -> int:
+        """The number of the section during which the most bytes are in use."""
+        return self.taken_bytes.index(max(self.taken_bytes)) if self.taken_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes beside the chip that one replica needs: what the program keeps, and what sections hand on."""
+    """Off-chip bytes of one replica: what the program keeps, and boundary tensors."""
 
     kept_bytes: int
     residency: Residency
@@ -32,24 +68,82 @@ class Need:
 
 
 def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None) -> Need:
-    """Of the training step of `program`, or its evaluation, whose `sections` are ranges of stages of `work`; `samples`
-    are those of a batch, if there are other than the program was compiled for."""
+    """The off-chip memory of the training step of `program`, or else of its evaluation.
+
+    sections: ranges of stages of `work`
+    samples: the batch size, if it is not the one that the program was compiled for
+    """
     graph = program.training or program.evaluation
-    homes = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _WITH_A_HOME)
+    kept = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _KEPT_OUTPUTS)
     inputs_bytes = sum(one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.INPUT)
     more_bytes = 0 if samples is None else inputs_bytes * (samples - program.batch_size) // program.batch_size
-    return Need(program.device_bytes + more_bytes, reside(work, sections, homes))
+    return Need(program.device_bytes + more_bytes, reside(work, sections, kept))
+
+
+def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str] = frozenset()) -> Residency:
+    """The boundary tensors of `sections`, which are ranges of stages of `work`.
+
+    Values in `homes` are kept by the program and not counted. Other outputs of the graph stay until it ends.
+    """
+    section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
+    ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    free = _FreeList()
+    boundaries: list[Boundary] = []
+    taken, taken_bytes = 0, []
+    for number, (start, stop) in enumerate(sections):
+        for stage in work.stages[start:stop]:
+            for value in stage.writes:
+                last = len(sections) - 1 if value in work.kept else section_of[work.last_reader.get(value, start)]
+                if value in homes or (last <= number and value not in work.kept):
+                    continue
+                size_bytes = -(-work.tensors[value].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                address = free.allocate(size_bytes)
+                boundaries.append(Boundary(value, size_bytes, address, number, last))
+                ending[last].append((address, size_bytes))
+                taken += size_bytes
+        taken_bytes.append(taken)
+        for address, size_bytes in ending.pop(number, []):
+            free.release(address, size_bytes)
+            taken -= size_bytes
+    return Residency(tuple(boundaries), tuple(taken_bytes))
+
+
+class _FreeList:
+    """Free address ranges, ascending, no two adjacent; the last has no end."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, float]] = [(0, float("inf"))]
+
+    def allocate(self, size_bytes: int) -> int:
+        """First fit: the lowest address with enough free bytes."""
+        index = next(i for i, (start, stop) in enumerate(self._ranges) if stop - start >= size_bytes)
+        start, stop = self._ranges[index]
+        self._ranges[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
+        return start
+
+    def release(self, address: int, size_bytes: int) -> None:
+        """Free the range again."""
+        if not size_bytes:
+            return
+        insort(self._ranges, (address, address + size_bytes))
+        joined: list[tuple[int, float]] = []
+        for start, stop in self._ranges:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            else:
+                joined.append((start, stop))
+        self._ranges = joined
 
 
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
-    """Raise MachineError if the memory beside the chip is too small for `need`."""
+    """Raise MachineError if `need` exceeds the off-chip memory."""
     if need.size_bytes <= budget.capacity_bytes:
         return
     residency = need.residency
     message = (
-        f"one replica needs {format_bytes(need.size_bytes)} of {_memory(budget)}, and {budget.where} has"
-        f" {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what the program keeps,"
-        f" {format_bytes(residency.size_bytes)} for tensors between sections"
+        f"one replica needs {format_bytes(need.size_bytes)} of {'HBM and DDR' if budget.behind else budget.memory},"
+        f" and {budget.where} has {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what"
+        f" the program keeps, {format_bytes(residency.size_bytes)} for tensors between sections"
     )
     where = None
     if residency.boundaries:
@@ -58,14 +152,14 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
             key=lambda one: one.size_bytes,
         )
         node = next(node for node in graph.nodes if largest.value in node.results)
-        where = _place(node)
+        where = _source(node)
         message += f"; the largest of them, {format_bytes(largest.size_bytes)}, is the result of {node.operator}"
     raise MachineError(message, where=where, remedy=_remedy(budget))
 
 
 def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
-    """Raise MachineError for an operator that wants whole rows, and of which not even two of each tensor have room on
-    the chip, as the buffers between stages want it."""
+    """Raise MachineError for an operator that needs whole rows, if two rows of its tensors exceed the chip: the buffers
+    between stages hold two."""
     for stage in work.stages:
         node = graph.nodes[stage.node]
         if OPERATORS[node.operator].kind not in _WHOLE_ROWS:
@@ -75,7 +169,7 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
             raise MachineError(
                 f"two rows of what {node.operator} reads and writes take {format_bytes(needed)} of memory on the chip,"
                 f" and a section on {budget.where} has {format_bytes(budget.chip_bytes)}",
-                where=_place(node),
+                where=_source(node),
                 remedy=_remedy(budget),
             )
 
@@ -86,16 +180,12 @@ def _two_rows_bytes(work: Work, stage: Stage) -> int:
 
 
 def states_bytes(symbols: Iterable[Symbol]) -> int:
-    """What the states of optimizers take."""
+    """Bytes of the optimizer states among `symbols`."""
     return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
 
 
-def _place(node: Node) -> str:
+def _source(node: Node) -> str:
     return str(node.source or node.name)
-
-
-def _memory(budget: Budget) -> str:
-    return "HBM and DDR" if budget.behind else budget.memory
 
 
 def _remedy(budget: Budget) -> str:

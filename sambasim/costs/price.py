@@ -1,22 +1,69 @@
-"""The seconds that a section is predicted to take on a budget, and what binds it.
+"""The load of a section, the seconds that it is predicted to take on a budget, and what limits it.
 
-A section is a pipeline. Its tensors stream from memory through the stages in tiles of some rows; each beat passes every
-tile on by one stage, and lasts as long as the slower of two: the memory, and the slowest stage. Units go to the stages
-by their share of the work, but a stage can use no more than hold its weight. With n tiles and s stages there are
-n + s - 1 beats: the pipeline fills and drains. Weights come, and their gradients go, once. Those that do not fit on the
-chip are laid out part by part, and the smallest tensor that streams is read again for each part.
+A section is a pipeline of stages on the chip. A tensor that one stage writes and a later stage of the section reads
+stays in a buffer on the chip. Other tensors are read from or written to off-chip memory once. Weights stay on the chip
+while samples stream through, and so do weight gradients, which each sample adds to.
+
+Tensors stream in tiles of some rows. In one beat every tile advances by one stage; a beat lasts as long as the slower
+of the memory and the slowest stage. Compute units are shared by FLOPs, but a stage can use no more units than its
+weight fills. n tiles and s stages take n + s - 1 beats, because the pipeline fills and drains. Weights and their
+gradients move once. If they exceed the chip, they are processed in parts, and the smallest streamed tensor is read
+again for each part.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
+from typing import NamedTuple
 
-from sambasim.costs.load import Load, tile_rows
+from sambasim.costs.work import Read, Stage, Tensor, Work
 from sambasim.hardware.budget import Budget
 
 
+class Product(NamedTuple):
+    """FLOPs of one matrix product, and the compute units that can share them."""
+
+    flops: int
+    units: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one section transfers, stores and computes.
+
+    read_bytes, written_bytes: off-chip traffic
+    once_bytes: the part of the traffic that does not stream: weights, and weight gradients
+    streamed_bytes: of the smallest streamed tensor that is read
+    resident_bytes: weights and weight gradients, which stay on the chip while samples stream through
+    buffered_bytes: one tile of each tensor that passes from stage to stage
+    rows: of the tensor with the most rows
+    stages: number of operators
+    products: the operators that multiply matrices
+    """
+
+    read_bytes: int
+    written_bytes: int
+    once_bytes: int
+    streamed_bytes: int
+    resident_bytes: int
+    buffered_bytes: int
+    rows: int
+    stages: int
+    products: tuple[Product, ...]
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Reads and writes together."""
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def product_flops(self) -> int:
+        """Of all products together."""
+        return sum(product.flops for product in self.products)
+
+
 class Bound(StrEnum):
-    """What a section waits for most."""
+    """What limits the speed of a section."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -26,8 +73,8 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SectionPrice:
-    """Predicted seconds of one section. `compute_s` and `memory_s` run at the same time, `fill_s` and `launch_s` come
-    on top of the longer of them. `again_s` is the part of `memory_s` that weights cost which do not fit."""
+    """Predicted seconds of one section. `compute_s` and `memory_s` overlap; `fill_s` and `launch_s` are added to the
+    longer of them. `again_s` is the part of `memory_s` for rereading, because the weights exceed the chip."""
 
     compute_s: float
     memory_s: float
@@ -37,12 +84,12 @@ class SectionPrice:
 
     @property
     def predicted_s(self) -> float:
-        """All of it."""
+        """The whole section."""
         return max(self.compute_s, self.memory_s) + self.fill_s + self.launch_s
 
     @property
     def bound(self) -> Bound:
-        """What it waits for most."""
+        """What takes the most time."""
         if self.launch_s > max(self.compute_s, self.memory_s) + self.fill_s:
             return Bound.LAUNCH
         if self.compute_s > self.memory_s:
@@ -50,13 +97,18 @@ class SectionPrice:
         return Bound.CAPACITY if self.again_s > self.memory_s / 2 else Bound.MEMORY
 
 
+def tile_rows(rows: int, budget: Budget) -> int:
+    """How many of `rows` rows move at a time."""
+    return max(1, min(budget.tile_rows, -(-rows // budget.least_tiles)))
+
+
 def chip_bytes(load: Load) -> int:
-    """What a section wants on the chip: its weights, and two tiles of each tensor that passes from stage to stage."""
+    """Bytes on the chip: resident tensors, and two tiles of each tensor that passes from stage to stage."""
     return load.resident_bytes + 2 * load.buffered_bytes
 
 
 def price_of(load: Load, budget: Budget) -> SectionPrice:
-    """What `load` is predicted to take as one section."""
+    """The predicted time of a section with this load."""
     parts = max(1, ceil(load.resident_bytes / budget.chip_bytes))
     again_s = (parts - 1) * load.streamed_bytes / budget.memory_bytes_per_s
     memory_s = load.traffic_bytes / budget.memory_bytes_per_s + again_s
@@ -67,3 +119,88 @@ def price_of(load: Load, budget: Budget) -> SectionPrice:
     beats = max(1.0, load.rows / tile_rows(load.rows, budget))
     fill_s = max(compute_s, streaming_s) * (load.stages - 1) / beats
     return SectionPrice(compute_s, memory_s, fill_s, budget.launch_s, again_s)
+
+
+def load_of(work: Work, start: int, stop: int, budget: Budget) -> Load:
+    """The load of the stages `start` to `stop` (exclusive) of `work` as one section."""
+    growing = GrowingLoad(work, start, budget)
+    for _ in range(start, stop):
+        growing.take()
+    return growing.load()
+
+
+class GrowingLoad:
+    """The load of a section that begins at stage `start` of `work` and grows by one stage at a time."""
+
+    def __init__(self, work: Work, start: int, budget: Budget) -> None:
+        self._work, self._budget = work, budget
+        self._next = start
+        self._made: dict[str, None] = {}
+        self._views: set[str] = set()
+        self._parts: dict[str, float] = {}
+        self._buffered: set[str] = set()
+        self._read_bytes = self._once_bytes = self._resident_bytes = self._buffered_bytes = 0
+        self._streamed_bytes: int | None = None
+        self._rows = 1
+        self._products: list[Product] = []
+        self._stages = 0
+
+    def can_take(self, stage: Stage) -> bool:
+        """False if `stage` needs all rows of a tensor that the section computes row by row."""
+        return not (stage.needs_all and any(read.value in self._made for read in stage.reads))
+
+    def take(self) -> None:
+        """Add the next stage."""
+        tensors, stage = self._work.tensors, self._work.stages[self._next]
+        for read in stage.reads:
+            if read.value in self._made:
+                self._buffer(read.value, tensors[read.value])
+            elif read.view not in self._views:
+                self._read(read, tensors[read.value])
+        for value in stage.writes:
+            self._made[value] = None
+            if tensors[value].resident:
+                self._resident_bytes += tensors[value].size_bytes
+        values = (*(read.value for read in stage.reads), *stage.writes)
+        self._rows = max(self._rows, *(tensors[value].rows for value in values if not tensors[value].resident), 1)
+        if stage.product_flops:
+            self._products.append(Product(stage.product_flops, stage.units))
+        self._next += 1
+        self._stages += 1
+
+    def _buffer(self, value: str, tensor: Tensor) -> None:
+        if value not in self._buffered and not tensor.resident:
+            self._buffered_bytes += tensor.row_bytes * tile_rows(tensor.rows, self._budget)
+        self._buffered.add(value)
+
+    def _read(self, read: Read, tensor: Tensor) -> None:
+        """Views of one value count as different parts of it, until they add up to all of it."""
+        self._views.add(read.view)
+        before = self._parts.get(read.value, 0.0)
+        part = self._parts[read.value] = min(1.0, before + read.part)
+        read_bytes = int(tensor.size_bytes * (part - before))
+        self._read_bytes += read_bytes
+        if tensor.resident:
+            self._resident_bytes += read_bytes
+            self._once_bytes += read_bytes
+        elif read_bytes:
+            least = self._streamed_bytes
+            self._streamed_bytes = read_bytes if least is None else min(least, read_bytes)
+
+    def load(self) -> Load:
+        """The load of the stages so far."""
+        work, last = self._work, self._work.last_reader
+        written = [
+            work.tensors[value] for value in self._made if value in work.kept or last.get(value, -1) >= self._next
+        ]
+        return Load(
+            read_bytes=self._read_bytes,
+            written_bytes=sum(tensor.size_bytes for tensor in written),
+            once_bytes=self._once_bytes + sum(tensor.size_bytes for tensor in written if tensor.resident),
+            streamed_bytes=self._streamed_bytes or 0,
+            resident_bytes=self._resident_bytes,
+            buffered_bytes=self._buffered_bytes,
+            rows=self._rows,
+            stages=self._stages,
+            products=tuple(self._products),
+        )

@@ -1,29 +1,79 @@
-"""What a graph asks of a device: its operators as stages of a pipeline, and the tensors between them.
+"""The work of a graph on a device: its operators as stages of a pipeline, and the tensors between them.
 
-A device works in bf16, whatever type a graph was captured in: two bytes a number. The operators of a loss, and what
-they read and write, are float32, as mixed precision has it everywhere. Whole numbers have four bytes, truth values one.
+A device computes in bf16, whatever dtype the graph was captured in: two bytes a number. Operators of a loss and their
+tensors are float32, as in mixed precision training. Integers have four bytes, booleans one.
 
-What costs nothing is no stage: a view, a copy in another order, which is a pattern of addresses on the device, and what
-depends on nothing, such as a constant mask. Values are told apart by what they are made of: a view is what it shows.
+An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern on the
+device; an operator without operands, such as one that makes a constant mask. Views of a value count as that value.
+
+A product can use as many compute units as its stationary operand fills. A unit holds a block of 32 rows and 32 columns
+of that operand, while the other operand streams past:
+
+    weight         of a product, the taps of a convolution, the matrices of a recurrent layer
+    gradient       of a weight, to which each streamed row adds
+    other          of a product of two streamed tensors: the rows of the second that are on the chip at a time, at least
+                   all rows of one matrix of a batch
+
+Less than a block uses a fraction of a unit, but a product uses at least one unit in each dimension.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
-from sambasim.costs.units import PRODUCTS, units_of
-from sambasim.ir.graph import Graph, Node, node_references
+from sambasim.ir.graph import Graph, Node, node_references, references
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
+
+LANES = 32
+"""Numbers that a compute unit processes at once (source: DFModel)."""
+
+PRODUCTS = frozenset({OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION, OperatorKind.RECURRENT})
+"""Kinds of operators that multiply matrices."""
+
+STREAMED_ROWS = 256
+"""Rows of a streamed operand that are on the chip at a time."""
+
+_MATRIX = 2
+
+
+def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[str], bool]) -> float:
+    """How many compute units can share a product, at least 1. `is_fixed` tells whether a value stays on the chip."""
+    if OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION:
+        shapes = [types[name].shape for name in references(node.args) if name in types]
+        outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
+        return prod(taps) * _blocks((outputs, inputs))
+    matrices = [name for name in references(node.args) if name in types and len(types[name].shape) >= _MATRIX]
+    fixed = [types[name].shape for name in matrices if is_fixed(name)]
+    if OPERATORS[node.operator].kind is OperatorKind.RECURRENT:
+        return max(1.0, sum(map(_blocks, fixed)))
+    if fixed:
+        return _blocks(fixed[-1])
+    gradients = [types[name].shape for name in node.results if name is not None and name in types and is_fixed(name)]
+    if gradients and len(gradients[0]) >= _MATRIX:
+        return _blocks(gradients[0])
+    if not matrices:
+        return 1.0
+    keys = 1 if OPERATORS[node.operator].kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
+    *batch, rows, columns = types[matrices[keys]].shape
+    return _blocks((min(prod(batch) * rows, max(rows, STREAMED_ROWS)), columns))
+
+
+def _blocks(shape: tuple[int, ...]) -> float:
+    """Units that a matrix fills; those of a batch of matrices are added up."""
+    *batch, rows, columns = shape
+    return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
+
 
 _DEVICE_BYTES = {
     dtype: 2 if dtype.startswith(("float", "bfloat")) else min(size, 4) for dtype, size in DTYPE_BYTES.items()
 }
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
-_WIDE_BYTES = 4
+_FLOAT32_BYTES = 4
 _TRAINING_FLAG = 5
-"""Its place among the arguments of batch_norm."""
+"""Position of `training` in the arguments of batch_norm."""
 
 _FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _WHOLE_BATCH_FIRST = frozenset({
@@ -31,17 +81,17 @@ _WHOLE_BATCH_FIRST = frozenset({
     "aten._native_batch_norm_legit.no_stats",
     "aten.native_batch_norm_backward.default",
 })  # fmt: skip
-"""Operators that must have seen all samples before they give the first result."""
+"""Operators that need all samples before they write the first result."""
 
 _PICKS = frozenset(f"aten.{name}" for name in (
     "embedding.default", "index.Tensor", "_unsafe_index.Tensor", "index_select.default", "gather.default",
     "take.default", "take_along_dim.default",
 ))  # fmt: skip
-"""Operators that read of their first operand what they give."""
+"""Operators that read only the rows of their first operand that they return."""
 
 
 class Read(NamedTuple):
-    """What an operator reads: a value, which view of it, and what part of it that is."""
+    """A value that an operator reads, through which view, and what fraction of the value that is."""
 
     value: str
     view: str
@@ -50,13 +100,13 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An operator that a device works for.
+    """An operator that takes time on a device.
 
-    node: its place among the nodes of the graph
+    node: index in the nodes of the graph
     reads, writes: values, each once
-    product_flops: floating-point operations of matrix products and convolutions; 0 for other operators
-    units: compute units that can share the products: see `sambasim.costs.units`
-    needs_all: it reads all of what it is given before it writes
+    product_flops: FLOPs of matrix products and convolutions; 0 for other operators
+    units: compute units that can share the products
+    needs_all: it needs all samples before it writes any result
     """
 
     node: int
@@ -69,8 +119,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value as the device holds it: `rows` of `row_bytes`; one of a single dimension has rows of one number. What is
-    `resident` is the same for each sample, such as a weight; other values stream through, some rows at a time."""
+    """A value on the device: `rows` of `row_bytes`; a vector has rows of one number. A `resident` tensor is the same
+    for each sample, such as a weight. Other tensors stream through, some rows at a time."""
 
     rows: int
     row_bytes: int
@@ -84,7 +134,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Work:
-    """The stages of a graph, in order, and the tensors by value. `kept` are the values that outlive the graph."""
+    """The stages of a graph, in order, and the tensors by value. `kept` are the outputs of the graph."""
 
     stages: tuple[Stage, ...]
     tensors: Mapping[str, Tensor]
@@ -92,32 +142,31 @@ class Work:
 
     @cached_property
     def last_reader(self) -> Mapping[str, int]:
-        """By value: the number of the last stage that reads it."""
+        """By value, the number of the last stage that reads it."""
         return {read.value: number for number, stage in enumerate(self.stages) for read in stage.reads}
 
 
 def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
-    """The work of the forward and the backward in `graph`. Raises PefError for an operator that is given what it does
-    not take."""
+    """The work of the forward and the backward in `graph`. Raises PefError for invalid operands of a product."""
     types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
-    made_of: dict[str, str] = {}
-    stages = list(_stages(graph, types, made_of))
-    widened = _of_the_loss(graph, stages, types)
-    kept = frozenset(made_of.get(output.value, output.value) for output in graph.outputs)
-    resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, made_of)
+    base_of: dict[str, str] = {}
+    stages = list(_stages(graph, types, base_of))
+    float32 = _loss_values(graph, stages, types)
+    kept = frozenset(base_of.get(output.value, output.value) for output in graph.outputs)
+    resident = _fixed(stages, symbols) | _gradients(graph, stages, symbols, types, base_of)
     stages = [
-        replace(stage, units=units_of(graph.nodes[stage.node], types, lambda name: made_of.get(name, name) in resident))
+        replace(stage, units=units_of(graph.nodes[stage.node], types, lambda name: base_of.get(name, name) in resident))
         if stage.product_flops
         else stage
         for stage in stages
     ]
     values = dict.fromkeys(value for stage in stages for value in _values(stage))
-    tensors = {value: _tensor(types[value], value in widened, value in resident) for value in values}
+    tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
 
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
-    """The stages of each section; `ends` are the nodes at which sections end, in order."""
+    """The range of stages of each section; `ends` are the nodes at which sections end, in order."""
     ranges, start = [], 0
     for end in ends:
         stop = start
@@ -129,9 +178,8 @@ def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
-    """`work` of batches of `compiled` samples, for batches of `wanted`: what streams has so many rows more or less, and
-    each product that reads it so many operations. Its smallest tensors, of fewer rows than samples, stay as they are.
-    """
+    """`work` for `wanted` samples instead of `compiled`: scales the rows of streamed tensors and the FLOPs of products
+    that read one. Tensors with fewer rows than samples stay as they are."""
 
     def rows(tensor: Tensor) -> Tensor:
         if tensor.resident or tensor.rows < compiled:
@@ -150,7 +198,7 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
 
 
 def device_bytes_of(type_: TensorType) -> int:
-    """What a tensor takes on a device, that is of no loss."""
+    """Bytes of a tensor on a device, outside the loss."""
     return type_.numel * _DEVICE_BYTES[type_.dtype]
 
 
@@ -158,9 +206,9 @@ def _values(stage: Stage) -> tuple[str, ...]:
     return (*(read.value for read in stage.reads), *stage.writes)
 
 
-def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, str]) -> Iterator[Stage]:
-    """In order. `made_of` is filled: by value, the one that it shows."""
-    for place, node in enumerate(graph.nodes):
+def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, str]) -> Iterator[Stage]:
+    """The stages in order. Adds to `base_of`: by view, its base."""
+    for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
         if operator.kind in (OperatorKind.OPTIMIZER, OperatorKind.COLLECTIVE):
             continue
@@ -168,14 +216,14 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, st
         results = [name for name in node.results if name is not None]
         if not read:
             continue
-        source = made_of.get(read[0], read[0])
-        if _is_free(operator.kind, results, source, types):
-            made_of.update(dict.fromkeys(results, source))
+        base = base_of.get(read[0], read[0])
+        if _is_free(operator.kind, results, base, types):
+            base_of.update(dict.fromkeys(results, base))
             continue
         is_product = operator.kind in PRODUCTS
         yield Stage(
-            node=place,
-            reads=_reads(node, read, types, made_of),
+            node=index,
+            reads=_reads(node, read, types, base_of),
             writes=tuple(results),
             product_flops=operator.flops(node, types.__getitem__) if is_product else 0,
             units=0.0,
@@ -184,17 +232,17 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], made_of: dict[str, st
 
 
 def _reads(
-    node: Node, names: list[str], types: Mapping[str, TensorType], made_of: Mapping[str, str]
+    node: Node, names: list[str], types: Mapping[str, TensorType], base_of: Mapping[str, str]
 ) -> tuple[Read, ...]:
     """Each value once; of several views of one value, the largest."""
     reads: dict[str, Read] = {}
-    given = max((types[name].numel for name in node.results if name is not None), default=0)
+    results = max((types[name].numel for name in node.results if name is not None), default=0)
     for number, name in enumerate(names):
-        value = made_of.get(name, name)
+        value = base_of.get(name, name)
         whole = max(types[value].numel, 1)
         picks = number == 0 and node.operator in _PICKS
-        wanted = min(given, types[name].numel) if picks else types[name].numel
-        # Two lookups in one table find different rows, as two views show different parts.
+        wanted = min(results, types[name].numel) if picks else types[name].numel
+        # Two lookups in one table read different rows, as two views show different parts.
         read = Read(value, node.name if picks else name, min(1.0, wanted / whole))
         if value not in reads or reads[value].part < read.part:
             reads[value] = read
@@ -207,15 +255,15 @@ def _needs_all(node: Node) -> bool:
     return node.operator in _WHOLE_BATCH_FIRST
 
 
-def _is_free(kind: OperatorKind, results: list[str], source: str, types: Mapping[str, TensorType]) -> bool:
-    """Whether it is a pattern of addresses. A copy of a part of something is not: rows must move together."""
+def _is_free(kind: OperatorKind, results: list[str], base: str, types: Mapping[str, TensorType]) -> bool:
+    """Whether the operator is only an address pattern. A copy of a part is not: its rows must be gathered."""
     if kind is OperatorKind.VIEW:
         return True
-    return kind is OperatorKind.COPY and len(results) == 1 and types[results[0]].numel == types[source].numel
+    return kind is OperatorKind.COPY and len(results) == 1 and types[results[0]].numel == types[base].numel
 
 
-def _of_the_loss(graph: Graph, stages: list[Stage], types: Mapping[str, TensorType]) -> set[str]:
-    """What the operators of the loss read and write, and the softmaxes and copies that belong to them."""
+def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorType]) -> set[str]:
+    """Floating-point values of loss operators, and of softmaxes and copies next to them."""
 
     def kind_of(stage: Stage) -> OperatorKind:
         return OPERATORS[graph.nodes[stage.node].operator].kind
@@ -229,7 +277,7 @@ def _of_the_loss(graph: Graph, stages: list[Stage], types: Mapping[str, TensorTy
 
 
 def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol]) -> set[str]:
-    """What is the same for each sample: the model's tensors, and what is made of them alone."""
+    """Values that are the same for each sample: the model's tensors, and what is computed from them alone."""
     fixed = {name for name, symbol in symbols.items() if symbol.kind in _FIXED}
     for stage in stages:
         if fixed.issuperset(read.value for read in stage.reads):
@@ -242,13 +290,13 @@ def _gradients(
     stages: list[Stage],
     symbols: Mapping[str, Symbol],
     types: Mapping[str, TensorType],
-    made_of: Mapping[str, str],
+    base_of: Mapping[str, str],
 ) -> set[str]:
-    """The gradients of parameters, and what is only added to one."""
+    """Gradients of parameters, and terms that are added to them."""
     maker = {value: stage for stage in stages for value in stage.writes}
     outputs = [output.value for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.GRADIENT]
     found: set[str] = set()
-    waiting = [made_of.get(value, value) for value in outputs]
+    waiting = [base_of.get(value, value) for value in outputs]
     while waiting:
         value = waiting.pop()
         if value in found or value not in maker:
@@ -260,10 +308,10 @@ def _gradients(
     return found
 
 
-def _tensor(type_: TensorType, widened: bool, resident: bool) -> Tensor:
+def _tensor(type_: TensorType, float32: bool, resident: bool) -> Tensor:
     row = type_.shape[-1] if len(type_.shape) > 1 else 1
     return Tensor(
         rows=type_.numel // max(row, 1),
-        row_bytes=row * (_WIDE_BYTES if widened else _DEVICE_BYTES[type_.dtype]),
+        row_bytes=row * (_FLOAT32_BYTES if float32 else _DEVICE_BYTES[type_.dtype]),
         resident=resident or type_.numel == 1,
     )

@@ -1,1 +1,1 @@
-"""THE MACHINE: what a device is, one TOML for each, with a source beside every number."""
+"""The simulated hardware: devices and clusters as TOML files, with a source beside every figure."""

@@ -1,15 +1,84 @@
-"""What a replica may use of a device: some of its tiles, with the memory beside the chip."""
+"""What one replica may use of a device, and the calibration that turns published figures into reachable rates."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from sambasim.errors import OptionError
-from sambasim.hardware.calibration import Calibration
-from sambasim.hardware.spec import DeviceSpec
+from sambasim.hardware.spec import DeviceSpec, shipped_text
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Parameter(_Table):
+    """A calibrated number, its meaning and its source."""
+
+    value: PositiveFloat
+    meaning: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+
+class Share(Parameter):
+    """A fraction, at most 1."""
+
+    value: PositiveFloat = Field(le=1)
+
+
+class Count(_Table):
+    """A whole number, its meaning and its source."""
+
+    value: PositiveInt
+    meaning: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+
+class Fit(_Table):
+    """Errors of the predictions on the `rows` used for calibration, as unsigned fractions of the published values. A
+    test compares them with `sambasim validate`."""
+
+    device: str
+    arch: str
+    rows: str
+    mean_error: PositiveFloat
+    worst_error: PositiveFloat
+    worst_host_error: PositiveFloat
+
+
+class Calibration(_Table):
+    """All calibrated numbers, and how well they fit: the content of `calibration.toml`."""
+
+    ddr_efficiency: Share
+    hbm_efficiency: Share
+    unit_efficiency: Share
+    launch_s: Parameter
+    host_s_per_section: Parameter
+    host_bytes_per_s: Parameter
+    units_per_stage: Count
+    buffer_share: Share
+    tile_rows: Count
+    least_tiles: Count
+    fit: Fit
+
+    def parameters(self) -> Mapping[str, Parameter | Count]:
+        """The calibrated numbers by name."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value for name, value in named if isinstance(value, Parameter | Count)}
+
+
+@cache
+def load_calibration() -> Calibration:
+    """The calibration that ships with sambasim."""
+    return Calibration.model_validate(tomllib.loads(shipped_text("calibration.toml")))
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """DDR behind HBM: the HBM has room for `fast_bytes`, and the rest is read at `bytes_per_s`."""
+    """DDR of a device with HBM: what exceeds the `fast_bytes` of HBM is read at `bytes_per_s`."""
 
     fast_bytes: int
     bytes_per_s: float
@@ -17,11 +86,12 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Units, bytes and rates of some tiles, which are called `where`.
+    """Compute units, bytes and rates that one replica may use.
 
-    unit_flops_per_s: of one compute unit, as far as it is reached
-    memory_bytes_per_s: of the memory beside the chip, called `memory`, as far as it is reached
-    capacity_bytes: all of that memory, what is `behind` it included
+    where: description of the device and the tiles, for messages
+    unit_flops_per_s: reachable rate of one compute unit
+    memory: "HBM" or "DDR", the off-chip memory that sections stream from, at the reachable `memory_bytes_per_s`
+    capacity_bytes: all off-chip memory, the DDR `behind` an HBM included
     """
 
     where: str
@@ -39,10 +109,10 @@ class Budget:
 
 
 def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:
-    """Of `tiles` tiles of `device`; None for all of them. Tiles have equal parts of everything, of memory too, so that
-    replicas which share a device do not slow each other.
+    """The budget of `tiles` tiles of `device`; None for the whole device.
 
-    Raises OptionError for more tiles than there are, and for a device of which nobody has published how many it has.
+    Tiles have equal shares of everything, memory bandwidth included, so replicas on one device do not slow each other.
+    Raises OptionError for more tiles than there are, and for a device whose number of tiles is not published.
     """
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
@@ -68,7 +138,7 @@ def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = 
 def _share(device: DeviceSpec, tiles: int) -> float:
     if device.tiles is None:
         raise OptionError(
-            f"nobody has published how many tiles an {device.name} has, so it cannot be shared by tiles",
+            f"the number of tiles of an {device.name} is not published, so it cannot be divided",
             remedy="leave out --num-tiles",
         )
     if not 1 <= tiles <= device.tiles:

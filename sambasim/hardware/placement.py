@@ -1,17 +1,55 @@
-"""Which replica has which tiles of which RDU of which node."""
+"""The simulated hardware of a PEF, and the placement of its replicas: node, RDU and tiles of each."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.errors import LaunchError, OptionError
-from sambasim.hardware.cluster import ClusterSpec
-from sambasim.hardware.spec import DeviceSpec
+from sambasim.errors import LaunchError, OptionError, PefError
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, device_of, load_cluster, load_device
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where one replica sits; all count from 0. `first_tile` and `tiles` are None where it has a whole RDU."""
+class Inventory:
+    """A replica has `tiles` tiles of a `device`, or all of it for None; the devices form a `cluster`."""
+
+    device: DeviceSpec
+    tiles: int | None
+    cluster: ClusterSpec
+
+    @property
+    def share(self) -> str:
+        """The hardware of one replica, as text: `4 of 8 tiles of SN30`."""
+        if self.tiles is None:
+            return self.device.name
+        return f"{self.tiles} of {self.device.tiles} tiles of {self.device.name}"
+
+
+def inventory_of(
+    compile_options: Mapping[str, object],
+    *,
+    arch: str | None = None,
+    tiles: int | None = None,
+    cluster: str | None = None,
+) -> Inventory:
+    """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it.
+
+    The tiles of the PEF apply to its own device only: with another `arch` a replica has all tiles by default.
+    Raises OptionError for an unknown device or cluster, and PefError for tiles that the PEF's device does not have.
+    """
+    device = load_device(arch) if arch else device_of(compile_options)
+    of_pef = compile_options.get("num_tiles") if arch is None else None
+    if tiles is None and isinstance(of_pef, int):
+        if device.tiles is None or not 1 <= of_pef <= device.tiles:
+            most = device.tiles or "an unknown number"
+            what = f"the PEF was compiled for {str(of_pef)[:20]} tiles of {device.name}, which has {most}"
+            raise PefError(what, where="compile_options.num_tiles", remedy="compile it again")
+        tiles = of_pef
+    return Inventory(device, tiles, load_cluster(cluster or device.cluster))
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Node, RDU and tiles of one replica, counted from 0; `first_tile` and `tiles` are None for a whole RDU."""
 
     replica: int
     node: int
@@ -21,16 +59,16 @@ class Seat:
 
     def __str__(self) -> str:
         """`node 0 RDU 3 tiles 4-7`."""
-        of_rdu = f"node {self.node} RDU {self.rdu}"
+        rdu = f"node {self.node} RDU {self.rdu}"
         if self.first_tile is None or self.tiles is None:
-            return of_rdu
-        return f"{of_rdu} {_named('tile', range(self.first_tile, self.first_tile + self.tiles))}"
+            return rdu
+        return f"{rdu} {_ranges('tile', range(self.first_tile, self.first_tile + self.tiles))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Equal replicas on a cluster: they fill one RDU after the other, and one node after the other. `node_of` has the
-    node of each replica where that is given, and None where it is not."""
+    """Equal replicas on a cluster. They fill one RDU after the other and one node after the other, except that
+    `node_of`, unless it is None, gives the node of each replica."""
 
     cluster: ClusterSpec
     replicas: int
@@ -40,7 +78,7 @@ class Placement:
 
     @property
     def per_full_node(self) -> int:
-        """Replicas that a node has room for."""
+        """The most replicas that fit on a node."""
         return self.per_rdu * self.cluster.rdus_per_node
 
     @property
@@ -58,38 +96,38 @@ class Placement:
         """Replicas on the fullest RDU."""
         return min(self.on_a_node, self.per_rdu)
 
-    def seats(self) -> list[Seat]:
-        """Of all replicas, in order."""
-        taken: Counter[int] = Counter()
-        seats = []
+    def locations(self) -> list[Location]:
+        """The location of each replica, in order."""
+        placed: Counter[int] = Counter()
+        locations = []
         for replica in range(self.replicas):
             node = replica // self.per_full_node if self.node_of is None else self.node_of[replica]
-            rdu, part = divmod(taken[node], self.per_rdu)
-            taken[node] += 1
-            seats.append(Seat(replica, node, rdu, None if self.tiles is None else part * self.tiles, self.tiles))
-        return seats
+            rdu, part = divmod(placed[node], self.per_rdu)
+            placed[node] += 1
+            first_tile = None if self.tiles is None else part * self.tiles
+            locations.append(Location(replica, node, rdu, first_tile, self.tiles))
+        return locations
 
     def __str__(self) -> str:
         """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`."""
-        seats = self.seats()
-        nodes, rdus = sorted({seat.node for seat in seats}), [seat.rdu for seat in seats]
+        locations = self.locations()
+        per_node = Counter(location.node for location in locations)
         tiles = "" if self.tiles is None else f", {_counted(self.tiles, 'tile')} a replica"
-        who, where = f"{_counted(self.replicas, 'replica')} on {_named('node', nodes)}", f"cluster {self.cluster.name}"
-        places = _named("RDU", range(max(rdus) + 1))
-        if len(nodes) == 1:
-            return f"{who}, {places} of {where}{tiles}"
-        alike = len(set(Counter(seat.node for seat in seats).values())) == 1
-        return f"{who} of {where}, {places} of {'each' if alike else 'the fullest'}{tiles}"
+        replicas = f"{_counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
+        rdus = _ranges("RDU", range(max(location.rdu for location in locations) + 1))
+        if len(per_node) == 1:
+            return f"{replicas}, {rdus} of cluster {self.cluster.name}{tiles}"
+        each = "each" if len(set(per_node.values())) == 1 else "the fullest"
+        return f"{replicas} of cluster {self.cluster.name}, {rdus} of {each}{tiles}"
 
 
 def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec) -> Placement:
-    """`replicas` of `tiles` tiles each, None for whole RDUs. Raises OptionError if the cluster has too few."""
-    per_rdu = _per_rdu(device, tiles)
-    placement = Placement(cluster, replicas, tiles, per_rdu)
+    """`replicas` with `tiles` tiles each, None for whole RDUs. Raises OptionError if the cluster is too small."""
+    placement = Placement(cluster, replicas, tiles, _per_rdu(device, tiles))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
-            f"{replicas} replicas, and {cluster.name} has room for {most}: {_room(placement)},"
+            f"{replicas} replicas, and {cluster.name} has room for {most}: {_capacity(placement)},"
             f" {_counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )
@@ -105,10 +143,10 @@ def place_on_nodes(
     command: str = "...",
     or_else: str = "",
 ) -> Placement:
-    """As `place`, for replicas that are on nodes already: `node_of` has that of each.
+    """As `place`, but the node of each replica is given by `node_of`.
 
-    command: what mpirun started: the remedy repeats it
-    or_else: what else to type where a node has no room for them
+    command: the program that mpirun started, which the remedy repeats
+    or_else: one more remedy for a node that is too small
 
     Raises LaunchError if a node has too few RDUs, or the cluster too few nodes.
     """
@@ -120,19 +158,35 @@ def place_on_nodes(
             remedy=f"start them on {_counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
         )
     node, most = Counter(node_of).most_common(1)[0]
-    if most > placement.per_full_node:
-        room = placement.per_full_node
-        mpirun = f": mpirun -np {room} {command}" if placement.nodes == 1 else ""
-        fewer = ", or fewer" if room > 1 else ""
-        remedies = [f"start {_counted(room, 'replica')} a node{fewer}{mpirun}"]
+    fit = placement.per_full_node
+    if most > fit:
+        mpirun = f": mpirun -np {fit} {command}" if placement.nodes == 1 else ""
+        remedies = [f"start {_counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
         smaller = _tiles_for(most, device, cluster)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
-            f"{most} replicas on node {node}, and a node of {cluster.name} has room for {room}: {_room(placement)}",
+            f"{most} replicas on node {node}, and a node of {cluster.name} has room for {fit}: {_capacity(placement)}",
             remedy="; or ".join([*remedies, *([or_else] if or_else else [])]),
         )
     return placement
+
+
+def place_replicas(
+    inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
+) -> Placement:
+    """Where replicas are on the simulated machine: replicas of one MPI node on one simulated node.
+
+    node_of: the node of each replica. An emulation has none and fills one simulated node after the other
+    command: what mpirun started, for the error
+    or_else: another remedy if a node is too small
+
+    Raises LaunchError, or OptionError for an emulation, if the machine is too small; the same on all ranks.
+    """
+    device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
+    if emulated > 1:
+        return place(emulated, device, tiles, cluster)
+    return place_on_nodes(node_of, device, tiles, cluster, command=command, or_else=or_else)
 
 
 def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
@@ -140,23 +194,23 @@ def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
 
 
 def _tiles_for(replicas: int, device: DeviceSpec, cluster: ClusterSpec) -> int | None:
-    """The most tiles of which a node has room for so many replicas; None if there is no such number."""
-    some = range(device.tiles or 0, 0, -1)
-    return next((tiles for tiles in some if _per_rdu(device, tiles) * cluster.rdus_per_node >= replicas), None)
+    """The largest number of tiles with which `replicas` fit on a node; None if there is none."""
+    counts = range(device.tiles or 0, 0, -1)
+    return next((tiles for tiles in counts if _per_rdu(device, tiles) * cluster.rdus_per_node >= replicas), None)
 
 
-def _room(placement: Placement) -> str:
-    what = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
-    return f"{what}, {_counted(placement.cluster.rdus_per_node, 'RDU')} a node"
+def _capacity(placement: Placement) -> str:
+    per_rdu = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
+    return f"{per_rdu}, {_counted(placement.cluster.rdus_per_node, 'RDU')} a node"
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _named(noun: str, numbers: Sequence[int]) -> str:
+def _ranges(noun: str, numbers: Sequence[int]) -> str:
     """`RDU 0`, `RDUs 0-7`, `nodes 0, 2`."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
-    in_a_row = numbers[-1] - numbers[0] == len(numbers) - 1
-    return f"{noun}s {f'{numbers[0]}-{numbers[-1]}' if in_a_row else ', '.join(map(str, numbers))}"
+    consecutive = numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"{noun}s {f'{numbers[0]}-{numbers[-1]}' if consecutive else ', '.join(map(str, numbers))}"

@@ -1,26 +1,39 @@
-"""A device as data: what `--arch` names.
+"""Devices, links and clusters as TOML tables: what `--arch` and `--cluster` name.
 
-Every figure in `devices/*.toml` stands beside its source; a figure that nobody published says `estimate` or how it was
-derived, and whoever prints it prints that too. Users write their own in the same form.
+Every figure in `devices/*.toml`, `clusters/*.toml` and `links.toml` has an entry in `sources`: a publication, a
+derivation, or "estimate". Output that prints a figure prints its source too. User files have the same form.
 """
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
+from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.tables import checked, is_file, shipped, shipped_text, user_text
 
 DEFAULT_ARCH = "sn30"
-"""The device of a PEF that does not say for which it was compiled."""
+"""The device of a PEF whose compile options name none."""
 
 ALIASES = {"sn40": "sn40l"}
-"""Spellings of `--arch` that SambaFlow takes for a device that we file under another name."""
+"""`--arch` values of SambaFlow, and the device file that each means."""
 
 
 class Spec(BaseModel):
-    """Figures, and where each is from: `sources` has an entry for every one that is set."""
+    """A table of figures. `sources` has an entry for every figure that is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -30,22 +43,22 @@ class Spec(BaseModel):
     @model_validator(mode="after")
     def _each_figure_has_a_source(self) -> "Spec":
         figures = self.model_fields_set - {"name", "sources"} - self.without_source()
-        bare = sorted(figures - self.sources.keys())
-        if bare:
-            raise ValueError(f"no source is given for {', '.join(bare)}; 'estimate' is one")
+        missing = sorted(figures - self.sources.keys())
+        if missing:
+            raise ValueError(f"no source is given for {', '.join(missing)}; 'estimate' is one")
         unknown = sorted(self.sources.keys() - type(self).model_fields.keys())
         if unknown:
-            raise ValueError(f"sources has {', '.join(unknown)}, which is no figure")
+            raise ValueError(f"sources has {', '.join(unknown)}, which is not a figure")
         return self
 
     @classmethod
     def without_source(cls) -> frozenset[str]:
-        """What is a choice and no figure."""
+        """Fields that are choices, not figures."""
         return frozenset()
 
 
 class DeviceSpec(Spec):
-    """One RDU. Units are in the names; `cluster` is the one that it is usually built into."""
+    """One RDU. Units are in the names. `cluster` is the default cluster of the device."""
 
     tiles: PositiveInt | None = None  # not published for every device
     pcus: PositiveInt
@@ -69,37 +82,165 @@ class DeviceSpec(Spec):
         return self
 
 
-def device_names() -> tuple[str, ...]:
-    """The devices that ship with sambasim, in order."""
-    return shipped("devices")
+class LinkSpec(Spec):
+    """A full-duplex link: bytes per second in each direction, and the latency of an empty message."""
+
+    bandwidth_bytes_per_s: PositiveFloat
+    latency_s: NonNegativeFloat
 
 
-def device_of(compiled: Mapping[str, object]) -> DeviceSpec:
-    """The device that a PEF with the options `compiled` was compiled for. Raises PefError as `arch_of` does."""
-    return load_device(arch_of(compiled))
+class ClusterSpec(Spec):
+    """Equal nodes; `nodes` is None for no limit.
 
-
-def arch_of(compiled: Mapping[str, object]) -> str:
-    """The name of that device, which is one that ships with sambasim.
-
-    No file is opened because a PEF names it. Raises PefError for any other.
+    peer_link: between two RDUs of a node; an RDU uses its `peer_links_per_rdu` links together
+    host_link: between an RDU and its host, `host_links_per_rdu` of them
+    host_memory_bytes_per_s: of one node, shared by everything that its RDUs copy and its host adds
+    network_link: between nodes; the RDUs of a node share `network_links_per_node` of them
     """
-    name = compiled.get("arch", DEFAULT_ARCH)
-    if not isinstance(name, str) or ALIASES.get(name, name) not in device_names():
-        what = f"the PEF was compiled for the device {str(name)[:40]!r}, which does not ship with sambasim"
-        raise PefError(what, where="compile_options.arch", remedy=f"compile it for one of {', '.join(device_names())}")
-    return name
+
+    nodes: PositiveInt | None = None
+    rdus_per_node: PositiveInt
+    peer_link: LinkSpec
+    peer_links_per_rdu: PositiveInt
+    host_link: LinkSpec
+    host_links_per_rdu: PositiveInt
+    host_memory_bytes_per_s: PositiveFloat
+    network_link: LinkSpec
+    network_links_per_node: PositiveInt
+
+    @classmethod
+    def without_source(cls) -> frozenset[str]:
+        return frozenset({"nodes"})
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices that ship with sambasim, sorted."""
+    return _shipped("devices")
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The clusters that ship with sambasim, sorted."""
+    return _shipped("clusters")
 
 
 @cache
 def load_device(name: str) -> DeviceSpec:
-    """The device called `name`, or the one in the file of that name. Raises OptionError if there is none."""
-    if is_file(name):
-        return checked(DeviceSpec, user_text("--arch", name), name)
+    """The shipped device `name`, or the device in the TOML file `name`. Raises OptionError if there is none."""
+    if _is_file(name):
+        return _checked(DeviceSpec, _user_text("--arch", name), name)
     name = ALIASES.get(name, name)
     if name not in device_names():
         raise OptionError(
             f"there is no device called {name!r}",
             remedy=f"--arch takes one of {', '.join(device_names())}, or a TOML file",
         )
-    return checked(DeviceSpec, shipped_text(f"devices/{name}.toml"), f"the device file {name}.toml")
+    return _checked(DeviceSpec, shipped_text(f"devices/{name}.toml"), f"the device file {name}.toml")
+
+
+@cache
+def load_cluster(name: str) -> ClusterSpec:
+    """The shipped cluster `name`, or the cluster in the TOML file `name`. Raises OptionError if there is none.
+
+    A link is the name of a shipped link, or a table.
+    """
+    if _is_file(name):
+        text, where = _user_text("--cluster", name), name
+    elif name in cluster_names():
+        text, where = shipped_text(f"clusters/{name}.toml"), f"the cluster file {name}.toml"
+    else:
+        raise OptionError(
+            f"there is no cluster called {name!r}",
+            remedy=f"--cluster takes one of {', '.join(cluster_names())}, or a TOML file",
+        )
+
+    def with_links(table: dict[str, object]) -> dict[str, object]:
+        return {key: _link(value, key, where) if key.endswith("_link") else value for key, value in table.items()}
+
+    return _checked(ClusterSpec, text, where, with_links)
+
+
+def device_of(compile_options: Mapping[str, object]) -> DeviceSpec:
+    """The device that a PEF with these options was compiled for. Raises PefError as `arch_of` does."""
+    return load_device(arch_of(compile_options))
+
+
+def arch_of(compile_options: Mapping[str, object]) -> str:
+    """The name of that device. Raises PefError if it does not ship with sambasim: a PEF must not make us open a
+    file."""
+    name = compile_options.get("arch", DEFAULT_ARCH)
+    if not isinstance(name, str) or ALIASES.get(name, name) not in device_names():
+        what = f"the PEF was compiled for the device {str(name)[:40]!r}, which does not ship with sambasim"
+        raise PefError(what, where="compile_options.arch", remedy=f"compile it for one of {', '.join(device_names())}")
+    return name
+
+
+def shipped_text(name: str) -> str:
+    """The text of one TOML file of this package."""
+    return (files("sambasim.hardware") / name).read_text(encoding="utf-8")
+
+
+def _shipped(folder: str) -> tuple[str, ...]:
+    entries = (files("sambasim.hardware") / folder).iterdir()
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
+
+
+@cache
+def _link_tables() -> Mapping[str, Mapping[str, object]]:
+    return tomllib.loads(shipped_text("links.toml"))
+
+
+def _link(given: object, key: str, where: str) -> object:
+    if not isinstance(given, str):
+        return given
+    if given not in _link_tables():
+        raise OptionError(
+            f"{key} of {where} is {given!r}, which is not a known link",
+            remedy=f"name one of {', '.join(_link_tables())}, or write a table [{key}]",
+        )
+    return {"name": given, **_link_tables()[given]}
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name
+
+
+def _user_text(flag: str, name: str) -> str:
+    try:
+        return read_text(Path(name), LARGEST_TOML_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"{flag} {name} cannot be read: {reason}", remedy="name a TOML file") from error
+
+
+_Table = TypeVar("_Table", bound=Spec)
+
+
+def _checked(
+    model: type[_Table],
+    text: str,
+    where: str,
+    prepare: Callable[[dict[str, object]], dict[str, object]] = lambda table: table,
+) -> _Table:
+    """`text` as a `model`. Raises OptionError that names each figure that is missing, unknown or out of range."""
+    try:
+        tables = tomllib.loads(text)
+        if nests_too_deeply(tables):
+            raise RecursionError
+        return model.model_validate(prepare(tables))
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
+    except RecursionError:
+        raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
+    except ValidationError as error:
+        wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
+        raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
+
+
+def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:
+    name = ".".join(map(str, place))
+    if kind == "missing":
+        return f"{name} is missing"
+    if kind == "extra_forbidden":
+        return f"{name} is unknown"
+    message = message.removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message

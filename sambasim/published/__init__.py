@@ -1,1 +1,1 @@
-"""What others have measured on devices, and the models that they measured: what predictions are held against."""
+"""Published measurements of steps, and the models that they were made with."""

@@ -1,4 +1,4 @@
-"""The models of the published rows, as far as their publications describe them."""
+"""The models of the published rows, as far as the publications describe them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 class GPT2(nn.Module):
     """GPT-2 with its head tied to the embedding. The loss is of the logits of all tokens but the last, as Hugging Face
-    shifts them; `gives_logits` says that they are a result beside the loss, as they are there."""
+    shifts them. With `gives_logits` the model returns them too, as Hugging Face's does."""
 
     def __init__(
         self,
@@ -119,4 +119,4 @@ MODELS: Mapping[str, tuple[Callable[..., nn.Module], Callable[..., dict[str, Ten
     "gpt2": (GPT2, _tokens),
     "unet": (_unet, _images),
 }
-"""By the name that rows have for them: what makes a model, and what makes a batch of its inputs."""
+"""By name: the functions that make the model and a batch of its inputs."""

@@ -1,4 +1,4 @@
-"""The published rows, as data."""
+"""Published measurements, which `sambasim validate` compares with predictions."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 
 class Row(BaseModel):
-    """One measurement of somebody else.
+    """One published measurement.
 
-    figure: `device_s`, seconds of a training step on the device; `samples_per_s` or `tokens_per_s`, of all `replicas`
-    host_s: seconds of host time in the same step, where that was published
-    sections: how many there were, where that was published
+    figure: `device_s`, the device time of a training step in seconds; `samples_per_s` or `tokens_per_s` of all replicas
+    host_s: host time of the same step in seconds, if published
+    sections: number of sections, if published
     samples_tokens: tokens of one sample
     """
 
@@ -36,7 +36,7 @@ class Row(BaseModel):
     source: str
 
     def figure_of(self, device_s: float, step_s: float) -> float:
-        """What a step comes to, in the row's figure: seconds on the device, and of host, device and sync together."""
+        """A step in the unit of `figure`. `step_s` is the sum of host, device and exposed sync."""
         match self.figure:
             case "device_s":
                 return device_s
@@ -48,6 +48,6 @@ class Row(BaseModel):
 
 @cache
 def published_rows() -> tuple[Row, ...]:
-    """All that ship with sambasim."""
+    """All rows in rows.toml."""
     text = (files("sambasim.published") / "rows.toml").read_text(encoding="utf-8")
     return tuple(Row.model_validate(row) for row in tomllib.loads(text)["rows"])

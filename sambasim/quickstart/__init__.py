@@ -1,1 +1,1 @@
-"""What `sambasim compile` compiles when it is told nothing: a model, its data and its config."""
+"""The default input of `sambasim compile`: a model, its data and its config."""

@@ -1,6 +1,6 @@
-"""The quick start: a small convolutional network learns to read 8 by 8 images of handwritten digits.
+"""The quick start: a small convolutional network learns to classify 8 by 8 images of handwritten digits.
 
-The images are real: the 1,797 of the UCI set that the README of this folder tells about.
+The data are 1,797 images of a UCI data set; see the README of this folder.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ CLASSES = 10
 LARGEST_PIXEL = 16
 HELD_OUT = 360
 SPLIT_SEED = 1998
-"""A constant: which images are held out is part of the data set, not of a run."""
+"""Constant, because the choice of held-out images belongs to the data set, not to a run."""
 
 
 class DigitsClassifier(nn.Module):
@@ -56,16 +56,16 @@ class DigitImages(Dataset[tuple[Tensor, Tensor]]):
         return self.images[index], self.labels[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        # One indexing operation for the whole batch, where a DataLoader would make one for each sample.
+        # One indexing operation for the whole batch instead of one per sample.
         chosen = torch.tensor(indices)
         return list(zip(self.images[chosen].unbind(0), self.labels[chosen].unbind(0), strict=True))
 
 
 def digits() -> tuple[DigitImages, DigitImages]:
-    """The 1,437 images to train on, and the 360 held out. The same ones always; all classes in both."""
+    """The 1,437 training images and the 360 held-out images. The split is constant; both have all classes."""
     with np.load(IMAGES, allow_pickle=False) as held:
         pixels, classes = held["images"], held["labels"]
-    # RandomState's stream is frozen by NumPy's policy. The set lists its writers one after the other: this mixes them.
+    # Shuffled, because the set is sorted by writer. NumPy guarantees that the stream of RandomState never changes.
     order = np.random.RandomState(SPLIT_SEED).permutation(len(classes))
     images = torch.from_numpy(pixels[order].astype(np.float32) / LARGEST_PIXEL).unsqueeze(1)
     labels = torch.from_numpy(classes[order].astype(np.int64))

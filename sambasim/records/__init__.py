@@ -1,1 +1,1 @@
-"""The schema of what a run leaves behind: metrics lines and the summary. Written by `runtime`, read by `report`."""
+"""The schemas of the files that a run writes, and their readers. `runtime` writes them, `report` reads them."""

@@ -1,12 +1,12 @@
-"""What `sambasim bench collectives` found: one JSON line.
+"""The result of `sambasim bench collectives`: one JSON line.
 
     algorithm bandwidth   bytes of the buffer / time
-    bus bandwidth         algorithm bandwidth × 2 (n - 1) / n, for n ranks: what the slowest link must have carried
-    copy bound            the time in which all ranks, at the same time, copy (n + 1) / 2 buffers in all: an all-reduce
-                          in memory reads n buffers and writes one, and a copy reads as many bytes as it writes
+    bus bandwidth         algorithm bandwidth × 2 (n - 1) / n for n ranks: the least that the slowest link carried
+    copy bound            the time that all ranks need to copy (n + 1) / 2 buffers together, at the same time: an
+                          all-reduce in memory reads n buffers and writes one; a copy reads and writes equal bytes
 
-Source of the bandwidths: PERFORMANCE.md of nccl-tests. A time is the median over runs, and that of one run is the
-longest of any rank. Everything was measured, but for what `PredictionsRecord` holds.
+Bandwidths are defined as in PERFORMANCE.md of nccl-tests. A time is the median over runs; the time of a run is that of
+its slowest rank. Everything is measured.
 """
 
 from typing import Literal
@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 DEFINITIONS = (
     "algorithm bandwidth = bytes / time; bus bandwidth = algorithm bandwidth × 2 (n - 1) / n for n ranks (nccl-tests)",
-    "copy bound = all ranks, at the same time, copy (n + 1) / 2 buffers: the bytes that an all-reduce in memory moves",
-    "time = median over runs; of one run, the longest of any rank",
+    "copy bound = time to copy (n + 1) / 2 buffers, by all ranks at once: the bytes that an all-reduce in memory moves",
+    "time = median over runs; the time of a run is that of its slowest rank",
 )
 
 
@@ -27,9 +27,10 @@ class _Record(BaseModel):
 class PathRecord(_Record):
     """One path at one size.
 
-    `measured_s` is the median over runs, `least_s` the quickest run: on a busy machine, what is left of the truth.
-    `result` says what the path leaves on every rank. `checked` says how the first and the last result of each turn were
-    compared: with the bits of the tree of additions, or within the rounding error that any order of additions keeps.
+    measured_s, least_s: the median over runs, and the fastest run, which is the better estimate on a busy machine
+    result: what every rank has afterwards
+    checked: how results were compared with the reference: "bits" equal to those of the addition tree, or within the
+        "rounding" error of any order of additions
     """
 
     path: str
@@ -43,7 +44,7 @@ class PathRecord(_Record):
 
 
 class SizeRecord(_Record):
-    """All paths at one size. `copy_bytes` is what all ranks together copied in `copy_bound_s`."""
+    """All paths at one size. All ranks together copied `copy_bytes` in `copy_bound_s`."""
 
     size_bytes: int
     runs: int
@@ -59,34 +60,8 @@ class LeftOutRecord(_Record):
     reason: str
 
 
-class LinkRecord(_Record):
-    """A way between two ranks, as it was measured for predictions: latency of a message, seconds for each byte."""
-
-    latency_s: float
-    transfer_s_per_byte: float
-
-
-class ScheduleRecord(_Record):
-    """The schedule that is predicted fastest for one size."""
-
-    size_bytes: int
-    algorithm: str
-    predicted_s: float
-    reason: str
-
-
-class PredictionsRecord(_Record):
-    """Predicted from the parameters given here, which were measured: links within a node and between nodes, None where
-    the job has no two such ranks, and the time to add one byte."""
-
-    within: LinkRecord | None
-    between: LinkRecord | None
-    addition_s_per_byte: float
-    schedules: tuple[ScheduleRecord, ...]
-
-
 class CollectivesRecord(_Record):
-    """The whole measurement. `node_of` has the node of each rank."""
+    """The whole measurement. `node_of` is the node of each rank."""
 
     kind: Literal["collectives"] = "collectives"
     world_size: int
@@ -96,4 +71,3 @@ class CollectivesRecord(_Record):
     mpi: str
     sizes: tuple[SizeRecord, ...]
     left_out: tuple[LeftOutRecord, ...]
-    predictions: PredictionsRecord | None = None

@@ -1,28 +1,34 @@
-"""What `sambasim run --record-digests FOLDER` leaves behind, and `sambasim compare` reads.
+"""The files of `sambasim run --record-digests FOLDER`, which `sambasim compare` reads.
 
-    run.json          what decides the bits of the run; written by rank 0 before the first step
-    replica-R.jsonl   a line for each recorded step of replica R, and one before them, of what it began with
+    run.json          everything that decides the bits of the run; rank 0 writes it before the first step
+    replica-R.jsonl   the initial state of replica R, then a line for each recorded step
 
-A line is written whole or not at all, so a run that dies leaves the steps that it has done. JSON has no number that is
-not finite: a norm that is none is null, and the count beside it says how many elements are to blame.
+Each line is written with one call, so a run that dies leaves the lines of its finished steps. JSON has no infinity and
+no NaN: such a norm is null, and `not_finite` counts the elements that cause it.
 """
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sambasim.errors import ArtifactError, OptionError
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
 
 
 def replica_file(replica: int) -> str:
-    """The name of the file of one replica."""
+    """File name of one replica."""
     return f"replica-{replica}.jsonl"
 
 
 What = Literal["parameter", "buffer", "state", "input", "value", "loss", "gradient"]
-"""What a tensor is to the step: a parameter or an optimizer state after the update, an input of a micro-step, a value
-that leaves its section, the loss, a gradient as far as it is added up, a buffer as its section has changed it."""
+"""The role of a tensor in a step. "parameter" and "state" are taken after the update, "input" is of a micro-step,
+"value" leaves its section, "gradient" is accumulated so far, "buffer" is as its section wrote it."""
 
 
 class _Record(BaseModel):
@@ -30,12 +36,12 @@ class _Record(BaseModel):
 
 
 class ValueDigest(NamedTuple):
-    """One tensor at one moment. In a line of JSON, a list in this order.
+    """The digest of one tensor at one point of a step. In JSON, a list in this order.
 
-    micro_step, section: where in the step, both from 0; None after the update, and before the first step
-    digest: of its dtype, its shape and its bytes (BLAKE2b, 8 bytes, in hexadecimal)
-    norm: the square root of the sum of squares, in float64; None if it is not finite
-    not_finite: how many elements are infinite or not a number
+    micro_step, section: counted from 0; None after the update, and before the first step
+    digest: of dtype, shape and bytes (BLAKE2b, 8 bytes, hexadecimal)
+    norm: L2 norm in float64; None if it is not finite
+    not_finite: number of elements that are infinite or NaN
     """
 
     what: What
@@ -48,9 +54,9 @@ class ValueDigest(NamedTuple):
 
 
 class StepDigests(_Record):
-    """A recorded step, which counts from 1; or what a replica begins with, as the step before the first recorded one.
+    """A recorded step, counted from 1. With `begins`, the initial state, as the step before the first recorded one.
 
-    `loss` is the mean over replicas; None where it is not finite, and before the first step.
+    `loss` is the mean over replicas; None if it is not finite, and for the initial state.
     """
 
     step: int
@@ -68,11 +74,12 @@ class SectionName(NamedTuple):
 
 
 class RecordedRun(_Record):
-    """The content of run.json: all that decides the bits of a run, and what was recorded of it.
+    """The content of run.json: everything that decides the bits of a run, and what was recorded.
 
-    `options` are those of the run as they hold, by dotted name, and `exempt_from_exactness` says what has bits of its
-    own. `last_step` is the last one that is to be recorded. `sees` says which values are: with an engine that compiles
-    sections together, those within such a unit are not seen.
+    options: the effective run options, by dotted name
+    exempt_from_exactness: why the bits may differ from those of other runs
+    last_step: the last step to record
+    sees: which values are recorded; an engine that compiles sections together hides those inside
     """
 
     kind: Literal["digests"] = "digests"
@@ -94,3 +101,76 @@ class RecordedRun(_Record):
     last_step: int
     sections: tuple[SectionName, ...]
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
+
+
+_REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
+_WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A folder of digests. `replicas` are those that have a file, in order."""
+
+    folder: Path
+    run: RecordedRun
+    replicas: tuple[int, ...]
+
+    def steps(self, replica: int) -> Iterator[StepDigests]:
+        """The steps of one replica, a line at a time. An incomplete last line, as a killed run leaves it, is ignored.
+
+        Raises OptionError if the file cannot be read, and ArtifactError for an invalid line.
+        """
+        path = self.folder / replica_file(replica)
+        try:
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.endswith("\n"):
+                        yield _step(line, f"{path}:{number}")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from error
+
+
+def is_recording(path: Path) -> bool:
+    """Whether `path` is a folder of digests. Its content is not checked."""
+    return (path / RUN_FILE).is_file()
+
+
+def read_recording(folder: Path) -> Recording:
+    """Open the recording in `folder`. Raises OptionError if it cannot be read, and ArtifactError if it is invalid."""
+    path = folder / RUN_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        run = RecordedRun.model_validate_json(text)
+    except ValidationError as error:
+        what = f"{path.name} is not what sambasim run --record-digests writes: {_first(error)}"
+        raise ArtifactError(what, where=str(path), remedy=_WRITTEN_BY) from error
+    found = [_REPLICA.fullmatch(file.name) for file in folder.glob(REPLICA_FILES)]
+    replicas = tuple(sorted(int(match[1]) for match in found if match))
+    if not replicas:
+        raise ArtifactError(
+            f"{folder} has no file of a replica",
+            where=str(folder / replica_file(0)),
+            remedy="record the run again, or wait for its first step; ranks of other hosts write to their own disks",
+        )
+    return Recording(folder, run, replicas)
+
+
+def _step(line: str, where: str) -> StepDigests:
+    try:
+        return StepDigests.model_validate_json(line)
+    except ValidationError as error:
+        what = f"a line is not what sambasim run --record-digests writes: {_first(error)}"
+        raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error
+
+
+def _first(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> OptionError:
+    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    return OptionError(f"{path} cannot be read: {reason}", remedy=_WRITTEN_BY)

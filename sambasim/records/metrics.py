@@ -1,11 +1,19 @@
-"""One JSON line each: a step, an evaluation, and at the end the summary.
+"""The lines of `sambasim run --metrics`, one JSON record each: steps, evaluations, checkpoints, and the summary.
 
-Every time here was measured on this machine, but for those of a PredictedRecord, whose names all say so.
+Every time is measured on this machine, except in a PredictedRecord, whose field names say so.
 """
 
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
+from sambasim.errors import ArtifactError, OptionError
 
 
 class _Record(BaseModel):
@@ -15,9 +23,10 @@ class _Record(BaseModel):
 class StepRecord(_Record):
     """One optimizer step; steps and epochs count from 1.
 
-    `loss` is the mean over replicas and micro-steps; `samples_per_s` counts all replicas. `step_s` is the whole step on
-    rank 0, data included; `sync_s` the part of it in REDUCE, GATHER and the exchange of GRADNORM after rank 0's own
-    backward had ended, waiting for slower replicas included; `hidden_sync_s` the part before that. Neither has OPT.
+    `loss` is the mean over replicas and micro-steps. `samples_per_s` counts all replicas. `step_s` is the whole step of
+    rank 0, reading data included. `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after
+    its backward ended, waiting for slower replicas included; `hidden_sync_s` is that time before its backward ended.
+    Neither includes OPT.
     """
 
     kind: Literal["step"] = "step"
@@ -33,7 +42,8 @@ class StepRecord(_Record):
 
 
 class EvaluationRecord(_Record):
-    """Means over the held-out samples, each counted once. `accuracy` is None where the loss is no classification."""
+    """Means over the held-out samples, each counted once. `accuracy` is None if the loss is not a classification
+    loss."""
 
     kind: Literal["evaluation"] = "evaluation"
     step: int
@@ -45,8 +55,7 @@ class EvaluationRecord(_Record):
 
 
 class CheckpointRecord(_Record):
-    """A checkpoint that was written after `step`, in the epoch that counts from 1. `checkpoint_s` is what the run stood
-    still for it."""
+    """A checkpoint that was written after `step`. `checkpoint_s` is how long training stopped for it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     step: int
@@ -57,9 +66,9 @@ class CheckpointRecord(_Record):
 
 
 class BytesRecord(_Record):
-    """Bytes that gradient sync moved on all ranks together, by kind, each counted once, where it arrived.
+    """Bytes that gradient sync moved on all ranks together. Each byte is counted once, by its receiver.
 
-    `peer`: between devices of one node; `network`: carried by MPI, also between hosts' buffers of one machine.
+    `peer` is between devices of one node; `network` is carried by MPI, within one machine too.
     """
 
     device_to_host: int
@@ -69,8 +78,8 @@ class BytesRecord(_Record):
 
 
 class PlacementRecord(_Record):
-    """Where replicas sit on the simulated machine: by replica, the node, the RDU of that node, and the first of its
-    `tiles` tiles there; None for whole RDUs."""
+    """Placement of the replicas on the simulated cluster: by replica, its node, its RDU in that node, and the first of
+    its `tiles` tiles; `tiles` and `first_tile_of` are None for whole RDUs."""
 
     device: str
     cluster: str
@@ -81,11 +90,11 @@ class PlacementRecord(_Record):
 
 
 class PredictedRecord(_Record):
-    """What one step of this run would take on devices, by the model of `sambasim simulate`; nothing of it is measured.
+    """One step of this run as `sambasim simulate` predicts it for devices; nothing is measured.
 
-    `predicted_by_kind_s` is of sections on one device, all micro-steps together, REDUCE and GATHER included, which are
-    hidden in part: `predicted_step_s` is host, FWD, BCKWD, GRADNORM, OPT and `predicted_sync_s`, the part of the sync
-    that is waited for.
+    `predicted_by_kind_s` is the time of sections on one device over all micro-steps. It includes all of REDUCE and
+    GATHER, of which a part overlaps with the backward. `predicted_step_s` is the sum of host, FWD, BCKWD, GRADNORM, OPT
+    and `predicted_sync_s`, the part of the sync that does not overlap.
     """
 
     predicted_for: str
@@ -102,15 +111,18 @@ class PredictedRecord(_Record):
 
 
 class SummaryRecord(_Record):
-    """The whole run. Digests are over tensors in name order, little-endian: parameters alone, or with buffers (those of
-    replica 0) and the state of the optimizer. Equal digests are promised at equal threads, torch build and engine.
+    """The whole run.
 
-    `world_size` counts replicas. `host_sync` is None unless `sync` is "host". `parameter_servers` are ranks that only
-    served, beside the replicas. Of `training_s`, rank 0 spent `model_s` in forward and backward, with the data for them
-    and what is hidden of the sync behind them. A run that was resumed says after which step; its seconds are of the
-    steps since. `steps` counts `skipped_steps` too, which were not applied because their loss was not finite;
-    `state_sha256` does not. `checkpoint` is the last one that was written. `notices` are what the run said of itself
-    when it began. `predicted` is None where `not_predicted` says why.
+    weights_sha256, state_sha256: over tensors in name order, little-endian. The state is the parameters, the buffers of
+        replica 0 and the optimizer states. Equal digests are promised for equal threads, torch build and engine.
+    world_size: number of replicas; `parameter_servers` are additional ranks
+    host_sync: None unless `sync` is "host"
+    training_s: of rank 0; `model_s` is the part in forward and backward, with reading data and the hidden sync. After a
+        resume, both count the steps since `resumed_after_step`
+    steps: with `skipped_steps`, which were not applied because their loss was not finite
+    checkpoint: the last one that was written
+    notices: what the run printed when it began
+    predicted: None if `not_predicted` gives a reason
     """
 
     kind: Literal["summary"] = "summary"
@@ -159,9 +171,10 @@ Record = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
 class PredictionRecord(_Record):
-    """A pass over a data set with `--inference`. `loss` and `accuracy` as in an evaluation, for a PEF with a loss.
+    """A pass over a data set with `--inference`. `loss` and `accuracy` are those of an evaluation, for a PEF with a
+    loss.
 
-    `held_out` says that only the held-out samples of `data` were predicted; `weights` is None for those of the PEF.
+    `held_out`: only the held-out samples of `data` were predicted. `weights` is None for the weights in the PEF.
     """
 
     kind: Literal["prediction"] = "prediction"
@@ -174,3 +187,60 @@ class PredictionRecord(_Record):
     accuracy: float | None
     prediction_s: float
     predictions: str | None
+
+
+_KINDS: Mapping[str, type[Record]] = {
+    "step": StepRecord,
+    "evaluation": EvaluationRecord,
+    "checkpoint": CheckpointRecord,
+    "summary": SummaryRecord,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecords:
+    """Steps and evaluations of a run, in order. A run that failed or is still running has no summary."""
+
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
+    summary: SummaryRecord | None
+
+
+def read_run(path: Path) -> RunRecords:
+    """The records in `path`. An incomplete last line, as a stopped run leaves it, is ignored.
+
+    Raises OptionError if the file cannot be read, and ArtifactError with the line number if it is not a metrics file.
+    """
+    try:
+        text = read_text(path, LARGEST_RECORDS_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"{path} cannot be read: {reason}", remedy="a file of sambasim run --metrics FILE") from error
+    *lines, _ = text.split("\n")
+    records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    if not records:
+        raise ArtifactError(
+            f"{path} has no records", remedy="write one with sambasim run --metrics FILE, or wait for the first step"
+        )
+    summaries = [record for record in records if isinstance(record, SummaryRecord)]
+    return RunRecords(
+        tuple(record for record in records if isinstance(record, StepRecord)),
+        tuple(record for record in records if isinstance(record, EvaluationRecord)),
+        summaries[-1] if summaries else None,
+    )
+
+
+def _record(line: str, where: str) -> Record:
+    try:
+        fields = json.loads(line)
+        model = _KINDS[fields["kind"]]
+        # JSON has no NaN and no infinity: the writer writes null instead.
+        required = {name for name, field in model.model_fields.items() if field.annotation is float}
+        return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"{error.error_count()} invalid fields" if isinstance(error, ValidationError) else "not a record"
+        raise ArtifactError(
+            f"a line is not what sambasim run --metrics writes: {what}",
+            where=where,
+            remedy="a file of sambasim run --metrics FILE, of this version",
+        ) from error

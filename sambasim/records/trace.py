@@ -1,12 +1,12 @@
-"""A trace: who did what from when to when, as a JSON file that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Traces as JSON files for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
     process   a replica, or a rank without one; its name ends in `measured` or `predicted`
-    thread    a track of it: host, sections, copies, collectives
-    X         a span: `ts` and `dur` in microseconds, to the nanosecond; spans of a thread are nested or apart
+    thread    a track of the process: host, sections, copies, collectives
+    X         a span: `ts` and `dur` in microseconds, to the nanosecond; spans of a thread are nested or disjoint
     M         the names of processes and threads, and their order
 
-Written by `runtime` from what was measured, by `report` from what is predicted; no file has both. Source: "Trace Event
-Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+`runtime` writes measured spans and `report` predicted ones, never both in one file. Format: "Trace Event Format",
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 import json
@@ -19,7 +19,7 @@ _NS_PER_US = 1000
 
 
 class Track(StrEnum):
-    """What a replica is seen doing, in the order in which a viewer shows it."""
+    """The tracks of a replica, in the order in which a viewer shows them."""
 
     HOST = "host"
     SECTIONS = "sections"
@@ -31,7 +31,7 @@ _THREADS: Mapping[Track, int] = {track: number for number, track in enumerate(Tr
 
 
 class TraceSpan(NamedTuple):
-    """Something that lasts, in nanoseconds of one clock. `args` is what a viewer shows of it beside its name."""
+    """A span, in nanoseconds of one clock. A viewer shows `args` beside its name."""
 
     track: Track
     name: str
@@ -42,7 +42,7 @@ class TraceSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceProcess:
-    """The spans of one process, whose name says whether they were measured or predicted."""
+    """The spans of one process. The name says whether they are measured or predicted."""
 
     number: int
     name: str
@@ -50,10 +50,10 @@ class TraceProcess:
 
 
 def trace_json(processes: Sequence[TraceProcess], facts: Mapping[str, object]) -> str:
-    """One JSON object, an event a line. The first span of all begins at 0; `facts` become `otherData`."""
+    """One JSON object, one event a line. The earliest span begins at 0. `facts` are written as `otherData`."""
     zero_ns = min((span.start_ns for process in processes for span in process.spans), default=0)
     names = [event for process in processes for event in _names(process)]
-    # Of two that begin together the longer one comes first: it may hold the other.
+    # Of two spans that begin together the longer one comes first: the other may be nested in it.
     spans = sorted(
         ((span, process.number) for process in processes for span in process.spans),
         key=lambda pair: (pair[0].start_ns, -pair[0].stop_ns, pair[1], _THREADS[pair[0].track], pair[0].name),

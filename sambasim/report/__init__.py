@@ -1,1 +1,1 @@
-"""Tables, figures, traces."""
+"""Everything that is printed or written for people: tables, JSON records, charts, traces and HTML pages."""

@@ -1,26 +1,35 @@
-"""What is in a PEF, as facts to print: counted once, and shown as tables or as one JSON line."""
+"""The content of a PEF as facts: what `sambasim inspect --json` prints and the tables of `report.inspect` show.
 
-from collections.abc import Iterable, Mapping
+The traffic of a section is computed from the types in the graph. A value that enters counts once, however many nodes
+read it; a value leaves if a later section reads it or it is an output. These are sizes of values, not measurements, and
+views count as their full size. Composite operators work on the flat tensors of their groups:
+
+    opt.<kind>           reads parameters, gradients and states; writes parameters and states
+    opt.square_sums      reads gradients
+    comm.reduce_scatter  reads and writes gradients
+    comm.all_gather      reads and writes parameters
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from sambasim.ir.graph import Graph, Node
+from sambasim.ir.graph import Graph, Node, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.printer import format_graph
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
-from sambasim.report.traffic import section_traffic
 
 
 class _Facts(BaseModel):
-    # JSON has no infinity; "Infinity" says more than null.
+    # JSON has no infinity, and "Infinity" is clearer than null.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class SectionFacts(_Facts):
-    """One section, and the bytes of the values that enter and leave it."""
+    """One section. `in_bytes` and `out_bytes` are of the values that enter and leave it."""
 
     index: int
     kind: str
@@ -31,7 +40,7 @@ class SectionFacts(_Facts):
 
 
 class OperatorFacts(_Facts):
-    """One operator, how often a graph has it, and the lines of the user's program that it comes from."""
+    """One operator, the number of nodes that have it, and the source lines that they come from."""
 
     kind: str
     operator: str
@@ -40,7 +49,7 @@ class OperatorFacts(_Facts):
 
 
 class GraphFacts(_Facts):
-    """One graph: its sections, its operators by kind, and the names of the symbols that it takes in and hands out."""
+    """One graph: sections, operators by kind, and the symbols that are its inputs and outputs."""
 
     name: str
     nodes: int
@@ -63,7 +72,7 @@ class SymbolFacts(_Facts):
 
 
 class GroupFacts(_Facts):
-    """One parameter group. `gradient_symbol` wraps its gradients with data parallelism, and is None without."""
+    """One parameter group. `gradient_symbol` holds its gradients for data parallelism; None without."""
 
     name: str
     dtype: str
@@ -75,7 +84,7 @@ class GroupFacts(_Facts):
 
 
 class RuntimeArgumentFacts(_Facts):
-    """One scalar that a run may choose."""
+    """One scalar that a run may set."""
 
     name: str
     default: bool | int | float
@@ -83,7 +92,7 @@ class RuntimeArgumentFacts(_Facts):
 
 
 class SizeFacts(_Facts):
-    """All symbols of one kind together."""
+    """The symbols of one kind, added up."""
 
     kind: str
     symbols: int
@@ -92,7 +101,7 @@ class SizeFacts(_Facts):
 
 
 class Contents(_Facts):
-    """Everything that `sambasim inspect --json` prints."""
+    """What `sambasim inspect --json` prints."""
 
     pef: str
     name: str
@@ -119,7 +128,7 @@ class Contents(_Facts):
 
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
-    """The facts about the PEF at `path`, whose header and document have been read."""
+    """The facts about the PEF at `path`, which has this header and document."""
     program = document.program
     return Contents(
         pef=str(path),
@@ -150,7 +159,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
 
 
 def printed_graphs(program: Program) -> str:
-    """The printed form of all graphs of `program`, one after another."""
+    """All graphs of `program` as text."""
     return "\n".join(format_graph(program, graph) for graph in program.graphs)
 
 
@@ -178,7 +187,7 @@ def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
 
 
 def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
-    """By kind, then the most frequent first."""
+    """Sorted by kind, then by frequency."""
     counts: dict[str, int] = {}
     sources: dict[str, dict[str, None]] = {}  # a dict keeps the order of first use
     for node in nodes:
@@ -239,3 +248,53 @@ def _wrappers(program: Program) -> Mapping[str, str]:
 
 def _group_bytes(group: ParameterGroup) -> int:
     return group.numel * DTYPE_BYTES[group.dtype]
+
+
+def section_traffic(program: Program, graph: Graph) -> Sequence[tuple[int, int]]:
+    """Bytes in and bytes out of each section of `graph`, in order, for one replica."""
+    last_read = {name: place for place, node in enumerate(graph.nodes) for name in node_references(node)}
+    # Outputs count as read after the last node.
+    last_read |= {output.value: len(graph.nodes) for output in graph.outputs}
+    groups = {group.name: group for group in program.groups}
+
+    def size(name: str) -> int:
+        type_ = graph.values.get(name) or program.symbols[name].type
+        return type_.size_bytes
+
+    traffic: list[tuple[int, int]] = []
+    for section in graph.sections:
+        nodes = graph.section_nodes(section)
+        made = {result for node in nodes for result in node.results if result is not None}
+        entering = {name for node in nodes for name in node_references(node)} - made
+        leaving = {name for name in made if last_read.get(name, -1) >= section.stop}
+        composites = [_composite_bytes(program, node, groups) for node in nodes]
+        in_bytes = sum(map(size, entering)) + sum(read for read, _ in composites)
+        out_bytes = sum(map(size, leaving)) + sum(written for _, written in composites)
+        traffic.append((in_bytes, out_bytes))
+    return traffic
+
+
+def _composite_bytes(program: Program, node: Node, groups: dict[str, ParameterGroup]) -> tuple[int, int]:
+    """Bytes that a composite operator reads and writes; 0 and 0 for an ATen operator, whose values count by name."""
+    read = written = 0
+    if not node.operator.startswith(("comm.", "opt.")):
+        return read, written
+    for group in _groups_of(node, groups):
+        flat_bytes = group.numel * DTYPE_BYTES[group.dtype]
+        states = len(program.optimizers[group.optimizer].states)
+        if node.operator == "opt.square_sums":
+            read += flat_bytes
+        elif node.operator in ("comm.reduce_scatter", "comm.all_gather"):
+            read += flat_bytes
+            written += flat_bytes
+        else:
+            read += (2 + states) * flat_bytes
+            written += (1 + states) * flat_bytes
+    return read, written
+
+
+def _groups_of(node: Node, groups: dict[str, ParameterGroup]) -> Iterator[ParameterGroup]:
+    for argument in node.args:
+        for name in argument if isinstance(argument, tuple) else (argument,):
+            if isinstance(name, str) and name in groups:
+                yield groups[name]

@@ -1,4 +1,5 @@
-"""What `sambasim devices` lists: devices and clusters, a source beside each figure, and which replica sits where."""
+"""The output of `sambasim devices`: devices and clusters, a source beside each figure, and the placement of
+replicas."""
 
 from collections.abc import Sequence
 
@@ -7,16 +8,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.hardware.budget import Budget
-from sambasim.hardware.cluster import ClusterSpec, LinkSpec
-from sambasim.hardware.inventory import Inventory
-from sambasim.hardware.placement import Placement, Seat
-from sambasim.hardware.spec import DeviceSpec, Spec
-from sambasim.report.tables import add_row, plain_table
+from sambasim.hardware.placement import Inventory, Location, Placement
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
+from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
 class FigureRecord(BaseModel):
-    """A figure in SI base units, and where it is from."""
+    """A figure in SI base units, and its source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,8 +33,8 @@ class SpecRecord(BaseModel):
     figures: tuple[FigureRecord, ...]
 
 
-class SeatRecord(BaseModel):
-    """Where a replica sits; `first_tile` and `tiles` are None for a whole RDU."""
+class LocationRecord(BaseModel):
+    """The location of one replica; `first_tile` and `tiles` are None for a whole RDU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +46,8 @@ class SeatRecord(BaseModel):
 
 
 class InventoryRecord(BaseModel):
-    """What `sambasim devices --json` prints. `nodes` is None for as many as it takes."""
+    """What `sambasim devices --json` prints. `nodes` is None for a cluster without a limit; `room_of_a_node` is the
+    number of replicas that fit on one node, and `seats` are the locations of the replicas."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,7 +57,7 @@ class InventoryRecord(BaseModel):
     cluster: str
     nodes: int | None
     room_of_a_node: int
-    seats: tuple[SeatRecord, ...]
+    seats: tuple[LocationRecord, ...]
 
 
 def inventory_json(
@@ -72,8 +72,8 @@ def inventory_json(
         nodes=inventory.cluster.nodes,
         room_of_a_node=placement.per_full_node,
         seats=tuple(
-            SeatRecord(replica=seat.replica, node=seat.node, rdu=seat.rdu, first_tile=seat.first_tile, tiles=seat.tiles)
-            for seat in placement.seats()
+            LocationRecord(replica=at.replica, node=at.node, rdu=at.rdu, first_tile=at.first_tile, tiles=at.tiles)
+            for at in placement.locations()
         ),
     ).model_dump_json()
 
@@ -85,17 +85,17 @@ def inventory_report(
     budget: Budget,
     placement: Placement,
 ) -> list[RenderableType]:
-    """A table for each device and each cluster, and the seats of the replicas."""
+    """A table for each device and each cluster, and one of the locations of the replicas."""
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
     memory = f"{format_bytes(budget.capacity_bytes)} of {'HBM and DDR' if budget.behind else budget.memory}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
     room = placement.per_full_node
     head = f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; a node has room for {room}"
-    seats = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
-    for seat in placement.seats():
-        add_row(seats, str(seat.replica), str(seat.node), str(seat.rdu), _tiles(seat))
-    return [*parts, Text(head), seats]
+    locations = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
+    for at in placement.locations():
+        add_row(locations, str(at.replica), str(at.node), str(at.rdu), _tiles(at))
+    return [*parts, Text(head), locations]
 
 
 def _figures(what: str, spec: Spec) -> RenderableType:
@@ -106,7 +106,7 @@ def _figures(what: str, spec: Spec) -> RenderableType:
 
 
 def _record(spec: Spec) -> SpecRecord:
-    """Links of a cluster are told as figures of it."""
+    """The figures of a device or a cluster; those of its links are included."""
     figures: list[FigureRecord] = []
     for name in type(spec).model_fields:
         value = getattr(spec, name)
@@ -119,8 +119,8 @@ def _record(spec: Spec) -> SpecRecord:
                     FigureRecord(name=f"{name}_{part}", value=getattr(value, part), source=value.sources[part])
                 )
         elif value is None:
-            told, source = ("as many as it takes", "a choice") if name == "nodes" else ("not published", "none")
-            figures.append(FigureRecord(name=name, value=told, source=source))
+            text, source = ("as many as it takes", "a choice") if name == "nodes" else ("not published", "none")
+            figures.append(FigureRecord(name=name, value=text, source=source))
         else:
             figures.append(FigureRecord(name=name, value=value, source=spec.sources.get(name, "a choice")))
     return SpecRecord(name=spec.name, figures=tuple(figures))
@@ -144,8 +144,8 @@ def _value(name: str, value: int | float | str) -> str:
     return format_seconds(value) if name.endswith("_s") else f"{value:,.0f}"
 
 
-def _tiles(seat: Seat) -> str:
-    if seat.first_tile is None or seat.tiles is None:
+def _tiles(at: Location) -> str:
+    if at.first_tile is None or at.tiles is None:
         return "all"
-    last = seat.first_tile + seat.tiles - 1
-    return str(last) if last == seat.first_tile else f"{seat.first_tile}-{last}"
+    last = at.first_tile + at.tiles - 1
+    return str(last) if last == at.first_tile else f"{at.first_tile}-{last}"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sambasim.report.contents import Contents, GraphFacts, SectionFacts
-from sambasim.report.tables import add_row, plain_table
+from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count
 
 _MOST_SYMBOLS = 40
@@ -17,8 +17,8 @@ _MOST_SOURCES = 3
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    """The tables, in the order in which a reader needs them: what it is, how it is cut and what it computes; with
-    `everything`, also each symbol, what a run may choose, and what it was compiled from."""
+    """Summary, sections, operators, sizes and groups; with `everything`, also symbols, runtime arguments and
+    options."""
     tables = [summary_table(facts)]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
@@ -41,7 +41,7 @@ def inspection(facts: Contents, *, everything: bool) -> RenderableType:
 
 
 def summary_table(facts: Contents) -> Table:
-    """What it is, for how many, and what identifies it."""
+    """What the PEF contains, for how many replicas, and its digests."""
     replicas = f"{facts.world_size} or more, data parallel" if facts.data_parallel else "1"
     what = "training step and evaluation" if facts.training else "inference"
     rows = [
@@ -59,7 +59,7 @@ def summary_table(facts: Contents) -> Table:
 
 
 def sections_table(graph: GraphFacts) -> Table:
-    """Sections in the order of execution, with the bytes of the values that enter and leave them."""
+    """Sections in the order of execution, with the bytes of values that enter and leave them."""
     table = plain_table(
         f"{graph.name}: sections ({len(graph.sections)})", ["section", "kind", "name"], ["operators", "in", "out"]
     )
@@ -69,7 +69,7 @@ def sections_table(graph: GraphFacts) -> Table:
 
 
 def section_table(graph: GraphFacts, section: SectionFacts) -> Table:
-    """One section, as the heading of its nodes."""
+    """One section; `sambasim inspect` prints its nodes below."""
     table = plain_table(
         f"{graph.name}: section {section.index}", ["section", "kind", "name"], ["operators", "in", "out"]
     )
@@ -78,7 +78,7 @@ def section_table(graph: GraphFacts, section: SectionFacts) -> Table:
 
 
 def operators_table(graph: GraphFacts) -> Table:
-    """Operators by kind, and the lines of the user's program that they come from."""
+    """Operators by kind, and the source lines that they come from."""
     table = plain_table(f"{graph.name}: operators ({graph.nodes})", ["kind", "operator"], ["count"])
     table.add_column("source lines", overflow="fold")
     shown = ""
@@ -90,7 +90,7 @@ def operators_table(graph: GraphFacts) -> Table:
 
 
 def sizes_table(facts: Contents) -> Table:
-    """Symbols by kind."""
+    """Sizes by kind of symbol."""
     table = plain_table("sizes", ["kind"], ["symbols", "elements", "bytes"])
     for row in facts.sizes:
         add_row(table, row.kind, str(row.symbols), format_count(row.elements), format_bytes(row.size_bytes))
@@ -98,7 +98,7 @@ def sizes_table(facts: Contents) -> Table:
 
 
 def symbols_table(facts: Contents) -> Table:
-    """Symbols with their places in device memory; of very many, the first."""
+    """Symbols with their offsets in device memory; only the first of many."""
     table = plain_table(f"symbols ({len(facts.symbols)})", ["symbol", "kind", "type"], ["offset", "bytes"])
     for row in facts.symbols[:_MOST_SYMBOLS]:
         type_ = f"{row.dtype}[{', '.join(map(str, row.shape))}]"
@@ -110,7 +110,7 @@ def symbols_table(facts: Contents) -> Table:
 
 
 def groups_table(facts: Contents) -> Table:
-    """Parameter groups, and with data parallelism the symbol as which their gradients are reduced."""
+    """Parameter groups, and for data parallelism the symbols that hold their gradients."""
     table = plain_table("parameter groups", ["group", "optimizer", "dtype"], ["parameters", "elements", "bytes"])
     table.add_column("gradients reduced as", overflow="fold")
     for row in facts.groups:
@@ -123,7 +123,7 @@ def groups_table(facts: Contents) -> Table:
 
 
 def runtime_arguments_table(facts: Contents) -> Table:
-    """What a run may choose without compiling again."""
+    """Arguments that a run may set without compiling again."""
     table = plain_table("runtime arguments", ["argument"], ["default"])
     table.add_column("meaning", overflow="fold")
     for row in facts.runtime_arguments:
@@ -132,7 +132,7 @@ def runtime_arguments_table(facts: Contents) -> Table:
 
 
 def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
-    """A JSON object, key by key; what is nested is shown as JSON."""
+    """A JSON object, key by key; nested values are shown as JSON."""
     rows = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items()))
     return _pairs(title, rows)
 

@@ -1,23 +1,35 @@
-"""The tables of `sambasim simulate`: predicted times, and nothing that was measured."""
+"""The output of `sambasim simulate`: tables, JSON, CSV, a plot, and a trace. Everything in it is predicted.
 
-from collections.abc import Sequence
+The trace has the format of `run --trace` and its tracks, except for copies: transfers between host and device are part
+of REDUCE.
+"""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from sambasim import __version__
 from sambasim.costs.price import Bound
-from sambasim.report.scaling import ScalingRecord, scaling_records
-from sambasim.report.tables import add_row, plain_table
+from sambasim.hardware.budget import load_calibration
+from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
+from sambasim.records.trace import Track as Shown
+from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
 from sambasim.simulation.backing import backing_of, is_recurrent, likely_s
 from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
+from sambasim.simulation.timeline import Span, Track
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
 class SectionRecord(BaseModel):
-    """A section as `--json` prints it."""
+    """One section."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,8 +46,29 @@ class SectionRecord(BaseModel):
     bound: Bound
 
 
+class ScalingRecord(BaseModel):
+    """One number of replicas with one way to sync; `sync` is None for one replica. `batch_size` is that of one
+    replica's micro-step. The efficiency is relative to the samples/s of one replica; it may exceed 1 if replicas share
+    the update."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_size: int
+    replicas: int
+    nodes: int
+    sync: str | None
+    predicted_s: float
+    predicted_samples_per_s: float
+    predicted_efficiency: float
+    predicted_exposed_sync_s: float
+    predicted_hidden_sync_s: float
+    predicted_sync_share: float
+    bytes_per_rdu: int
+    way: str
+
+
 class SimulationRecord(BaseModel):
-    """What `sambasim simulate --json` prints."""
+    """What `sambasim simulate --json` prints, a line for each batch size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +94,7 @@ class SimulationRecord(BaseModel):
 
 
 def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
-    """One line."""
+    """One JSON line."""
     span, most = likely_s(facts), _most_replicas(facts)
     return SimulationRecord(
         name=facts.program.name,
@@ -82,25 +115,25 @@ def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
         backed_by=backing_of(facts.device, most),
         cluster=facts.cluster.name,
         scaling=scaling_records(facts, paths),
-        sections=tuple(map(_record, facts.alone.sections)),
+        sections=tuple(map(_section_record, facts.alone.sections)),
     ).model_dump_json()
 
 
 def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
-    """The step, what binds it, and its `slowest` sections."""
+    """The step, its time by kind of section and by bound, and its `slowest` slowest sections."""
     step = facts.alone
     parts: list[RenderableType] = [Text("\n".join(_head(facts)))]
     kinds = plain_table("by kind", ["kind"], ["sections", "predicted", "share"])
     for kind, seconds in step.device_s_by_kind.items():
         count = sum(step.runs(section) for section in step.sections if section.kind is kind)
         add_row(kinds, kind, str(count), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
-    bounds = plain_table("by what binds it", ["bound"], ["predicted", "share"])
+    bounds = plain_table("by bound", ["bound"], ["predicted", "share"])
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
-            add_row(bounds, _words(bound, step), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
+            add_row(bounds, _bound_text(bound, step), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     parts += [kinds, bounds]
     if slowest:
-        parts.append(_slowest(step, slowest))
+        parts.append(_slowest_table(step, slowest))
     return [*parts, Text("\n".join(_notes(facts)))]
 
 
@@ -114,18 +147,18 @@ def _head(facts: Prediction) -> list[str]:
         f" {format_seconds(step.device_s)} of the device, {format_seconds(step.host_s)} of the host",
     ]
     if span := likely_s(facts):
-        head.append(f"  range   {format_seconds(span[0])} to {format_seconds(span[1])}, by the worst calibration row")
+        head.append(f"  range   {format_seconds(span[0])} to {format_seconds(span[1])}, by the worst calibration error")
     head += [
         f"  speed   {format_rate(step.samples_per_s)} samples/s by one replica",
         f"  memory  {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}:"
         f" {format_bytes(step.need.kept_bytes)} kept, {format_bytes(step.need.residency.size_bytes)} between sections",
     ]
     if step.tiers.slow_bytes:
-        head.append(f"          {format_bytes(step.tiers.slow_bytes)} in DDR, which HBM has no room for")
+        head.append(f"          {format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full")
     return head
 
 
-def _slowest(step: PredictedStep, count: int) -> RenderableType:
+def _slowest_table(step: PredictedStep, count: int) -> RenderableType:
     table = plain_table(
         "slowest sections",
         ["section", "kind", "name"],
@@ -136,18 +169,18 @@ def _slowest(step: PredictedStep, count: int) -> RenderableType:
         price = section.price
         times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         traffic = format_bytes(section.load.traffic_bytes)
-        bound = _words(price.bound, step)
+        bound = _bound_text(price.bound, step)
         add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
     return table
 
 
-def _words(bound: Bound, step: PredictedStep) -> str:
+def _bound_text(bound: Bound, step: PredictedStep) -> str:
     if bound is Bound.MEMORY:
         return step.budget.memory
     return "room on the chip" if bound is Bound.CAPACITY else bound.value
 
 
-def _record(section: TimedSection) -> SectionRecord:
+def _section_record(section: TimedSection) -> SectionRecord:
     price = section.price
     return SectionRecord(
         kind=section.kind,
@@ -165,7 +198,7 @@ def _record(section: TimedSection) -> SectionRecord:
 
 
 def _most_replicas(facts: Prediction) -> int:
-    """That sync: 1 without training."""
+    """The largest number of replicas that sync; 1 without training."""
     if facts.program.training is None:
         return 1
     return max(step.placement.replicas for steps in facts.scaled.values() for step in steps)
@@ -175,21 +208,156 @@ def _notes(facts: Prediction) -> list[str]:
     most = _most_replicas(facts)
     notes = [
         backing_of(facts.device, most),
-        "numbers have two bytes on the device, in a loss and in optimizer states four, whatever the PEF stores",
+        "on the device numbers have two bytes, but four in the loss and in optimizer states, whatever the PEF stores",
     ]
     launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
     if launch_s > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)
-        notes.append(f"a launch takes {each}; sections bound by it compute for less: a larger batch costs little more")
+        notes.append(f"most of the time is for section launches, {each} each: a larger batch costs little more time")
     if is_recurrent(facts):
-        notes.append("recurrent layers are priced as products: that each step waits for the one before is not modelled")
+        notes.append("recurrent layers are priced as products: the dependency of each time step on the last is ignored")
     if most > 1:
         notes.append(
-            f"replicas are joined as in {facts.cluster.name}: sambasim devices has its figures and their sources;"
-            " nothing is congested, and none is late"
+            f"links are those of cluster {facts.cluster.name} (see sambasim devices), without congestion;"
+            " all replicas are equally fast"
         )
         if facts.program.training is not None:
-            notes.append("replicas that sync on RDUs update a slice each, so efficiency can exceed 100%")
+            notes.append("with sync on RDUs each replica updates only a slice, so efficiency can exceed 100%")
     elif facts.program.data_parallel is not None:
-        notes.append("this is one replica, without REDUCE and GATHER: --replicas 2,4,8 predicts them")
+        notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes
+
+
+def scaling_records(prediction: Prediction, paths: Sequence[SyncPath]) -> tuple[ScalingRecord, ...]:
+    """A record for each number of replicas and each of `paths`; a single one where nothing is synced."""
+    rows = []
+    for steps in zip(*(prediction.scaled[path] for path in paths), strict=True):
+        rows += [_scaling_record(prediction.alone, step) for step in (steps if steps[0].path else steps[:1])]
+    return tuple(rows)
+
+
+def _scaling_record(alone: PredictedStep, scaled: ScaledStep) -> ScalingRecord:
+    return ScalingRecord(
+        batch_size=alone.batch_size,
+        replicas=scaled.placement.replicas,
+        nodes=scaled.placement.nodes,
+        sync=scaled.path,
+        predicted_s=scaled.predicted_s,
+        predicted_samples_per_s=scaled.samples_per_s,
+        predicted_efficiency=scaled.efficiency(alone),
+        predicted_exposed_sync_s=scaled.exposed_sync_s,
+        predicted_hidden_sync_s=scaled.hidden_sync_s,
+        predicted_sync_share=scaled.sync_share,
+        bytes_per_rdu=alone.need.size_bytes * scaled.placement.on_an_rdu,
+        way=scaled.way,
+    )
+
+
+def scaling_table(records: Sequence[ScalingRecord]) -> Table:
+    """The table for a terminal."""
+    numbers = ["step", "samples/s", "efficiency", "sync waits", "share", "hidden", "memory of an RDU"]
+    table = plain_table("replicas, predicted", ["batch", "replicas", "nodes", "sync"], numbers)
+    for record in records:
+        add_row(
+            table,
+            *(str(record.batch_size), str(record.replicas), str(record.nodes), record.sync or ""),
+            format_seconds(record.predicted_s),
+            format_rate(record.predicted_samples_per_s),
+            f"{record.predicted_efficiency:.1%}",
+            format_seconds(record.predicted_exposed_sync_s),
+            f"{record.predicted_sync_share:.1%}",
+            format_seconds(record.predicted_hidden_sync_s),
+            format_bytes(record.bytes_per_rdu),
+        )
+    return table
+
+
+def scaling_csv(records: Sequence[ScalingRecord]) -> str:
+    """CSV with a header line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(ScalingRecord.model_fields), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(record.model_dump() for record in records)
+    return text.getvalue()
+
+
+def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
+    """Samples/s over replicas as an SVG: a curve for each batch size and way to sync, and the ideal without sync. The
+    record of one replica is the first point of every curve of its batch size."""
+    ways = dict.fromkeys((record.batch_size, record.sync) for record in records if record.sync)
+    curves = []
+    for batch_size, sync in ways:
+        rows = [row for row in records if row.batch_size == batch_size and row.sync in (None, sync)]
+        points = [(row.replicas, row.predicted_samples_per_s) for row in rows]
+        curves.append(Curve(f"{sync}, batch {batch_size}", sorted(points)))
+    for batch_size in dict.fromkeys(record.batch_size for record in records):
+        rows = [row for row in records if row.batch_size == batch_size]
+        alone = rows[0].predicted_samples_per_s / rows[0].predicted_efficiency / rows[0].replicas
+        counts = sorted({row.replicas for row in rows})
+        curves.append(Curve(f"no sync, batch {batch_size}", [(n, n * alone) for n in counts], is_bound=True))
+    return log_chart(
+        Chart(
+            title=f"{title}: predicted, not measured",
+            x_title="replicas",
+            y_title="samples per second",
+            x_words=lambda replicas: f"{replicas:.0f}",
+            y_words=format_rate,
+            curves=curves,
+        )
+    )
+
+
+MOST_REPLICAS = 4
+"""The most replicas in a trace. All do the same at the same time."""
+
+_NS_PER_S = 1e9
+_SHOWN = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
+
+
+def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) -> str:
+    """One step of the first replicas. `name` is that of the model, `digest` that of its PEF, if it has one."""
+    placement, budget = scaled.placement, scaled.step.budget
+    shown = min(placement.replicas, MOST_REPLICAS)
+    spans = list(_trace_spans(scaled))
+    processes = [
+        TraceProcess(at.replica, f"replica {at.replica} of {placement.replicas}, {at}, predicted", spans)
+        for at in placement.locations()[:shown]
+    ]
+    fit = load_calibration().fit
+    facts: Mapping[str, object] = {
+        "kind": "predicted",
+        "by": f"sambasim {__version__}",
+        "pef": name,
+        "pef_digest": digest,
+        "device": f"{budget.where}: predicted, never measured here",
+        "calibrated_on": fit.rows,
+        "replicas": placement.replicas,
+        "replicas_shown": shown,
+        "sync": "none" if scaled.path is None else f"{scaled.path}: {scaled.way}",
+        "predicted_s": scaled.predicted_s,
+    }
+    return trace_json(processes, facts)
+
+
+def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
+    micro_step = -1
+    for span in scaled.spans:
+        # Each micro-step begins with section 0.
+        micro_step += span.section == 0
+        args = {"kind": span.kind, **_span_args(scaled, span, micro_step)}
+        # Kind and name, as in a measured trace.
+        title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
+        yield TraceSpan(_SHOWN[span.track], title, _ns(span.start_s), _ns(span.stop_s), args)
+
+
+def _span_args(scaled: ScaledStep, span: Span, micro_step: int) -> Mapping[str, int | str]:
+    if span.section is None:
+        return {}
+    section = scaled.step.sections[span.section]
+    of_model = {"micro_step": micro_step} if scaled.step.runs(section) > 1 else {}
+    traffic = {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
+    return {"section": span.section, **of_model, **traffic, "bound": section.price.bound}
+
+
+def _ns(time_s: float) -> int:
+    return round(time_s * _NS_PER_S)

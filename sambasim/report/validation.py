@@ -1,4 +1,4 @@
-"""The table of `sambasim validate`."""
+"""The output of `sambasim validate`: predictions beside published measurements."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sambasim.report.tables import add_row, plain_table
+from sambasim.report.output import add_row, plain_table
 from sambasim.simulation.validation import Held, mean_error, mean_host_error
 
 _UNITS = {"device_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
 
 
 class RowRecord(BaseModel):
-    """A row as `--json` prints it. `error` is a part of the published value."""
+    """One published row and its prediction. `error` is a fraction of the published value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,7 +44,7 @@ class ValidationRecord(BaseModel):
 
 
 def validation_json(held: Sequence[Held]) -> str:
-    """One line."""
+    """One JSON line."""
     rows = tuple(
         RowRecord(
             name=one.row.name,
@@ -69,9 +69,9 @@ def validation_json(held: Sequence[Held]) -> str:
 
 
 def validation_table(held: Sequence[Held]) -> Group:
-    """Predicted and published, side by side, and the mean error."""
+    """The table for a terminal, with the mean error."""
     columns = ["published", "predicted", "error", "host published", "predicted", "sections published", "predicted"]
-    table: Table = plain_table("published measurements, and predictions", ["row", "device", "level"], columns)
+    table: Table = plain_table("published and predicted", ["row", "device", "level"], columns)
     for one in held:
         row = one.row
         tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
@@ -89,9 +89,9 @@ def validation_table(held: Sequence[Held]) -> Group:
             *(*host, *sections),
         )
     host_error = mean_host_error(held)
-    notes = [f"mean error {mean_error(held):.1%}, without signs"]
+    notes = [f"mean absolute error {mean_error(held):.1%}"]
     if host_error is not None:
-        notes.append(f"mean error of host time {host_error:.1%}, without signs; seconds of the device are without it")
+        notes.append(f"mean absolute error of host time {host_error:.1%}; device seconds exclude host time")
     notes += ["sources:", *(f"  {source}" for source in dict.fromkeys(one.row.source for one in held))]
-    notes.append("sync of gradients alone was never published: what is predicted of it has nothing to be held against")
+    notes.append("no publication measured gradient sync alone, so its predictions are not validated")
     return Group(table, Text("\n".join(notes)))

@@ -1,10 +1,8 @@
 """What the steps of a run would take on devices: predicted beside what was measured, and never mixed with it."""
 
 from sambasim.errors import SambasimError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.inventory import Inventory
-from sambasim.hardware.placement import Placement
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.records.metrics import PredictedRecord

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import PeerError
-from sambasim.hardware.inventory import Inventory
-from sambasim.hardware.placement import Placement
+from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.verify import state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
@@ -165,7 +164,7 @@ def _same_weights(communicator: Communicator, digest: str | None) -> str:
 
 def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
     """`placement` for the summary of a run."""
-    seats = placement.seats()
+    seats = placement.locations()
     first_tiles = tuple(seat.first_tile for seat in seats if seat.first_tile is not None)
     return PlacementRecord(
         device=inventory.device.name,

@@ -8,8 +8,7 @@ import torch
 
 from sambasim.data.sources import Source
 from sambasim.errors import DataError, InternalError, OptionError
-from sambasim.hardware.inventory import Inventory, inventory_of, place_replicas
-from sambasim.hardware.placement import Placement
+from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.program import Program
 from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sambasim.compiler.compile import Compiled
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.report.compiled import section_counts
+from sambasim.report.summaries import section_counts
 from sambasim.samba import context
 
 

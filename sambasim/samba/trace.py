@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.fit import check_tensors
 from sambasim.errors import OptionError, PefError
-from sambasim.hardware.inventory import inventory_of, place_replicas
+from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read

@@ -1,7 +1,7 @@
 """What stands behind a prediction, and between which times a step likely lies."""
 
 from sambasim.costs.price import Bound
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import DeviceSpec, load_device
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.simulation.prediction import Prediction

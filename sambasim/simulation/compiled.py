@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sambasim.costs.cut import Piece
 from sambasim.costs.fit import check_chip
 from sambasim.costs.work import stage_ranges, work_of
-from sambasim.hardware.budget import Budget
-from sambasim.hardware.calibration import Calibration
+from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import ClusterSpec
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
-from sambasim.hardware.spec import DeviceSpec
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, scale

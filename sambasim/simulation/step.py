@@ -14,11 +14,9 @@ from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
 from sambasim.costs.fit import Need, check_chip, check_memory, need_of, states_bytes
-from sambasim.costs.load import Load, load_of
-from sambasim.costs.price import Bound, SectionPrice, price_of
+from sambasim.costs.price import Bound, Load, SectionPrice, load_of, price_of
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
-from sambasim.hardware.budget import Budget
-from sambasim.hardware.calibration import Calibration
+from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind

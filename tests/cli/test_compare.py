@@ -49,10 +49,14 @@ def refused(*arguments: str) -> OptionError:
 
 
 PAIRS = {
-    "runs": ("a", "b", "they part at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and 2.5"),
-    "weights": ("a.safetensors", "b.safetensors", "they differ first in w: 1 of 3 elements, by 1 at most"),
+    "runs": (
+        "a",
+        "b",
+        "they first differ at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and",
+    ),
+    "weights": ("a.safetensors", "b.safetensors", "they first differ in w: 1 of 3 elements, by 1 at most"),
     "pefs": ("logreg", "b.pef", "they differ in the options: epochs 3 and 4"),
-    "metrics": ("a.jsonl", "b.jsonl", "they part at step 8: loss 0.5 and 0.75, 3.3e-01 apart"),
+    "metrics": ("a.jsonl", "b.jsonl", "they first differ at step 8: loss 0.5 and 0.75, 3.3e-01 apart"),
 }
 
 
@@ -142,7 +146,7 @@ def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> 
     third = checkpoints.write_sample(Path("other"), changed={"net__frozen": torch.zeros(3, 2)})
     apart = compare(str(first), str(third))
     assert apart.exit_code == 1
-    assert apart.stdout.startswith("they differ first in net__frozen: 6 of 6 elements, by 8 at most")
+    assert apart.stdout.startswith("they first differ in net__frozen: 6 of 6 elements, by 8 at most")
     later = compare(str(first), str(checkpoints.write_sample(Path("saved"), 60)))
     assert later.exit_code == 1
     assert "step 50 and 60" in later.stdout.splitlines()[0]

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from sambasim.compiler.passes.fits import Fits
 from sambasim.compiler.shapes import compile_shapes
 from sambasim.errors import MachineError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

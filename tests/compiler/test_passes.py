@@ -18,8 +18,7 @@ from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
 from sambasim.compiler.passes.partition import Partition
 from sambasim.compiler.passes.placement import Place
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.mesh import Axis

@@ -83,7 +83,7 @@ def test_it_is_told_at_the_start_and_both_times_at_the_end(folder: Path) -> None
     (heading,) = [index for index, line in enumerate(lines) if "measured on this machine" in line]
     assert lines[heading].split("  ")[-1].strip() == "predicted for SN30"
     rows = {line[:40].split("  ")[0].strip(): line.split("  ") for line in lines[heading + 2 :] if "  " in line}
-    assert {"whole step", "forward and backward", "sync that is waited for", "update", "samples/s"} <= set(rows)
+    assert {"whole step", "forward and backward", "waiting for sync", "update", "samples/s"} <= set(rows)
     assert "no sync of RDUs was ever published" in next(line for line in lines if line.startswith("predicted: "))
 
 

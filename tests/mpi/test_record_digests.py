@@ -1,4 +1,4 @@
-"""Recorded runs: by every way to sync the same digests, and of runs that differ, the tensor in which they part."""
+"""Recorded runs: every way to sync gives the same digests, and a difference is found in its tensor."""
 
 import json
 import shlex
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.records.digests import StepDigests, replica_file
+from sambasim.records.digests import StepDigests, read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read_digests import read_recording
-from sambasim.report.compare.result import RunsCompared
-from sambasim.report.compare.runs import compare_runs, place
+from sambasim.report.compare.result import RunsCompared, place
+from sambasim.report.compare.runs import compare_runs
 from tests.support.mpi import Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -161,7 +160,7 @@ def _digests(line: StepDigests) -> dict[tuple[str, str, int | None], str]:
 def test_of_runs_with_other_threads_that_is_said_first(folder: Path, host: Path) -> None:
     record(folder, "threads", "--emulate-replicas 2", np=1, threads=2).check()
     verdict = compared(folder, "host", "threads").verdict
-    assert verdict.startswith("not comparable bit by bit: threads 1 and 2; they part") or (
+    assert verdict.startswith("not comparable bit by bit: threads 1 and 2; they first differ") or (
         verdict.startswith("alike") and verdict.endswith("though threads 1 and 2")
     )
 
@@ -235,7 +234,9 @@ def test_compiled_sections_show_what_can_be_seen_and_say_so(folder: Path, host: 
     found = compared(folder, "host", "compiled")
     ours, theirs = read_recording(host).run.cpu, recording.run.cpu
     tiles = "" if theirs == ours else f", CPU {ours} and {ours} with tiles"
-    assert found.verdict.startswith(f"not comparable bit by bit: engine plain and inductor{tiles}; they part at step 1")
+    assert found.verdict.startswith(
+        f"not comparable bit by bit: engine plain and inductor{tiles}; they first differ at step 1"
+    )
 
 
 LOOKS_LATE = """

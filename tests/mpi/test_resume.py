@@ -11,8 +11,8 @@ import pytest
 
 from sambasim.errors import Interrupted, OptionError
 from sambasim.options.run import RunOptions
+from sambasim.records.digests import read_recording
 from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read_digests import read_recording
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.folder import LOCK_FILE
 from sambasim.runtime.checkpoint.resume import AUTO, NEWEST

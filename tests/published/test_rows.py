@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.published.rows import published_rows
 from tests.support.whole import whole

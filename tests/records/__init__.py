@@ -1,1 +1,1 @@
-"""Tests of the room `runtime`."""
+"""Tests of `records`."""

@@ -9,14 +9,10 @@ from rich.console import Console
 from sambasim.records.collectives import (
     CollectivesRecord,
     LeftOutRecord,
-    LinkRecord,
     PathRecord,
-    PredictionsRecord,
-    ScheduleRecord,
     SizeRecord,
 )
-from sambasim.report.collectives import collectives_report
-from sambasim.report.collectives_plot import collectives_plot
+from sambasim.report.collectives import collectives_plot, collectives_report
 from sambasim.units import KIB, MIB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,12 +48,6 @@ RECORD = CollectivesRecord(
     sizes=(size(4 * KIB, 1e-5, 2e-3, 5e-6), size(MIB, 4e-5, 3e-3, 3.2e-5)),
     left_out=(LeftOutRecord(size_bytes=64 * MIB, reason="not [enough] shared memory"),),
 )
-PREDICTIONS = PredictionsRecord(
-    within=LinkRecord(latency_s=1e-6, transfer_s_per_byte=1e-10),
-    between=None,
-    addition_s_per_byte=5e-11,
-    schedules=(ScheduleRecord(size_bytes=4 * KIB, algorithm="ring", predicted_s=7e-6, reason="ring, because."),),
-)
 
 
 def printed(record: CollectivesRecord) -> list[str]:
@@ -75,15 +65,6 @@ def test_the_table_has_a_line_for_each_path_and_each_bound() -> None:
     assert "1.0 MiB device 40.0 us 26.21 39.32 1.25 mean, equal bits" in lines
     assert "copy bound 32.0 us 1.00 2.5 MiB by all ranks" in lines
     assert "left out: 64.0 MiB: not [enough] shared memory" in lines
-
-
-def test_what_is_predicted_stands_apart_with_its_parameters() -> None:
-    assert not any("predicted" in line for line in printed(RECORD))
-    lines = printed(RECORD.model_copy(update={"predictions": PREDICTIONS}))
-    heading = next(index for index, line in enumerate(lines) if line.startswith("predicted, not measured"))
-    assert "4.0 KiB 7.0 us ring, because." in lines[heading:]
-    assert not any("copy" in line for line in lines[heading:])
-    assert lines[-1].endswith("within a node: latency 1.0 us, 10.00 GB/s; additions 20.00 GB/s")
 
 
 def test_the_plot_has_a_line_for_each_path_with_its_name_at_the_end() -> None:

@@ -10,9 +10,8 @@ from rich.console import Console, RenderableType
 
 from sambasim import pef
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.report.contents import Contents, contents
+from sambasim.report.contents import Contents, contents, section_traffic
 from sambasim.report.inspect import inspection, operators_table, options_table, symbols_table
-from sambasim.report.traffic import section_traffic
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 
 
@@ -36,8 +35,10 @@ def test_traffic_counts_what_crosses_a_section_once() -> None:
     # In: the tangent, log_softmax, target, n, x. Out: both gradients.
     backward = ((1 + 8 + 1 + 12) * f32 + 4 * i64, (6 + 2) * f32)
     reduce = gather = (GROUP_BYTES, GROUP_BYTES)
-    norm = (GROUP_BYTES, 0)
-    optimizer = (3 * GROUP_BYTES, 2 * GROUP_BYTES)  # parameters, gradients and momentum in; parameters and momentum out
+    f64 = 8
+    norm = (GROUP_BYTES, f64)
+    # In: parameters, gradients, momentum and the norm. Out: parameters and momentum.
+    optimizer = (3 * GROUP_BYTES + f64, 2 * GROUP_BYTES)
     expected = [forward, backward, reduce, norm, optimizer, gather]
     assert section_traffic(program, program.training) == expected
     assert section_traffic(program, program.evaluation) == [((12 + 6 + 2) * f32, 8 * f32)]
@@ -51,7 +52,7 @@ def test_facts(tmp_path: Path) -> None:
     ]  # fmt: skip
     transposes = next(row for row in facts.graphs[0].operators if row.operator == "aten.t.default")
     assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ("logreg.py:7",))
-    assert sum(row.count for row in facts.graphs[0].operators) == facts.graphs[0].nodes == 13
+    assert sum(row.count for row in facts.graphs[0].operators) == facts.graphs[0].nodes == 15
     sizes = {row.kind: (row.symbols, row.elements, row.size_bytes) for row in facts.sizes}
     assert sizes["parameter"] == (2, 8, 32)
     assert sum(row.symbols for row in facts.sizes) == len(facts.symbols)

@@ -12,18 +12,14 @@ import pytest
 from sambasim.costs.cut import Level
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, StepRecord, SummaryRecord
-from sambasim.records.read import RunRecords
-from sambasim.report.page.assemble import measured_page, predicted_page
-from sambasim.report.page.facts import shown
-from sambasim.report.page.figure import Hover, bars
-from sambasim.report.page.html import element, for_script
-from sambasim.report.page.memory import memory
-from sambasim.report.page.pipeline import pipeline
+from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
+from sambasim.report.page import measured_page, predicted_page
+from sambasim.report.page.overview import memory, shown
+from sambasim.report.page.parts import Hover, bars, element, for_script
+from sambasim.report.page.sections import pipeline
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import inference_program, sample_program
@@ -288,4 +284,4 @@ def test_the_timeline_is_that_of_a_full_node() -> None:
 def test_a_run_that_failed_has_no_summary() -> None:
     page = Page(measured_page(a_run(whole=False), "run.jsonl"))
     assert page.ids("section") == MEASURED[:-1]
-    assert "It has no summary" in "".join(page.words)
+    assert "The run has no summary" in "".join(page.words)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.report.page.assemble import measured_page, predicted_page
+from sambasim.report.page import measured_page, predicted_page
 from sambasim.units import format_bytes, format_seconds
 from tests.report.test_page import DIGEST, Page, a_run, hostile_program, predicted
 

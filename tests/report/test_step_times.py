@@ -4,7 +4,7 @@ import pytest
 
 from sambasim.cli.terminal import show
 from sambasim.records.metrics import PredictedRecord, SummaryRecord
-from sambasim.report.step_times import step_times
+from sambasim.report.summaries import step_times
 from tests.cli.test_demo import summary
 
 PREDICTED = PredictedRecord(
@@ -44,7 +44,7 @@ def test_two_columns_and_what_backs_one_of_them(capsys: pytest.CaptureFixture[st
         "what": ["measured on this machine", "predicted for SN30"],
         "whole step": ["20.0 ms", "10.0 ms"],
         "forward and backward": ["12.0 ms", "3.0 ms"],
-        "sync that is waited for": ["6.0 ms", "500.0 us"],
+        "waiting for sync": ["6.0 ms", "500.0 us"],
         "update": ["2.0 ms", "1.5 ms"],
         "host: sections, inputs, outputs": ["-", "5.0 ms"],
         "samples/s": ["3.2 k", "6.4 k"],
@@ -53,14 +53,14 @@ def test_two_columns_and_what_backs_one_of_them(capsys: pytest.CaptureFixture[st
 
 
 def test_hidden_sync_has_a_row_where_there_is_any(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cells(printed(run(hidden_sync_s=0.004), capsys))["sync behind the backward"] == ["1.0 ms", "0.0 us"]
+    assert cells(printed(run(hidden_sync_s=0.004), capsys))["sync during the backward"] == ["1.0 ms", "0.0 us"]
 
 
 def test_what_is_not_the_same_on_both_sides_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(run(emulated=True), capsys)
-    assert lines[-2] == "measured: one process, which played all 2 replicas in turn"
+    assert lines[-2] == "measured: one process, which executed all 2 replicas in turn"
     lines = printed(run(host_sync="parameter-server"), capsys)
-    assert lines[-1] == "predicted as if hosts exchanged gradients as equals, not by parameter-server"
+    assert lines[-1] == "predicted for a host sync by MPI, not by parameter-server"
 
 
 def test_a_run_without_a_prediction_says_why(capsys: pytest.CaptureFixture[str]) -> None:

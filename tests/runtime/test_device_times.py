@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sambasim.hardware.inventory import Inventory, inventory_of
-from sambasim.hardware.placement import place
+from sambasim.hardware.placement import Inventory, inventory_of, place
 from sambasim.records.metrics import PredictedRecord
 from sambasim.runtime import device_times
 from sambasim.runtime.device_times import predict_run

@@ -5,11 +5,9 @@ import pytest
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.costs.cut import Level
-from sambasim.hardware.budget import Budget, budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.budget import Budget, budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place, place_on_nodes
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.pef import read

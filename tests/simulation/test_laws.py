@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from sambasim.compiler.shapes import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.costs.work import work_of
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

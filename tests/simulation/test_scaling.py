@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.costs.cut import Level
-from sambasim.hardware.budget import Budget, budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import ClusterSpec, LinkSpec, load_cluster
+from sambasim.hardware.budget import Budget, budget_of, load_calibration
 from sambasim.hardware.placement import place
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, scale

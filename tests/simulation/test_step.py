@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
 from sambasim.costs.cut import Level
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program

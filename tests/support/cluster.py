@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.spec import load_cluster
 
 
 def write_cluster(folder: Path, rdus_per_node: int, nodes: int | None = None) -> Path:

@@ -1,1 +1,1 @@
-"""Where two runs, PEFs or files of weights begin to differ, and by how much."""
+"""`sambasim compare`: the first difference of two runs, PEFs, weight files or checkpoints."""

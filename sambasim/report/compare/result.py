@@ -1,13 +1,17 @@
-"""What a comparison found: the one document of `sambasim compare --json`, and what its text is made of.
+"""The results of `sambasim compare`: JSON records, and the same as text and tables.
 
-`verdict` answers in one line. A is what was named first, B what was named second.
+A is the first argument of the command, B the second. `verdict` is the answer in one line.
 """
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+from rich.table import Table
 
-from sambasim.records.digests import What
+from sambasim.records.digests import RecordedRun, What
+from sambasim.records.metrics import SummaryRecord
+from sambasim.report.output import add_row, plain_table, printable
 
 
 class _Record(BaseModel):
@@ -15,7 +19,7 @@ class _Record(BaseModel):
 
 
 class Fact(_Record):
-    """Something that A and B say otherwise; "-" is nothing."""
+    """A fact in which A and B differ; "-" means that one has none."""
 
     name: str
     a: str
@@ -23,9 +27,9 @@ class Fact(_Record):
 
 
 class DigestApart(_Record):
-    """A tensor whose digests differ, in `replicas`; the numbers are those of the first of them.
+    """A tensor whose digests differ in `replicas`. The numbers are those of the first replica.
 
-    Digests have no values: `norms_apart` is the relative difference of the norms, None where one of them is not finite.
+    Digests hold no values, so `norms_apart` is the relative difference of the norms; None if one is not finite.
     """
 
     step: int
@@ -44,7 +48,7 @@ class DigestApart(_Record):
 
 
 class LossApart(_Record):
-    """The loss at one step; None where it is not finite."""
+    """The loss at one step; None if it is not finite."""
 
     step: int
     a: float | None
@@ -53,13 +57,13 @@ class LossApart(_Record):
 
 
 class RunsCompared(_Record):
-    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them; all
-    `alike_before` digests before it are alike, the last of them `last_alike`. `then` are the next ones that differ.
+    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them. The
+    `alike_before` digests before it are equal; the last of them is `last_alike`. `then` are the next that differ.
 
-    not_comparable: what makes bits differ by right, the weightiest first
-    asked_otherwise: what else the runs were told to do otherwise
-    differing_by_step: how many digests differ, for the first steps in which any do
-    only_in_a, only_in_b: tensors of common steps that the other has not recorded
+    not_comparable: facts that explain different bits, the most important first
+    asked_otherwise: other run options that differ
+    differing_by_step: the number of digests that differ, for the first steps that have any
+    only_in_a, only_in_b: number of tensors of common steps that the other did not record
     """
 
     kind: Literal["runs"] = "runs"
@@ -84,11 +88,11 @@ class RunsCompared(_Record):
 
 
 class TensorApart(_Record):
-    """A tensor that differs. `differing` counts elements of other bits, `of` all of them.
+    """A tensor that differs in `differing` of its `of` elements, compared bit by bit.
 
     largest_absolute, largest_relative: over elements that are finite in both; relative to the larger of the two
-    largest_ulps: how many numbers of the type lie between, at most, one more; None for integers and float64
-    not_finite_apart: elements of other bits that are infinite or not a number in one of them or both
+    largest_ulps: the largest distance in units in the last place; None for integers and float64
+    not_finite_apart: differing elements that are infinite or NaN in A or B
     """
 
     name: str
@@ -104,7 +108,7 @@ class TensorApart(_Record):
 
 
 class TensorsCompared(_Record):
-    """Two sets of tensors by name: weights, or checkpoints. `apart` is in the order of A, then of B."""
+    """Two sets of named tensors: weights or checkpoints. `apart` is in the order of A, then of B."""
 
     kind: Literal["weights", "checkpoints"]
     a: str
@@ -117,7 +121,7 @@ class TensorsCompared(_Record):
 
 
 class PefsCompared(_Record):
-    """Two PEFs. `symbols` and `graphs` are sentences; of each graph, the first operator that differs."""
+    """Two PEFs. `symbols` and `graphs` are sentences; of each graph, about the first operator that differs."""
 
     kind: Literal["pefs"] = "pefs"
     a: str
@@ -132,7 +136,7 @@ class PefsCompared(_Record):
 
 
 class MetricsCompared(_Record):
-    """Two files of metrics: losses by step, and what the summaries say. Times are not compared."""
+    """Two metrics files: losses by step, and results in the summaries. Times are not compared."""
 
     kind: Literal["metrics"] = "metrics"
     a: str
@@ -148,3 +152,231 @@ class MetricsCompared(_Record):
 
 
 Compared = RunsCompared | TensorsCompared | PefsCompared | MetricsCompared
+
+
+_SAME_NORM = 1e-15
+_SHORT_DIGEST = 12
+_NOTHING = "-"
+_COMPARED_APART = ("training.seed", "training.batch_size")
+"""Options that are deciding facts themselves, or part of the PEF."""
+
+
+def place(one: DigestApart) -> str:
+    """Where in a run a tensor is: `step 3, replica 0, section 2 FWD net__a: value net__relu`."""
+    when = f"before step {one.step + 1}" if one.begins else f"step {one.step}"
+    micro_step = f", micro-step {one.micro_step + 1}" if one.micro_step else ""
+    if one.section_title is not None:
+        where = f", section {one.section_title}"
+    else:
+        where = "" if one.begins else ", the batch" if one.what == "input" else ", after the update"
+    replicas = f"replica{'' if len(one.replicas) == 1 else 's'} {', '.join(map(str, one.replicas))}"
+    return f"{when}, {replicas}{micro_step}{where}: {one.what} {one.name}"
+
+
+def digest_difference(one: DigestApart) -> str:
+    """How much two recorded tensors differ, as far as their norms show."""
+    if one.norms_apart is None:
+        counts = (one.not_finite_a, one.not_finite_b)
+        return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
+    if one.norms_apart < _SAME_NORM:
+        return "same norm to 15 digits"
+    norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (one.norm_a, one.norm_b)))
+    return f"norm{'s' if len(norms) > 1 else ''} {' and '.join(norms)}, {one.norms_apart:.1e} apart"
+
+
+def tensor_difference(one: TensorApart) -> str:
+    """How much two tensors differ."""
+    if one.why in ("only in A", "only in B"):
+        return f"{one.why}, {one.type_a or one.type_b}"
+    if one.why == "type":
+        return f"{one.type_a} in A, {one.type_b} in B"
+    parts = [f"{one.differing:,} of {one.of:,} elements"]
+    if one.largest_absolute is not None:
+        parts.append(f"by {one.largest_absolute:.3g} at most (relative {one.largest_relative:.2g})")
+    if one.largest_ulps is not None:
+        parts.append(f"{one.largest_ulps:,} ULP" + ("" if one.largest_ulps == 1 else "s"))
+    if one.not_finite_apart:
+        parts.append(f"{one.not_finite_apart:,} of them not finite")
+    return ", ".join(parts)
+
+
+def differing_facts(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Fact, ...]:
+    """The items that differ, in the order of `a`, then those that only `b` has."""
+    names = dict.fromkeys((*a, *b))
+    return tuple(
+        Fact(name=name, a=_value_text(a, name), b=_value_text(b, name)) for name in names if a.get(name) != b.get(name)
+    )
+
+
+def deciding_facts(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
+    """Facts that explain different bits of two recorded runs, the most important first."""
+    return differing_facts(*(_deciding_facts(one) for one in (a, b)))
+
+
+def differing_options(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
+    """Other options in which two runs differ."""
+    return differing_facts(*({k: v for k, v in one.options.items() if k not in _COMPARED_APART} for one in (a, b)))
+
+
+def deciding_facts_of_summaries(a: SummaryRecord, b: SummaryRecord) -> tuple[Fact, ...]:
+    """As `deciding_facts`, from the summaries of two metrics files."""
+    return differing_facts(*(_deciding_facts_of_summary(one) for one in (a, b)))
+
+
+def facts_text(found: Sequence[Fact]) -> str:
+    """`threads 1 and 2, seed 0 and 3`."""
+    return ", ".join(_fact_text(one) for one in found)
+
+
+def _fact_text(fact: Fact) -> str:
+    if _NOTHING in (fact.a, fact.b):
+        return f"{fact.name} {fact.b} in B alone" if fact.a == _NOTHING else f"{fact.name} {fact.a} in A alone"
+    return f"{fact.name} {fact.a} and {fact.b}"
+
+
+def _deciding_facts(run: RecordedRun) -> Mapping[str, object]:
+    return {
+        "threads": run.threads,
+        "engine": run.engine,
+        "torch": run.torch,
+        "CPU": run.cpu,
+        "exempt": _exempt(run.exempt_from_exactness),
+        "world size": run.world_size,
+        "seed": run.seed,
+        "PEF": f"{run.pef} {run.pef_digest[:_SHORT_DIGEST]}",
+    }
+
+
+def _deciding_facts_of_summary(summary: SummaryRecord) -> Mapping[str, object]:
+    return {
+        "threads": summary.threads,
+        "engine": summary.engine,
+        "torch": summary.torch,
+        "exempt": _exempt(summary.exempt_from_exactness),
+        "world size": summary.world_size,
+        "seed": summary.seed,
+        "PEF": summary.pef_digest[:_SHORT_DIGEST],
+        "batch size": summary.batch_size,
+        "accumulation steps": summary.accumulation_steps,
+    }
+
+
+def _exempt(reasons: Iterable[str]) -> str | None:
+    """Without `--engine`, which is a fact of its own."""
+    return "; ".join(reason for reason in reasons if not reason.startswith("--engine")) or None
+
+
+def _value_text(values: Mapping[str, object], name: str) -> str:
+    value = values.get(name)
+    return _NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Losses = Sequence[tuple[int, float | None, float | None]]
+"""Steps, with the loss of A and of B."""
+
+
+def relative_difference(a: float | None, b: float | None) -> float | None:
+    """The difference, relative to the larger number; None if one is None."""
+    if a is None or b is None:
+        return None
+    largest = max(abs(a), abs(b))
+    return abs(a - b) / largest if largest else 0.0
+
+
+def differing_losses(losses: Losses) -> tuple[LossApart, ...]:
+    """The first step whose losses differ, then steps at doubling distances, and the last. Empty if all are equal."""
+    first = next((index for index, (_, a, b) in enumerate(losses) if a != b), None)
+    if first is None:
+        return ()
+    chosen, distance = [first], 1
+    while first + distance < len(losses) - 1:
+        chosen.append(first + distance)
+        distance *= 2
+    if len(losses) - 1 > first:
+        chosen.append(len(losses) - 1)
+    rows = [losses[index] for index in chosen]
+    return tuple(LossApart(step=step, a=a, b=b, relative=relative_difference(a, b)) for step, a, b in rows)
+
+
+_MOST_ROWS = 12
+
+
+def comparison(found: Compared) -> Iterator[str | Table]:
+    """The lines and tables for a terminal. The first is the verdict."""
+    yield printable(found.verdict)
+    if isinstance(found, RunsCompared):
+        yield from _runs_text(found)
+    elif isinstance(found, MetricsCompared):
+        yield from _facts_table("different bits are expected", found.not_comparable)
+        yield from _losses_table(found.losses)
+        yield from _facts_table("results", found.results)
+        yield from _notes(found.notes)
+    elif isinstance(found, PefsCompared):
+        yield from _pefs_text(found)
+    elif isinstance(found, TensorsCompared):
+        yield from _facts_table("other facts", found.facts)
+        yield from _tensors_table("tensors that differ", found.apart)
+
+
+def _runs_text(found: RunsCompared) -> Iterator[str | Table]:
+    if found.first is not None:
+        last = f", the last of them {found.last_alike}" if found.last_alike else ""
+        yield printable(f"before it: {found.alike_before:,} digests, all alike{last}")
+    yield from _facts_table("different bits are expected", found.not_comparable)
+    yield from _facts_table("other options that differ", found.asked_otherwise)
+    if found.then:
+        table = plain_table("next differences", ("where", "how much"), ())
+        for one in found.then:
+            add_row(table, place(one), digest_difference(one))
+        yield table
+    if found.differing_by_step:
+        counts = ", ".join(f"step {step}: {count:,}" for step, count in found.differing_by_step.items())
+        yield f"digests that differ, of {found.digests:,}: {counts}"
+    yield from _losses_table(found.losses)
+    yield from _notes(found.notes)
+
+
+def _pefs_text(found: PefsCompared) -> Iterator[str | Table]:
+    yield from _facts_table("options", found.options)
+    for line in (*found.symbols[:_MOST_ROWS], *found.graphs):
+        yield printable(line)
+    if len(found.symbols) > _MOST_ROWS:
+        yield f"and {len(found.symbols) - _MOST_ROWS:,} more symbols"
+    yield from _tensors_table("weights that differ", found.weights)
+
+
+def _tensors_table(title: str, apart: Sequence[TensorApart]) -> Iterator[str | Table]:
+    if not apart:
+        return
+    table = plain_table(title, ("tensor", "how much"), ())
+    for one in apart[:_MOST_ROWS]:
+        add_row(table, one.name, tensor_difference(one))
+    yield table
+    if len(apart) > _MOST_ROWS:
+        yield f"and {len(apart) - _MOST_ROWS:,} more: --json has all of them"
+
+
+def _facts_table(title: str, facts: Sequence[Fact]) -> Iterator[Table]:
+    if facts:
+        table = plain_table(title, ("", "A", "B"), ())
+        for one in facts:
+            add_row(table, one.name, one.a, one.b)
+        yield table
+
+
+def _losses_table(rows: Sequence[LossApart]) -> Iterator[str | Table]:
+    if rows:
+        table = plain_table("losses", (), ("step", "A", "B", "relative difference"))
+        for one in rows:
+            apart = "-" if one.relative is None else f"{one.relative:.1e}"
+            add_row(table, str(one.step), _loss(one.a), _loss(one.b), apart)
+        yield table
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.9g}"
+
+
+def _notes(notes: Sequence[str]) -> Iterator[str]:
+    for note in notes:
+        yield printable(f"note: {note}")

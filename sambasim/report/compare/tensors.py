@@ -1,38 +1,51 @@
-"""Where two sets of tensors differ: which, in how many elements, and by how much.
+"""Compares tensors by name, and PEFs: options, symbols, the first operator that differs in each graph, weights.
 
-Elements are compared by their bits: a NaN equals one of the same bits, and -0.0 is not 0.0. What is said of sizes is
-worked out in float64, a piece at a time, so that it takes little memory beside the tensors.
+Tensors are compared bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. Differences are
+computed in float64, a piece of a tensor at a time, to need little memory.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from sambasim.report.compare.result import Fact, TensorApart, TensorsCompared
+from sambasim.ir.graph import Graph, Node
+from sambasim.ir.numbered import numbered, numbered_output, numbers
+from sambasim.ir.printer import format_node
+from sambasim.ir.program import Program
+from sambasim.pef import PefDocument
+from sambasim.report.compare.result import (
+    Fact,
+    PefsCompared,
+    TensorApart,
+    TensorsCompared,
+    differing_facts,
+    tensor_difference,
+)
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 _PIECE_ELEMENTS = 1 << 20
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes of an element: the integer that has its bits."""
+"""By bytes of an element, the integer type of equal size."""
 
 _TINY = torch.finfo(torch.float64).tiny
 _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorApart, ...]]:
-    """How many tensors both have, and what differs: in the order of `a`, then what only `b` has."""
+    """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
-    apart = [_compared(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
-    apart += [_compared(name, None, tensor) for name, tensor in theirs.items() if name not in ours]
+    apart = [_compare_one(name, tensor, theirs.get(name)) for name, tensor in ours.items()]
+    apart += [_compare_one(name, None, tensor) for name, tensor in theirs.items() if name not in ours]
     return len(ours.keys() & theirs.keys()), tuple(one for one in apart if one is not None)
 
 
 def compare_files(
     kind: str, a: str, b: str, tensors: tuple[Tensors, Tensors], facts: tuple[Fact, ...] = ()
 ) -> TensorsCompared:
-    """Two files of tensors, called `a` and `b`. `kind` is "weights" or "checkpoints", and `facts` what else differs."""
+    """Compare two files named `a` and `b`. `kind` is "weights" or "checkpoints"; `facts` are other differences."""
     common, apart = compare_tensors(*tensors)
     return TensorsCompared.model_validate(
         {
@@ -40,7 +53,7 @@ def compare_files(
             "a": a,
             "b": b,
             "alike": not apart and not facts,
-            "verdict": _verdict(common, apart, facts),
+            "verdict": _tensors_verdict(common, apart, facts),
             "tensors": common,
             "facts": facts,
             "apart": apart,
@@ -48,49 +61,35 @@ def compare_files(
     )
 
 
-def told(one: TensorApart) -> str:
-    """By how much a tensor differs, in words."""
-    if one.why in ("only in A", "only in B"):
-        return f"{one.why}, {one.type_a or one.type_b}"
-    if one.why == "type":
-        return f"{one.type_a} in A, {one.type_b} in B"
-    parts = [f"{one.differing:,} of {one.of:,} elements"]
-    if one.largest_absolute is not None:
-        parts.append(f"by {one.largest_absolute:.3g} at most (relative {one.largest_relative:.2g})")
-    if one.largest_ulps is not None:
-        parts.append(f"{one.largest_ulps:,} ULP" + ("" if one.largest_ulps == 1 else "s"))
-    if one.not_finite_apart:
-        parts.append(f"{one.not_finite_apart:,} of them not finite")
-    return ", ".join(parts)
-
-
 def type_of(tensor: Tensor) -> str:
-    """As `TensorType` writes it: `float32[3, 8]`."""
+    """As `TensorType` is printed: `float32[3, 8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _verdict(common: int, apart: tuple[TensorApart, ...], facts: tuple[Fact, ...]) -> str:
+def _tensors_verdict(common: int, apart: tuple[TensorApart, ...], facts: tuple[Fact, ...]) -> str:
     if apart:
         first = apart[0]
         rest = f"; {len(apart) - 1} more differ" if len(apart) > 1 else ""
-        return f"they differ first in {first.name}: {told(first)}{rest}"
+        return f"they first differ in {first.name}: {tensor_difference(first)}{rest}"
     tensors = f"{common:,} tensor{'' if common == 1 else 's'}"
     if facts:
-        return f"{tensors} alike, and other facts: " + ", ".join(f"{one.name} {one.a} and {one.b}" for one in facts)
+        return f"{tensors} alike, but not: " + ", ".join(f"{one.name} {one.a} and {one.b}" for one in facts)
     return f"alike: {tensors}"
 
 
-def _compared(name: str, a: Tensor | None, b: Tensor | None) -> TensorApart | None:
-    """None if they are alike in all bits."""
+def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorApart | None:
+    """None if all bits are equal."""
     types = (None if a is None else type_of(a), None if b is None else type_of(b))
     if a is None or b is None:
         return TensorApart(name=name, why="only in A" if b is None else "only in B", type_a=types[0], type_b=types[1])
     if types[0] != types[1]:
         return TensorApart(name=name, why="type", type_a=types[0], type_b=types[1])
-    return _values(name, types[0] or "", a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1))
+    return _compare_values(
+        name, types[0] or "", a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1)
+    )
 
 
-def _values(name: str, type_: str, a: Tensor, b: Tensor) -> TensorApart | None:
+def _compare_values(name: str, type_: str, a: Tensor, b: Tensor) -> TensorApart | None:
     differing = not_finite = 0
     absolute: float | None = None
     relative: float | None = None
@@ -135,7 +134,129 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _in_order(tensor: Tensor) -> Tensor:
-    """Numbers that lie one apart where floating point numbers are neighbours; 0.0 and -0.0 are the same one."""
+    """Integers that differ by 1 for neighbouring floating point numbers; 0.0 and -0.0 have the same one."""
     bits = _bits(tensor)
     wide = bits.long()
     return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
+
+
+_Weights = Callable[[], Mapping[str, Tensor]]
+
+
+def compare_pefs(
+    a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights: tuple[_Weights, _Weights]
+) -> PefsCompared:
+    """Compare two PEFs, each given with its path. `weights` reads their weights; it is called only if they differ."""
+    ours, theirs = a[1], b[1]
+    same_weights = ours.weights_sha256 == theirs.weights_sha256
+    tensors, apart = (0, ()) if same_weights else compare_tensors(weights[0](), weights[1]())
+    options = differing_facts(_options(ours), _options(theirs))
+    symbols = tuple(_symbols(ours.program, theirs.program))
+    graphs = tuple(_graphs(ours.program, theirs.program))
+    alike = ours.digest == theirs.digest
+    found = [f"the options: {_facts_summary(options)}"] if options else []
+    found += [symbols[0]] if symbols else []
+    found += [graphs[0]] if graphs else []
+    found += [f"the weights, first {apart[0].name}: {tensor_difference(apart[0])}"] if apart else []
+    return PefsCompared(
+        a=a[0],
+        b=b[0],
+        alike=alike,
+        verdict=_pefs_verdict(ours, alike=alike, found=found),
+        options=options,
+        symbols=symbols,
+        graphs=graphs,
+        tensors=tensors,
+        weights=apart,
+    )
+
+
+def _pefs_verdict(ours: PefDocument, *, alike: bool, found: list[str]) -> str:
+    if alike:
+        return f"alike: both are {ours.program.name}, digest {ours.digest}"
+    return f"they differ in {found[0]}" if found else "they differ only in layout or metadata"
+
+
+def _facts_summary(options: tuple[Fact, ...]) -> str:
+    first, rest = options[0], len(options) - 1
+    return f"{first.name} {first.a} and {first.b}" + (f", and {rest} more" if rest else "")
+
+
+def _options(document: PefDocument) -> Mapping[str, object]:
+    """Everything except graphs, symbols and weights, by dotted name."""
+    program = document.program
+    return {
+        "name": program.name,
+        "batch size": program.batch_size,
+        "replicas, at least": program.world_size,
+        **dict(_leaves("compile", document.compile_options)),
+        **dict(_leaves("", document.training_defaults)),
+        **dict(_leaves("data", document.data_source)),
+        **dict(_leaves("metadata", document.metadata)),
+        **{f"argument {one.name}": one.default for one in program.runtime_arguments},
+        "optimizers": ", ".join(f"{one.name} ({', '.join(one.states) or 'stateless'})" for one in program.optimizers),
+        "gradient groups": ", ".join(str(group.numel) for group in program.groups),
+    }
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(f"{name}.{key}" if name else str(key), below)
+    else:
+        yield name, value
+
+
+def _symbols(a: Program, b: Program) -> Iterator[str]:
+    for name in dict.fromkeys((*a.symbols, *b.symbols)):
+        one, other = a.symbols.get(name), b.symbols.get(name)
+        if one is None and other is not None:
+            yield f"the symbols: only B has the {other.kind} {name}, {other.type}"
+        elif one is not None and other is None:
+            yield f"the symbols: only A has the {one.kind} {name}, {one.type}"
+        elif one and other and (one.kind, one.type) != (other.kind, other.type):
+            yield f"the symbols: {name} is {one.kind} {one.type} in A, and {other.kind} {other.type} in B"
+
+
+def _graphs(a: Program, b: Program) -> Iterator[str]:
+    for name in ("training", "evaluation", "single"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one is None and other is None:
+            continue
+        if one is None or other is None:
+            yield f"the graphs: only {'B' if one is None else 'A'} has one for {name}"
+        elif (found := _first_difference(one, other)) is not None:
+            yield f"the {name} graph: {found}"
+
+
+def _first_difference(a: Graph, b: Graph) -> str | None:
+    places = numbers(a), numbers(b)
+    for position, (one, other) in enumerate(zip_longest(a.nodes, b.nodes)):
+        if numbered(one, places[0]) != numbered(other, places[1]):
+            return (
+                f"operator {position}{_section(a, b, position)}: {_node_text(a, one)} in A, {_node_text(b, other)} in B"
+            )
+    for left, right in zip_longest(a.outputs, b.outputs):
+        if numbered_output(left, places[0]) != numbered_output(right, places[1]):
+            return f"{(left or right).symbol} is a different value"
+    cuts = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (a, b)]
+    for number, (left_cut, right_cut) in enumerate(zip_longest(*cuts)):
+        if left_cut != right_cut:
+            return f"the sections differ from section {number} on: {len(cuts[0])} sections in A, {len(cuts[1])} in B"
+    return None
+
+
+def _section(a: Graph, b: Graph, position: int) -> str:
+    """The section of a node, in A or else in B."""
+    for graph in (a, b):
+        for section in graph.sections:
+            if section.start <= position < section.stop:
+                return f", section {section.index} {section.kind} {section.name}"
+    return ""
+
+
+def _node_text(graph: Graph, node: Node | None) -> str:
+    if node is None:
+        return "no operator"
+    line = format_node(graph, node)
+    return f"`{line.partition('  # ')[0]}`" + (f" from {node.source}" if node.source else "")

@@ -1,21 +1,38 @@
-"""What a run left behind: its curves, where its steps' time went, and its summary. All of it was measured."""
+"""The parts about a run: learning curves, time of the steps, and the summary. Everything is measured."""
 
 import math
 from collections.abc import Sequence
 
-from sambasim.records.metrics import SummaryRecord
-from sambasim.records.read import RunRecords
-from sambasim.report.page.figure import LEGEND, SECONDS, Figure, Trace, axis, bars, figure
-from sambasim.report.page.html import element, joined
-from sambasim.report.page.palette import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION
-from sambasim.report.page.part import Key, Part, keys, plot, table
+from sambasim.records.metrics import RunRecords, SummaryRecord
+from sambasim.report.page.parts import (
+    BLUE,
+    GREEN,
+    INK,
+    LEGEND,
+    ORANGE,
+    PURPLE,
+    SECONDS,
+    VERMILLION,
+    Figure,
+    Key,
+    Part,
+    Trace,
+    axis,
+    bars,
+    element,
+    figure,
+    joined,
+    keys,
+    plot,
+    table,
+)
 from sambasim.units import format_bytes, format_seconds
 
 _MOST_POINTS = 4000
-"""Of a curve; of longer runs every n-th step is drawn."""
+"""Points of a curve; of longer runs every n-th step is drawn."""
 
 
-def measured(run: RunRecords, name: str) -> list[Part]:
+def measured_parts(run: RunRecords, name: str) -> list[Part]:
     """The parts of the run in the file called `name`."""
     parts = [_glance(run, name)]
     if run.steps:
@@ -45,9 +62,9 @@ def _glance(run: RunRecords, name: str) -> Part:
             Key("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
             Key("training", format_seconds(summary.training_s), f"{summary.steps} steps, {summary.engine} engine"),
         ]
-    lead = f"Of {name}, on the machine where it ran: a computer that plays RDUs."
+    lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
     if summary is None:
-        lead += " It has no summary: the run failed, was stopped, or is still going on."
+        lead += " The run has no summary: it failed, was stopped, or is still running."
     return Part("measured", "The run at a glance", lead, True, keys(figures))
 
 
@@ -128,7 +145,7 @@ def _time(run: RunRecords) -> Part:
     hidden: Trace = {
         "type": "scatter",
         "mode": "lines",
-        "name": "sync hidden behind the backward",
+        "name": "sync during the backward",
         "x": [step.step for step in run.steps][::every],
         "y": [step.hidden_sync_s for step in run.steps][::every],
         "line": {"color": ORANGE, "width": 2},
@@ -145,9 +162,9 @@ def _time(run: RunRecords) -> Part:
         showlegend=True,
     )
     lead = (
-        "The whole step of rank 0, data included. Waiting for sync is what REDUCE and GATHER took after its own "
-        "backward had ended, waiting for slower replicas included; what they took before is hidden, and part of the "
-        "bar's lower part."
+        "The whole step of rank 0, reading data included. Waiting for sync is the time of REDUCE and GATHER after the "
+        "backward of rank 0, waiting for slower replicas included. Sync during the backward is hidden, and part of the "
+        "lower part of the bar."
     )
     return Part("run-time", "Time of each step", lead, True, plot("run-steps", 320, lead), {"run-steps": drawn})
 
@@ -159,16 +176,16 @@ def _summary(summary: SummaryRecord) -> Part:
         ("replicas", f"{summary.world_size}{', emulated' if summary.emulated else ''}"),
         ("sync", sync),
         ("parameter servers", str(summary.parameter_servers) if summary.parameter_servers else ""),
-        ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in all"),
+        ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in total"),
         ("micro-steps in a step", str(summary.accumulation_steps)),
         ("epochs, steps", f"{summary.epochs}, {summary.steps}"),
         ("samples", f"{summary.samples}; {summary.samples_left_out_each_epoch} left out in each epoch"),
         ("moved, peer to peer", format_bytes(moved.peer)),
         ("moved, device to host", format_bytes(moved.device_to_host)),
         ("moved, host to device", format_bytes(moved.host_to_device)),
-        ("moved, by the network", format_bytes(moved.network)),
-        ("first step that was not finite", str(summary.first_nonfinite_step or "")),
-        ("steps that were skipped", str(summary.skipped_steps or "")),
+        ("moved, over the network", format_bytes(moved.network)),
+        ("first step with a loss that is not finite", str(summary.first_nonfinite_step or "")),
+        ("skipped steps", str(summary.skipped_steps or "")),
         ("engine, threads, seed", f"{summary.engine}, {summary.threads}, {summary.seed}"),
         ("torch, MPI", f"{summary.torch}, {summary.mpi}"),
         ("exempt from exactness", "; ".join(summary.exempt_from_exactness)),
@@ -177,7 +194,7 @@ def _summary(summary: SummaryRecord) -> Part:
         ("PEF", summary.pef_digest),
     ]
     body = table(("", ""), [row for row in rows if row[1]], words=2, class_="facts")
-    return Part("run-summary", "Summary of the run", "As the run wrote it in its last line.", True, body)
+    return Part("run-summary", "Summary of the run", "The last line of the metrics file.", True, body)
 
 
 def _finite(value: float | None) -> float | None:

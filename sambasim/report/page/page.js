@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures, fills the tables, and shows the section that is chosen. Text comes into the page as text only.
+// Draws the figures, fills the tables, and shows the chosen section. Data enters the page as text, never as HTML.
 (() => {
   const data = JSON.parse(document.getElementById("page-data").textContent);
   const byId = (id) => document.getElementById(id);
@@ -15,7 +15,7 @@
     return made;
   }
 
-  // As sambasim/units.py spells quantities.
+  // The formats of sambasim/units.py.
   const scaled = (units) => (value) => {
     const [name, factor, digits] = units.find(([, least]) => value >= least) || units[units.length - 1];
     return `${(value / factor).toFixed(digits)} ${name}`.trim();
@@ -27,13 +27,13 @@
   const percent = (part) => `${(100 * part).toFixed(1)} %`;
   const orNothing = (format) => (value) => (value ? format(value) : "-");
 
-  // Tables: columns of {head, value, text, width, number, name, cell}; `value` is what is sorted by.
+  // Tables: columns of {head, value, text, width, number, name, cell}; rows are sorted by `value`.
   const MOST_ROWS = 250;
   function liveTable(id, rows, columns, options = {}) {
     const place = byId(id);
     if (!place) return null;
     const box = document.querySelector(`input[data-for="${id}"]`);
-    const told = document.querySelector(`.count[data-for="${id}"]`);
+    const counter = document.querySelector(`.count[data-for="${id}"]`);
     const words = rows.map((row) => [...columns.map((column) => (column.text || column.value)(row)), options.words ? options.words(row) : ""].join("\n").toLowerCase());
     const body = element("tbody");
     const more = element("div", { className: "more" });
@@ -76,12 +76,12 @@
         mark.textContent = here ? (sorted.down ? " ↓" : " ↑") : "";
         head.ariaSort = here ? (sorted.down ? "descending" : "ascending") : "none";
       });
-      if (told) told.textContent = wanted.length ? `${found.length} of ${rows.length}` : `${rows.length}`;
+      if (counter) counter.textContent = wanted.length ? `${found.length} of ${rows.length}` : `${rows.length}`;
       const hidden = found.length - limit;
       const all = () => { limit = Infinity; fill(); };
       more.replaceChildren(...(hidden > 0
         ? [element("button", { type: "button", onclick: all }, `Show ${hidden} more`)]
-        : found.length ? [] : ["Nothing is called that."]));
+        : found.length ? [] : ["No matches."]));
     }
 
     if (box) box.addEventListener("input", () => { limit = MOST_ROWS; fill(); });
@@ -90,7 +90,7 @@
     return { fill };
   }
 
-  // Sections, as sections.py puts them.
+  // Sections: rows of sections.py.
   const sections = (data.sections || []).map(([
     number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour,
   ]) => ({
@@ -133,7 +133,7 @@
     row: (s) => ({ className: `open${s.number === chosen ? " chosen" : ""}`, onclick: () => choose(s.number, true) }),
   });
 
-  // Operators, as operators.py puts them: texts are numbers of `strings`.
+  // Operators: rows of sections.py, whose texts are indices into `strings`.
   const strings = data.strings || [];
   const operators = (data.operators || []).map(([place, section, working, operator, kind, type, name, module, file, code, line]) => ({
     place, section, working, line, operator: strings[operator], kind: strings[kind], type: strings[type],
@@ -162,10 +162,10 @@
     });
   }
 
-  // The section that is chosen: its stages as rows, buffers as arcs beside them.
+  // The chosen section: stages as rows, buffers as arcs beside them.
   const GUTTER = 100;
 
-  // `middles` are the heights of the rows beside which the arcs are drawn.
+  // `middles` are the vertical centres of the rows.
   function arcs(stages, middles, height) {
     const space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
@@ -184,9 +184,9 @@
         path.setAttribute("stroke", "#0072b2");
         path.setAttribute("stroke-opacity", "0.55");
         path.setAttribute("stroke-width", String(1 + 2.5 * (size / most)));
-        const told = document.createElementNS(space, "title");
-        told.textContent = `from ${from} to ${to}: rows of ${bytes(size)}`;
-        path.append(told);
+        const title = document.createElementNS(space, "title");
+        title.textContent = `from ${from} to ${to}: rows of ${bytes(size)}`;
+        path.append(title);
         svg.append(path);
       }
     });
@@ -203,8 +203,8 @@
 
   function stageTable(stages) {
     const most = Math.max(1, ...stages.map(([, , , , work]) => work));
-    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row handed on", "94px", true], ["in from memory", "84px", true],
-      ["weights", "80px", true], ["out to memory", "84px", true], ["products", "146px"]];
+    const columns = [["no.", "44px", true], ["operator", "17%"], ["module", "14%"], ["source"], ["one row passed on", "94px", true], ["read from memory", "84px", true],
+      ["weights", "80px", true], ["written to memory", "84px", true], ["products", "146px"]];
     const head = columns.map(([name, width, number]) =>
       element("th", { className: number ? "number" : "", style: `width:${width || "auto"}` }, name));
     const rows = stages.map(([node, streamed, resident, written, work, , handed], number) => {
@@ -235,7 +235,7 @@
       fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
       fact("compute in use", percent(computeShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
-      fact("reads", bytes(section.read)), fact("of it weights", bytes(section.resident)), fact("writes", bytes(section.written)),
+      fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),
       fact("on the chip", `${bytes(data.on_chip[chosen])} of ${bytes(data.chip)}`),
       fact("products", section.flops ? flops(section.flops) : "none")));
     const place = byId("pipeline-stages");
@@ -246,8 +246,8 @@
       gutter.append(arcs(stages, middles, table.offsetHeight));
     } else {
       const what = section.kind === "OPT"
-        ? "An update: parameters, gradients and states of one group stream in, new parameters and states stream out."
-        : "All gradients stream in, and their norm comes out.";
+        ? "The optimizer reads parameters, gradients and states of one group, and writes parameters and states."
+        : "Reads all gradients and computes their norm.";
       place.replaceChildren(element("p", { className: "muted" }, what));
     }
   }
@@ -271,7 +271,7 @@
     showSection();
   }
 
-  // What is told where the pointer is. Plotly reads tags and entities in it, so names are escaped.
+  // Hover texts. Plotly parses tags and entities in them, so names are escaped.
   const MOST_LETTERS = 72;
   function name(text) {
     const head = Math.floor(MOST_LETTERS / 3);
@@ -295,11 +295,11 @@
         `from ${seconds(start)} to ${seconds(start + lasts)}`;
     },
     memory: (number, place, trace) => (number === null ? "before the first section" :
-      `${heading(number)}<br>predicted ${bytes(trace.y[place])} between sections`),
+      `${heading(number)}<br>predicted ${bytes(trace.y[place])} of tensors between sections`),
   };
 
   // Figures.
-  // Not plotly's own buttons: one of them shares a chart with a server.
+  // Only these buttons: one of plotly's defaults uploads the chart to a server.
   const config = (layout) => ({
     responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
     modeBarButtons: [layout.xaxis.fixedrange ? ["toImage"] : ["zoom2d", "pan2d", "resetScale2d", "toImage"]],

@@ -1,29 +1,49 @@
-"""The sections of a predicted step: what their time is made of, how busy compute is, and what binds each."""
+"""Predicted parts about sections: their times, the pipeline of a chosen section, and all operators."""
 
-from sambasim.report.page.facts import bound_words
-from sambasim.report.page.figure import LEGEND, SECONDS, Hover, Trace, axis, bars, figure
-from sambasim.report.page.html import joined, visible
-from sambasim.report.page.palette import BOUNDS, PARTS
-from sambasim.report.page.part import Part, live_table, plot
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from sambasim.costs.price import chip_bytes
+from sambasim.costs.work import Work, work_of
+from sambasim.ir.graph import Node
+from sambasim.ir.operators import OPERATORS
+from sambasim.report.page.overview import bound_words
+from sambasim.report.page.parts import (
+    BOUNDS,
+    LEGEND,
+    PARTS,
+    SECONDS,
+    Hover,
+    Part,
+    Trace,
+    axis,
+    bars,
+    element,
+    figure,
+    joined,
+    live_table,
+    plot,
+    visible,
+)
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
 _MOST_NUMBERED = 32
-"""Sections, of which each has its number at the axis."""
+"""With more sections, not every number is written at the axis."""
 
 _LEAST_SHARE = 0.05
-"""Where the axis of shares ends at least."""
+"""The axis of shares reaches at least this."""
 
 
-def sections(prediction: Prediction) -> Part:
-    """A bar and a row for each."""
+def sections_part(prediction: Prediction) -> Part:
+    """A bar and a table row for each section."""
     timed = prediction.alone.sections
     numbers = list(range(len(timed)))
     shared: Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": Hover.SECTIONS}
     line, gap = bars(len(timed), gap=0.12)
     traces: list[Trace] = [
         {**shared, "name": name, "y": seconds, "marker": {"color": PARTS[name], "line": line}}
-        for name, seconds in _stacked(timed).items()
+        for name, seconds in _stacked_seconds(timed).items()
     ]
     traces.append(
         {
@@ -41,7 +61,7 @@ def sections(prediction: Prediction) -> Part:
         barmode="stack",
         bargap=gap,
         xaxis=axis(
-            "section, in the order in which they run",
+            "section, in the order of execution",
             anchor="y2",
             range=[-0.6, len(timed) - 0.4],
             showgrid=False,
@@ -52,20 +72,20 @@ def sections(prediction: Prediction) -> Part:
         yaxis2=axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
         legend={**LEGEND, "traceorder": "normal"},
     )
-    rows = [_cells(prediction, number, section) for number, section in enumerate(timed)]
+    rows = [_section_row(prediction, number, section) for number, section in enumerate(timed)]
     return Part(
         id="sections",
         title="Sections",
         lead=(
-            "Memory and compute run at the same time, so the bar shows the longer of the two, then what filling and "
-            "draining the pipeline and launching it add. Below: the part of its time in which the slowest stage "
-            "computes, coloured by what binds the section. A click on a bar or a row opens the section further down."
+            "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
+            "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
+            "coloured by the bound of the section. A click on a bar or a row shows the section in detail further down."
         ),
         measured=False,
         body=joined(
             [
                 plot("sections-figure", 400, "Seconds and use of compute, section by section"),
-                live_table("sections-rows", "Search sections: name, kind, what binds"),
+                live_table("sections-rows", "Search sections: name, kind, bound"),
             ]
         ),
         figures={"sections-figure": drawn},
@@ -73,7 +93,7 @@ def sections(prediction: Prediction) -> Part:
     )
 
 
-def _stacked(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
+def _stacked_seconds(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
     prices = [section.price for section in timed]
     return {
         "compute": [price.compute_s if price.compute_s > price.memory_s else 0.0 for price in prices],
@@ -88,8 +108,8 @@ def _in_use(section: TimedSection) -> float:
     return price.compute_s / price.predicted_s if price.predicted_s else 0.0
 
 
-def _cells(prediction: Prediction, number: int, section: TimedSection) -> list[object]:
-    """As the script of the page reads them; see there."""
+def _section_row(prediction: Prediction, number: int, section: TimedSection) -> list[object]:
+    """The fields of `sections` in page.js, in order."""
     price, load = section.price, section.load
     return [
         number,
@@ -108,3 +128,128 @@ def _cells(prediction: Prediction, number: int, section: TimedSection) -> list[o
         bound_words(prediction, price.bound),
         BOUNDS[price.bound],
     ]
+
+
+def pipeline(prediction: Prediction) -> Part:
+    """The stages of one section; first the slowest section that has operators."""
+    timed = prediction.alone.sections
+    with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
+    first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
+    work = work_of(prediction.graph, prediction.program.symbols)
+    nodes = [stage.node for stage in work.stages]
+    picker = element("label", "Section ", element("select", id="pipeline-choice"))
+    steps = element(
+        "span",
+        element("button", "← previous", type="button", data_step=-1),
+        element("button", "next →", type="button", data_step=1),
+    )
+    return Part(
+        id="pipeline",
+        title="Pipeline of a section",
+        lead=(
+            "Samples stream through the operators from top to bottom; all operators run at the same time. Arcs are "
+            "buffers on the chip, from the operator that writes one to those that read it; their tensors never go to "
+            "memory. Other tensors are read from memory or written to it. Weights stay on the chip while samples "
+            "stream through."
+        ),
+        measured=False,
+        body=joined(
+            [
+                element("div", picker, steps, class_="tools"),
+                element("div", id="pipeline-head"),
+                element("div", id="pipeline-stages"),
+            ]
+        ),
+        data={
+            "pipeline": [_stage_rows(work, nodes, section) for section in timed],
+            "first_section": first,
+            "on_chip": [chip_bytes(section.load) for section in timed],
+            "chip": prediction.alone.budget.chip_bytes,
+        },
+    )
+
+
+def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list[object]:
+    """A row for each stage of a section: its node, bytes streamed from memory, resident bytes read, bytes written to
+    memory, FLOPs, its reads of earlier stages (pairs of stage and bytes of one row), and the bytes of one row of all
+    that it passes on. `nodes` are the nodes of all stages of the graph."""
+    numbers = range(*(bisect_left(nodes, node) for node in section.nodes))
+    read_here = {read.value for number in numbers for read in work.stages[number].reads}
+    made: dict[str, int] = {}
+    seen: set[str] = set()
+    parts: dict[str, float] = {}
+    found: list[object] = []
+    for place, number in enumerate(numbers):
+        stage = work.stages[number]
+        streamed = resident = written = handed = 0
+        buffers: list[tuple[int, int]] = []
+        for read in stage.reads:
+            tensor = work.tensors[read.value]
+            if read.value in made:
+                buffers.append((made[read.value], tensor.row_bytes))
+            elif read.view not in seen:
+                seen.add(read.view)
+                before = parts.get(read.value, 0.0)
+                parts[read.value] = min(1.0, before + read.part)
+                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
+                resident += read_bytes if tensor.resident else 0
+                streamed += 0 if tensor.resident else read_bytes
+        for value in stage.writes:
+            made[value] = place
+            handed += work.tensors[value].row_bytes if value in read_here else 0
+            if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
+                written += work.tensors[value].size_bytes
+        found.append([stage.node, streamed, resident, written, stage.product_flops, buffers, handed])
+    return found
+
+
+class _Strings:
+    """A table of distinct strings: names of modules and source lines repeat often."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        return self._places.setdefault(text, len(self._places))
+
+    @property
+    def all(self) -> list[str]:
+        return list(self._places)
+
+
+def operators(prediction: Prediction) -> Part:
+    """A table row for each node of the graph."""
+    strings = _Strings()
+    section_of: dict[int, int] = {}
+    for number, section in enumerate(prediction.alone.sections):
+        section_of.update(dict.fromkeys(range(*section.nodes), number))
+    working = {stage.node for stage in work_of(prediction.graph, prediction.program.symbols).stages}
+    rows = [
+        [
+            place,
+            section_of.get(place),
+            place in working,
+            *(strings.place(visible(text)) for text in _operator_strings(prediction, node)),
+            node.source.line if node.source else None,
+        ]
+        for place, node in enumerate(prediction.graph.nodes)
+    ]
+    return Part(
+        id="operators",
+        title="Operators and source lines",
+        lead=(
+            "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
+            "Grey operators are views or constants and take no time on the device."
+        ),
+        measured=False,
+        body=live_table("operators-rows", "Search: name, module, file:line, code, shape"),
+        data={"operators": rows, "strings": strings.all},
+    )
+
+
+def _operator_strings(prediction: Prediction, node: Node) -> tuple[str, ...]:
+    """The texts of a node: operator, kind, result types, name, module, file, code."""
+    graph = prediction.graph
+    types = ", ".join(str(graph.values[name]) for name in node.results if name is not None and name in graph.values)
+    file, code = (node.source.file, node.source.code.strip()) if node.source else ("", "")
+    return node.operator, OPERATORS[node.operator].kind.value, types, node.name, node.module, file, code

@@ -18,8 +18,7 @@ from sambasim.ir.graph import Section
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.options.grammar import step_range
-from sambasim.records.digests import StepDigests, ValueDigest
-from sambasim.records.read_digests import is_recording
+from sambasim.records.digests import StepDigests, ValueDigest, is_recording
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.plan import Plan

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 
 from sambasim import __version__
 from sambasim.errors import MachineError
-from sambasim.hardware.placement import Placement, Seat
+from sambasim.hardware.placement import Location, Placement
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
@@ -57,7 +57,7 @@ class Traced:
     emulated: bool
     steps: range
     of_steps: int
-    seats: Sequence[Seat]
+    seats: Sequence[Location]
 
 
 def traced_run(
@@ -76,7 +76,7 @@ def traced_run(
         emulated=emulated,
         steps=traced_steps(options.trace_steps, plan.steps, plan.start.step),
         of_steps=plan.steps,
-        seats=placement.seats(),
+        seats=placement.locations(),
     )
 
 

@@ -3,7 +3,7 @@
 from pydantic import JsonValue
 from torch import nn
 
-from sambasim.hardware.inventory import Inventory, inventory_of, place_replicas
+from sambasim.hardware.placement import Inventory, inventory_of, place_replicas
 from sambasim.runtime.device_times import predicted
 from sambasim.samba import context
 from sambasim.samba.session import session

@@ -1,27 +1,28 @@
-"""SambaTune's files, from a prediction: their columns, their sums, and that what was measured stays apart."""
+"""What a prediction writes: SambaTune's files with their columns and sums, and a trace that is as long as the step."""
 
 import csv
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sambasim.cli.main import sambasim
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.calibration import load_calibration
-from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.pef import read
-from sambasim.report.sections_csv import MeasuredSections, measured_sections, section_report_csv
-from sambasim.report.summary import summary_json
+from sambasim.report.sambatune import section_report_csv, summary_json
+from sambasim.report.simulation import MOST_REPLICAS, predicted_trace
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
+from tests.pef.samples import sample_program
+from tests.support.trace_format import Trace, read_trace
 
 Rows = list[dict[str, str]]
 
@@ -41,8 +42,8 @@ def _scaled(program: Program, arch: str = "sn30", replicas: int = 1, micro_steps
     return scale(program, alone, place(replicas, device, None, load_cluster(device.cluster)), SyncPath.RDU)
 
 
-def _rows(scaled: ScaledStep, measured: Sequence[MeasuredSections] = ()) -> Rows:
-    return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step, measured))))
+def _rows(scaled: ScaledStep) -> Rows:
+    return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step))))
 
 
 def test_a_row_for_each_section_and_their_sum_is_the_step(program: Program) -> None:
@@ -74,46 +75,16 @@ def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> No
 def test_units_are_in_names_and_every_figure_says_where_it_is_from(program: Program) -> None:
     facts = {"section_id", "section_type", "section_name", "operators", "runs_per_step"}
     names = set(_rows(_scaled(program))[0])
-    assert all(name.startswith(("predicted_", "measured_")) for name in names - facts)
+    assert all(name.startswith("predicted_") for name in names - facts)
     assert {"predicted_ddr_read_bytes_per_s", "predicted_ddr_write_bytes_per_s"} < names
     assert {"predicted_hbm_read_bytes_per_s", "predicted_hbm_write_bytes_per_s"} < set(
         _rows(_scaled(program, "sn40"))[0]
     )
 
 
-def test_what_was_measured_is_beside_its_section_and_in_no_predicted_column(program: Program) -> None:
-    scaled = _scaled(program)
-    assert program.training is not None
-    sections = program.training.sections
-    model = [section.index for section in sections if section.kind in ("FWD", "BCKWD")]
-    updates = [section.index for section in sections if section.kind == "OPT"]
-    timed = [((index,), 0.5 + index) for index in (*model, *updates[:-1])]
-    measured = measured_sections(program.training, [*timed, ((updates[-1], updates[-1] + 1), 99.0)])
-    rows = _rows(scaled, measured)
-    assert [float(row["measured_latency_s"] or -1) for row in rows] == [*(time_s for _, time_s in timed), -1, 99.0]
-    (alone,) = [row for row in rows if not row["section_id"]]
-    assert alone["section_type"] == "OPT+GATHER"
-    assert not any(value for name, value in alone.items() if name.startswith("predicted_"))
-    predicted = [{name: row[name] for name in row if name.startswith("predicted_")} for row in _rows(scaled)]
-    assert predicted == [{name: row[name] for name in row if name.startswith("predicted_")} for row in rows[:-1]]
-
-
-def test_a_section_that_is_cut_otherwise_is_not_taken_for_the_measured_one(program: Program) -> None:
-    device = load_device("sn30")
-    other = predict_step(program, budget_of(device, load_calibration()), "o0", load_calibration())
-    assert program.training is not None
-    section = program.training.sections[2]
-    rows = list(
-        csv.DictReader(io.StringIO(section_report_csv(other, measured_sections(program.training, [((2,), 1.0)]))))
-    )
-    assert section.stop - section.start > 1
-    assert [row["section_id"] for row in rows if row["measured_latency_s"]] == [""]
-
-
-def test_the_summary_says_what_the_host_takes_and_keeps_measured_apart(program: Program) -> None:
+def test_the_parts_of_the_summary_add_up(program: Program) -> None:
     scaled = _scaled(program, replicas=4)
-    assert program.training is not None
-    told = json.loads(summary_json(scaled, "digits", measured_sections(program.training, [((0,), 0.5), ((1, 2), 1.0)])))
+    told = json.loads(summary_json(scaled, "digits"))
     predicted = told["predicted"]
     assert told["remarks"][0] == f"Host takes {predicted['predicted_host_share']:.1%} of the total latency (predicted)."
     assert predicted["predicted_latency_s"] == pytest.approx(
@@ -122,5 +93,52 @@ def test_the_summary_says_what_the_host_takes_and_keeps_measured_apart(program: 
     assert sum(predicted["predicted_latency_s_by_type"].values()) == pytest.approx(predicted["predicted_device_s"])
     assert sum(predicted["predicted_latency_s_by_bound"].values()) == pytest.approx(predicted["predicted_device_s"])
     assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(scaled.samples_per_s)
-    assert told["measured"] == {"measured_sections_s": 1.5, "measured_section_count": 3}
-    assert json.loads(summary_json(scaled, "digits"))["measured"] is None
+
+
+def _scaled_sample(replicas: int, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> ScaledStep:
+    device, program = load_device("sn30"), sample_program()
+    alone = predict_step(program, budget_of(device, load_calibration(), 4), "o3", load_calibration(), None, micro_steps)
+    return scale(program, alone, place(replicas, device, 4, load_cluster("sn30-8")), path)
+
+
+@given(st.integers(1, 40), st.sampled_from(SyncPath), st.integers(1, 3))
+@settings(max_examples=25)
+def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
+    scaled = _scaled_sample(replicas, path, micro_steps)
+    trace = read_trace(predicted_trace(scaled, "logreg", "abc"))
+    assert len(trace.processes) == min(replicas, MOST_REPLICAS)
+    for replica in trace.processes:
+        spans = [one for one in trace.spans if one.process == replica]
+        assert len(spans) == len(scaled.spans)
+        assert max(one.stop_ns for one in spans) == pytest.approx(scaled.predicted_s * 1e9, abs=1)
+        model = [one for one in spans if one.name.startswith(("FWD", "BCKWD"))]
+        last = max(one.args.get("micro_step", 0) for one in model)
+        assert last == micro_steps - 1
+
+
+def test_it_says_that_it_is_predicted_and_of_what() -> None:
+    trace = read_trace(predicted_trace(_scaled_sample(6), "logreg", "abc"))
+    assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", "abc")
+    assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
+    assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (6, 4)
+    assert list(trace.processes.values()) == [
+        "replica 0 of 6, node 0 RDU 0 tiles 0-3, predicted",
+        "replica 1 of 6, node 0 RDU 0 tiles 4-7, predicted",
+        "replica 2 of 6, node 0 RDU 1 tiles 0-3, predicted",
+        "replica 3 of 6, node 0 RDU 1 tiles 4-7, predicted",
+    ]
+
+
+def test_each_track_has_what_belongs_to_it() -> None:
+    trace = read_trace(predicted_trace(_scaled_sample(2), "logreg"))
+    kinds = {track: {one.args["kind"] for one in trace.spans if one.track == track} for track in _tracks(trace)}
+    assert kinds["host"] == {"HOST"}
+    assert kinds["collectives"] == {"REDUCE", "GATHER"}
+    assert kinds["sections"] == {"FWD", "BCKWD", "GRADNORM", "OPT"}
+    (forward, *_) = trace.named("FWD", 0)
+    assert forward.args["section"] == 0
+    assert forward.args["read_bytes"] > 0
+
+
+def _tracks(trace: Trace) -> set[str]:
+    return {one.track for one in trace.spans}

@@ -1,27 +1,28 @@
-"""What `sambasim compile` says at the end."""
+"""What `sambasim compile` and `sambasim run` print at the end."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from sambasim.records.metrics import SummaryRecord
+from sambasim.report.output import add_row, plain_table, printable
+from sambasim.units import format_bytes, format_rate, format_seconds
 
 _LEAST_SHARE = 0.01
-"""Phases below this share of the time are told together."""
+"""Phases with less than this share of the time are added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What was compiled, where it is, notices for the user, and seconds by phase."""
+    """A compiled program, its file, notices for the user, and seconds by phase."""
 
     program: Program
     path: Path
@@ -31,12 +32,12 @@ class Compilation:
 
 
 def section_counts(graph: Graph) -> Mapping[str, int]:
-    """How many sections of each kind, in the order of execution."""
+    """The number of sections of each kind, in the order of execution."""
     return Counter(section.kind.value for section in graph.sections)
 
 
 def next_command(program: Program, path: Path) -> str:
-    """The command line that runs the PEF."""
+    """The command that runs the PEF."""
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
     if program.data_parallel is None:
@@ -45,7 +46,7 @@ def next_command(program: Program, path: Path) -> str:
 
 
 def compiled_json(compilation: Compilation) -> str:
-    """One JSON line: counts, sizes, seconds by phase, and what to type next."""
+    """One JSON line: counts, sizes, seconds by phase, and the next command."""
     program, path = compilation.program, compilation.path
     graph = program.training or program.evaluation
     facts = {
@@ -53,7 +54,7 @@ def compiled_json(compilation: Compilation) -> str:
         "digest": compilation.digest,
         "sections": section_counts(graph),
         "operators": len(graph.nodes),
-        "parameters": _parameters(program),
+        "parameters": _parameter_count(program),
         "gradient_groups": len(program.data_parallel.gradient_groups) if program.data_parallel else 0,
         "gradient_bytes": program.gradient_bytes,
         "device_bytes": program.device_bytes,
@@ -66,10 +67,8 @@ def compiled_json(compilation: Compilation) -> str:
     return json.dumps(facts)
 
 
-def compiled_report(compilation: Compilation) -> "list[RenderableType]":
-    """The table for people, then the notices, the file, and what to type next."""
-    from rich.table import Table
-
+def compiled_report(compilation: Compilation) -> list[RenderableType]:
+    """The table for a terminal, notices, the file, and the next command."""
     program, path = compilation.program, compilation.path
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
@@ -77,14 +76,14 @@ def compiled_report(compilation: Compilation) -> "list[RenderableType]":
     table.add_row("model", program.name)
     table.add_row("sections", f"{len(graph.sections)}: {sections}")
     table.add_row("operators", str(len(graph.nodes)))
-    table.add_row("parameters", f"{_parameters(program):,}")
+    table.add_row("parameters", f"{_parameter_count(program):,}")
     if program.data_parallel:
         groups = len(program.data_parallel.gradient_groups)
         table.add_row("gradient groups", f"{groups}, {format_bytes(program.gradient_bytes)} to reduce each step")
         table.add_row("replicas", f"at least {program.world_size}")
     table.add_row("device memory", f"{format_bytes(program.device_bytes)} a replica")
     table.add_row("file size", format_bytes(path.stat().st_size))
-    table.add_row("time", "\n".join(_phases(compilation.phases_s)))
+    table.add_row("time", "\n".join(_phase_lines(compilation.phases_s)))
     return [
         table,
         f"digest           {compilation.digest}",
@@ -95,8 +94,8 @@ def compiled_report(compilation: Compilation) -> "list[RenderableType]":
     ]
 
 
-def _phases(phases_s: Mapping[str, float]) -> list[str]:
-    """The whole time, then the phases that matter, then what the others took together."""
+def _phase_lines(phases_s: Mapping[str, float]) -> list[str]:
+    """The total time, the long phases, and the sum of the others."""
     total_s = sum(phases_s.values())
     long = {name: time_s for name, time_s in phases_s.items() if time_s >= _LEAST_SHARE * total_s}
     lines = [f"{format_seconds(total_s)} (measured)"]
@@ -106,5 +105,38 @@ def _phases(phases_s: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _parameters(program: Program) -> int:
+def _parameter_count(program: Program) -> int:
     return sum(s.type.numel for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
+
+
+_NOTHING = "-"
+"""Not measured."""
+
+
+def step_times(summary: SummaryRecord) -> list[RenderableType]:
+    """The mean step of a run: measured here, and in a separate column predicted for the device. Without a prediction,
+    the reason."""
+    steps, predicted = summary.steps, summary.predicted
+    if predicted is None:
+        return [printable(f"no prediction for a device: {summary.not_predicted}")]
+    sync_s = summary.sync_share * summary.training_s
+    rows = (
+        ("whole step", summary.training_s, predicted.predicted_step_s),
+        ("forward and backward", summary.model_s, predicted.predicted_model_s),
+        ("waiting for sync", sync_s, predicted.predicted_sync_s),
+        ("update", max(0.0, summary.training_s - summary.model_s - sync_s), predicted.predicted_update_s),
+        ("host: sections, inputs, outputs", None, predicted.predicted_host_s),
+        ("sync during the backward", summary.hidden_sync_s, predicted.predicted_hidden_sync_s),
+    )
+    table = plain_table("mean step", ["what"], ["measured on this machine", f"predicted for {predicted.predicted_for}"])
+    for name, measured_s, predicted_s in rows:
+        if measured_s or predicted_s:
+            measured = _NOTHING if measured_s is None else format_seconds(measured_s / steps)
+            add_row(table, name, measured, format_seconds(predicted_s))
+    add_row(table, "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s))
+    lines = [f"predicted: {predicted.predicted_backed_by}"]
+    if summary.emulated:
+        lines.insert(0, f"measured: one process, which executed all {summary.world_size} replicas in turn")
+    if summary.host_sync not in (None, "mpi"):
+        lines.append(f"predicted for a host sync by MPI, not by {summary.host_sync}")
+    return [table, printable("\n".join(lines))]

@@ -1,31 +1,68 @@
-"""Which replica sits where: by law, and in the words of what is refused."""
+"""Devices divided by tiles, and the placement of replicas."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.errors import LaunchError, OptionError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.inventory import inventory_of
-from sambasim.hardware.placement import Placement, place, place_on_nodes
-from sambasim.hardware.spec import load_device
+from sambasim.hardware.budget import budget_of, load_calibration
+from sambasim.hardware.placement import Placement, inventory_of, place, place_on_nodes
+from sambasim.hardware.spec import device_names, load_cluster, load_device
+
+CALIBRATION = load_calibration()
+
+
+def test_half_the_tiles_have_half_of_everything() -> None:
+    device = load_device("sn30")
+    whole, half = budget_of(device, CALIBRATION), budget_of(device, CALIBRATION, 4)
+    assert (whole.units, half.units) == (1280, 640)
+    assert half.chip_bytes == whole.chip_bytes // 2
+    assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
+    assert half.capacity_bytes == whole.capacity_bytes // 2
+    assert half.stages == 12, "as in the published section counts"
+
+
+@pytest.mark.parametrize("tiles", [0, 9])
+def test_tiles_that_a_device_does_not_have_are_refused(tiles: int) -> None:
+    with pytest.raises(OptionError, match=f"--num-tiles {tiles} of an SN30, which has 8"):
+        budget_of(load_device("sn30"), CALIBRATION, tiles)
+
+
+def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
+    device = load_device("sn40")
+    whole = budget_of(device, CALIBRATION)
+    assert whole.memory == "HBM"
+    assert whole.capacity_bytes == device.ddr_capacity_bytes + (1 << 36)
+    assert whole.behind is not None
+    assert whole.behind.fast_bytes == 1 << 36
+    assert whole.behind.bytes_per_s < whole.memory_bytes_per_s
+    with pytest.raises(OptionError, match="the number of tiles of an SN40L is not published"):
+        budget_of(device, CALIBRATION, 4)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_has_a_budget(name: str) -> None:
+    budget = budget_of(load_device(name), CALIBRATION)
+    assert budget.stages >= 1
+    assert budget.unit_flops_per_s * budget.units < load_device(name).peak_bf16_flops_per_s
+
 
 SN30, SN40L = load_device("sn30"), load_device("sn40")
 CLUSTER = load_cluster("sn30-8")
 TILES = st.none() | st.integers(1, 8)
 
 
-def _check(placement: Placement) -> None:
+def _check_placement(placement: Placement) -> None:
     taken: set[tuple[int, int, int]] = set()
-    for seat in placement.seats():
-        assert 0 <= seat.rdu < placement.cluster.rdus_per_node
-        first, tiles = seat.first_tile or 0, 8 if seat.tiles is None else seat.tiles
+    for location in placement.locations():
+        assert 0 <= location.rdu < placement.cluster.rdus_per_node
+        first, tiles = location.first_tile or 0, 8 if location.tiles is None else location.tiles
         assert first + tiles <= 8
-        of_replica = {(seat.node, seat.rdu, tile) for tile in range(first, first + tiles)}
+        of_replica = {(location.node, location.rdu, tile) for tile in range(first, first + tiles)}
         assert not taken & of_replica, "two replicas on one tile"
         taken |= of_replica
-    nodes = [seat.node for seat in placement.seats()]
-    rdus = [(seat.node, seat.rdu) for seat in placement.seats()]
+    nodes = [location.node for location in placement.locations()]
+    rdus = [(location.node, location.rdu) for location in placement.locations()]
     assert placement.nodes == len(set(nodes))
     assert placement.on_a_node == max(map(nodes.count, nodes))
     assert placement.on_an_rdu == max(map(rdus.count, rdus))
@@ -34,25 +71,25 @@ def _check(placement: Placement) -> None:
 @given(st.integers(1, 70), TILES)
 def test_replicas_that_nobody_has_placed_fill_node_after_node(replicas: int, tiles: int | None) -> None:
     placement = place(replicas, SN30, tiles, CLUSTER)
-    _check(placement)
-    seats = placement.seats()
-    assert [seat.replica for seat in seats] == list(range(replicas))
-    assert sorted(seats, key=lambda seat: (seat.node, seat.rdu, seat.first_tile or 0)) == seats
+    _check_placement(placement)
+    locations = placement.locations()
+    assert [location.replica for location in locations] == list(range(replicas))
+    assert sorted(locations, key=lambda location: (location.node, location.rdu, location.first_tile or 0)) == locations
     assert placement.nodes == -(-replicas // placement.per_full_node)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), TILES)
 def test_replicas_sit_on_the_node_that_is_theirs(node_of: list[int], tiles: int | None) -> None:
     placement = place_on_nodes(node_of, SN30, tiles, CLUSTER)
-    _check(placement)
-    assert [seat.node for seat in placement.seats()] == node_of
+    _check_placement(placement)
+    assert [location.node for location in placement.locations()] == node_of
 
 
 @given(st.integers(1, 40), TILES)
 def test_both_ways_agree_on_the_same_nodes(replicas: int, tiles: int | None) -> None:
     filled = place(replicas, SN30, tiles, CLUSTER)
-    given_ = place_on_nodes([seat.node for seat in filled.seats()], SN30, tiles, CLUSTER)
-    assert given_.seats() == filled.seats()
+    given_ = place_on_nodes([location.node for location in filled.locations()], SN30, tiles, CLUSTER)
+    assert given_.locations() == filled.locations()
     assert (given_.nodes, given_.on_a_node, given_.on_an_rdu) == (filled.nodes, filled.on_a_node, filled.on_an_rdu)
 
 

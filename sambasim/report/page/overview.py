@@ -1,0 +1,317 @@
+"""Predicted parts about one replica: key figures, memory over time, and the figures that the prediction uses."""
+
+from collections.abc import Iterator
+
+from sambasim.costs.price import Bound
+from sambasim.hardware.budget import load_calibration
+from sambasim.hardware.spec import Spec
+from sambasim.ir.types import SymbolKind
+from sambasim.report.page.parts import (
+    BLUE,
+    BOUNDS,
+    INK,
+    KINDS,
+    SECONDS,
+    SKY,
+    VERMILLION,
+    Hover,
+    Html,
+    Key,
+    Part,
+    Trace,
+    axis,
+    element,
+    figure,
+    joined,
+    keys,
+    plot,
+    shares,
+    table,
+)
+from sambasim.simulation.backing import backing_of
+from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.sync import SyncPath
+from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_count, format_seconds, plain_rate
+
+
+def shown(prediction: Prediction) -> int:
+    """Index of the scaled step in the timeline: the most replicas that fit on one node, but more than one."""
+    counts = [scaled.placement.replicas for scaled in prediction.scaled[SyncPath.RDU]]
+    full = prediction.scaled[SyncPath.RDU][0].placement.per_full_node
+    several = [number for number, count in enumerate(counts) if count > 1]
+    inside = [number for number in several if counts[number] <= full]
+    return inside[-1] if inside else several[0] if several else 0
+
+
+def bound_words(prediction: Prediction, bound: Bound) -> str:
+    """The text for a bound."""
+    words = {Bound.MEMORY: prediction.alone.budget.memory, Bound.CAPACITY: "capacity of the chip"}
+    return words.get(bound, bound.value)
+
+
+def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
+    """Names and values of the header: device, level, batch, and the digest of a PEF."""
+    device, tiles = prediction.device, prediction.tiles
+    of_device = f"{device.tiles} tiles" if device.tiles else "whole"
+    return [
+        ("device", f"{device.name}, {of_device}" if tiles is None else f"{device.name}, {tiles} of {of_device}"),
+        ("level", prediction.level),
+        ("batch", f"{prediction.alone.batch_size} a replica"),
+        ("cluster", prediction.cluster.name),
+        ("step", "training" if prediction.program.training else "forward only"),
+        *([] if digest is None else [("PEF", digest[:12])]),
+    ]
+
+
+def caveat(prediction: Prediction) -> Html:
+    """The statement that nothing is measured, and how the prediction is validated."""
+    several = 2 if prediction.program.training else 1
+    return element(
+        "p",
+        element("b", "Predicted, not measured."),
+        f" A model of the device gives these numbers: {backing_of(prediction.device, several)}.",
+        class_="caveat",
+    )
+
+
+def summary(prediction: Prediction) -> Part:
+    """Key figures, and the device time by bound and by kind of section."""
+    alone = prediction.alone
+    seconds = alone.device_s
+    bounds = [
+        (bound_words(prediction, bound), amount, format_seconds(amount), BOUNDS[bound])
+        for bound, amount in alone.device_s_by_bound.items()
+    ]
+    kinds = [
+        (kind.value, amount, format_seconds(amount), KINDS[kind]) for kind, amount in alone.device_s_by_kind.items()
+    ]
+    return Part(
+        id="summary",
+        title="The step at a glance",
+        lead="Numbers are of one replica, unless they name more. The two bars divide the device time of its step.",
+        measured=False,
+        body=joined(
+            [
+                keys(_keys(prediction)),
+                element(
+                    "div",
+                    shares(f"{format_seconds(seconds)} on the device, by bound", bounds),
+                    shares("The same, by kind of section", kinds),
+                    class_="pair",
+                ),
+            ]
+        ),
+    )
+
+
+def _keys(prediction: Prediction) -> list[Key]:
+    alone, need = prediction.alone, prediction.alone.need
+    busy = sum(section.price.compute_s for section in alone.sections) / alone.device_s if alone.device_s else 0.0
+    slowest = max(alone.sections, key=lambda section: section.price.predicted_s)
+    where = alone.sections.index(slowest)
+    found = [
+        Key(
+            "step",
+            format_seconds(alone.predicted_s),
+            f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host",
+        ),
+        Key("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
+        Key("compute in use", f"{busy:.1%}", "of device time, by the slowest stage"),
+        Key(
+            "slowest section",
+            format_seconds(slowest.price.predicted_s),
+            f"no. {where}, {slowest.kind}, bound by {bound_words(prediction, slowest.price.bound)}",
+        ),
+        Key(
+            "memory",
+            format_bytes(need.size_bytes),
+            f"of {format_bytes(alone.budget.capacity_bytes)} {memory_words(prediction)}",
+        ),
+    ]
+    if prediction.program.training is not None:
+        rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+        if rdu.placement.replicas > 1:
+            found.append(
+                Key(
+                    f"on {rdu.placement.replicas} replicas",
+                    f"{rdu.efficiency(alone):.0%}",
+                    f"efficiency with sync by RDUs; {host.efficiency(alone):.0%} by hosts",
+                )
+            )
+    return found
+
+
+def memory_words(prediction: Prediction) -> str:
+    """The name of the off-chip memory."""
+    return "HBM and DDR" if prediction.alone.budget.behind else prediction.alone.budget.memory
+
+
+def grounds(prediction: Prediction) -> Part:
+    """The figures of device, cluster and calibration, each with its source."""
+    numbers = [
+        (name.replace("_", " "), _number(name, parameter.value), parameter.meaning, parameter.source)
+        for name, parameter in load_calibration().parameters().items()
+    ]
+    body = [
+        element("h3", f"Device: {prediction.device.name}"),
+        table(("figure", "value", "source"), _figures(prediction.device), words=3, class_="sources"),
+        element("h3", f"Cluster: {prediction.cluster.name}"),
+        table(("figure", "value", "source"), _figures(prediction.cluster), words=3, class_="sources"),
+        element("h3", "Calibration"),
+        table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"),
+        element("p", backing_of(prediction.device)),
+    ]
+    return Part(
+        id="grounds",
+        title="Figures behind the prediction",
+        lead="Published figures with their sources, and the calibrated numbers that turn them into times.",
+        measured=False,
+        body=element("details", element("summary", "Show all figures and sources"), joined(body)),
+    )
+
+
+def _figures(spec: Spec, within: str = "") -> Iterator[tuple[str, str, str]]:
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        words = within + name.replace("_", " ")
+        if isinstance(value, Spec):
+            yield words, value.name, spec.sources.get(name, "")
+            yield from _figures(value, f"{words}: ")
+        elif isinstance(value, int | float):
+            yield words, _number(name, value), spec.sources.get(name, "")
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("bytes_per_s"):
+        return f"{format_bytes(value)}/s"
+    if name.endswith("flops_per_s"):
+        return f"{format_count(value)}FLOP/s"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_s") or name.startswith("host_s"):
+        return format_seconds(value)
+    return f"{value:g}"
+
+
+_MOST_TENSORS = 8
+_MOST_TICKS = 6
+_NEAR = 3
+"""A limit above this multiple of the need is written in the text instead of drawn."""
+
+
+def memory(prediction: Prediction) -> Part:
+    """Off-chip memory over one step, and what it holds."""
+    need, budget = prediction.alone.need, prediction.alone.budget
+    most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
+    limits = [("Capacity", budget.capacity_bytes, VERMILLION)]
+    if budget.behind is not None:
+        limits.insert(0, ("HBM", budget.behind.fast_bytes, INK))
+    drawn_limits = [limit for limit in limits if limit[1] <= _NEAR * most]
+    top = max([most, *(size for _, size, _ in drawn_limits)]) * 1.08
+    values, words = _byte_ticks(top)
+    end_s = prediction.alone.predicted_s
+    drawn = figure(
+        _memory_traces(prediction),
+        hovermode="x",
+        xaxis=axis("predicted time since the step began, one replica", range=[0, end_s], **SECONDS),
+        yaxis=axis("bytes", range=[0, top], tickvals=values, ticktext=words, fixedrange=True),
+        margin={"l": 84, "r": 16, "t": 34, "b": 44},
+        shapes=[
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": size, "y1": size,
+             "line": {"color": colour, "width": 1.5, "dash": "dash"}}
+            for _, size, colour in drawn_limits
+        ],
+        annotations=[
+            {"xref": "paper", "x": 1, "xanchor": "right", "y": size, "yanchor": "bottom", "showarrow": False,
+             "text": f"{name} {format_bytes(size)}", "font": {"color": colour, "size": 12}}
+            for name, size, colour in drawn_limits
+        ],
+    )  # fmt: skip
+    not_drawn = "".join(
+        f" {name} is {format_bytes(size)}, far above the figure." for name, size, _ in limits if size > _NEAR * most
+    )
+    lead = (
+        f"Use of {memory_words(prediction)}: what the program keeps all the time, and on top of it tensors that one "
+        "section writes and a later one reads."
+    )
+    return Part(
+        id="memory",
+        title="Memory over time",
+        lead=lead + not_drawn,
+        measured=False,
+        body=joined(
+            [
+                plot("memory-figure", 320, "Off-chip memory in use over the step"),
+                element("div", _kept_table(prediction), _largest_table(prediction), class_="pair"),
+            ]
+        ),
+        figures={"memory-figure": drawn},
+    )
+
+
+def _memory_traces(prediction: Prediction) -> list[Trace]:
+    """A level for each section, from its start to its end. After the backward there are no boundary tensors."""
+    alone = prediction.alone
+    taken = [*alone.need.residency.taken_bytes]
+    taken += [0] * (len(alone.sections) - len(taken))
+    at_s, heights = [0.0, alone.host_s], [0, 0]
+    numbers: list[int | None] = [None, None]
+    for number, (section, size) in enumerate(zip(alone.sections, taken, strict=True)):
+        at_s += [at_s[-1], at_s[-1] + section.price.predicted_s]
+        heights += [size, size]
+        numbers += [number, number]
+    kept = alone.need.kept_bytes
+    shared: Trace = {"type": "scatter", "mode": "lines", "x": at_s, "stackgroup": "memory"}
+    return [
+        {
+            **shared,
+            "name": "kept by the program",
+            "y": [kept] * len(at_s),
+            "line": {"color": SKY, "width": 0},
+            "fillcolor": SKY,
+            "hoverinfo": "skip",
+        },
+        {
+            **shared,
+            "name": "between sections",
+            "y": heights,
+            "line": {"color": BLUE, "width": 0},
+            "fillcolor": BLUE,
+            "customdata": numbers,
+            "meta": Hover.MEMORY,
+        },
+    ]
+
+
+def _byte_ticks(top: float) -> tuple[list[int], list[str]]:
+    """Round numbers of bytes from 0 to `top`."""
+    unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top >= 2 * factor), 1)
+    step = unit
+    while top / step > _MOST_TICKS:
+        step *= 2
+    values = [step * number for number in range(int(top / step) + 1)]
+    return values, [format_bytes(value).replace(".0 ", " ") for value in values]
+
+
+def _kept_table(prediction: Prediction) -> str:
+    program = prediction.program
+    rows = []
+    for kind in SymbolKind:
+        symbols = [symbol for symbol in program.symbols.values() if symbol.kind is kind and symbol.offset is not None]
+        size = sum(symbol.type.size_bytes for symbol in symbols)
+        if size and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
+            rows.append((kind.value.replace("_", " "), str(len(symbols)), format_bytes(size)))
+    title = element("h3", f"Kept by the program: {format_bytes(program.device_bytes)}")
+    return element("div", title, table(("kind", "symbols", "bytes"), rows))
+
+
+def _largest_table(prediction: Prediction) -> str:
+    residency = prediction.alone.need.residency
+    largest = sorted(residency.boundaries, key=lambda one: (-one.size_bytes, one.address, one.value))[:_MOST_TENSORS]
+    rows = [(one.value, f"{one.first} to {one.last}", format_bytes(one.size_bytes)) for one in largest]
+    more = len(residency.boundaries) - len(rows)
+    count = len(residency.boundaries)
+    title = element("h3", f"Largest between sections, of {count}" if more else "Tensors between sections")
+    if not rows:
+        return element("div", title, element("p", "None: all tensors stay on the chip.", class_="muted"))
+    return element("div", title, table(("tensor", "in sections", "bytes"), rows, class_="names"))

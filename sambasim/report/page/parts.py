@@ -1,0 +1,259 @@
+"""Building blocks of the page: escaped HTML, colours, plotly figures, and small elements such as tables and bars."""
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+import plotly.graph_objects
+import plotly.offline
+
+from sambasim.costs.price import Bound
+from sambasim.ir.graph import SectionKind
+from sambasim.simulation.sync import SyncPath
+from sambasim.units import MICROSECOND_S, format_seconds
+
+
+class Html(str):
+    """Text that is already HTML. Only this file and the template create it; all other text is escaped."""
+
+    __slots__ = ()
+
+
+_VOID = ("br", "input", "meta")
+_DIGITS = 7
+
+
+def element(name: str, /, *children: str, **attributes: str | int | bool | None) -> Html:
+    """`<name attributes>children</name>`. `class_` becomes `class`, `data_x` becomes `data-x`; attributes that are None
+    or False are left out."""
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        spelled = key.rstrip("_").replace("_", "-")
+        parts.append(spelled if value is True else f'{spelled}="{html.escape(visible(str(value)))}"')
+    opening = f"<{' '.join(parts)}>"
+    return Html(opening if name in _VOID else f"{opening}{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[str], between: str = "") -> Html:
+    """Concatenate; each child is escaped unless it is HTML."""
+    return Html(_escaped(between).join(map(_escaped, children)))
+
+
+def for_script(data: object) -> Html:
+    """JSON that cannot close its script element, with numbers rounded to 7 digits. Raises ValueError for numbers that
+    are not finite."""
+    text = json.dumps(_rounded(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _rounded(data: object) -> object:
+    if isinstance(data, float):
+        return float(f"{data:.{_DIGITS}g}")
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def _escaped(text: str) -> str:
+    return text if isinstance(text, Html) else html.escape(visible(text))
+
+
+def visible(text: str) -> str:
+    """Replace control characters, marks of text direction, and surrogates, which UTF-8 cannot encode. Line breaks stay,
+    tabs become blanks."""
+    spaced = text.replace("\t", " ")
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in spaced)
+
+
+BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = "#56b4e9", "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24", "#e3e7eb"
+
+PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
+"""Parts of a section's time."""
+
+BOUNDS: Mapping[Bound, str] = {
+    Bound.COMPUTE: BLUE,
+    Bound.MEMORY: ORANGE,
+    Bound.CAPACITY: VERMILLION,
+    Bound.LAUNCH: GREY,
+}
+
+KINDS: Mapping[str, str] = {
+    "HOST": GREY,
+    SectionKind.FWD: SKY,
+    SectionKind.BCKWD: BLUE,
+    SectionKind.GRADNORM: YELLOW,
+    SectionKind.OPT: ORANGE,
+    SectionKind.REDUCE: GREEN,
+    SectionKind.GATHER: PURPLE,
+}
+
+PATHS: Mapping[SyncPath, str] = {SyncPath.RDU: GREEN, SyncPath.HOST: PURPLE}
+
+
+Trace: TypeAlias = Mapping[str, object]
+Figure: TypeAlias = Mapping[str, object]
+
+_FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 12, "color": INK}
+_AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "ticks": "outside", "tickcolor": "#8b949e"}
+
+
+_MOST_APART = 150
+"""With more bars on the width of the page there are no gaps between them."""
+
+
+class Hover(StrEnum):
+    """The kind of hover text, which the script of the page builds from the trace's `customdata`: section numbers, or
+    names. A text for each point would make most of the page's size."""
+
+    SECTIONS = "sections"
+    SPANS = "spans"
+    MEMORY = "memory"
+
+
+LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
+"""Above the figure, left-aligned."""
+
+SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
+"""An axis of seconds: 5ms, 200μs."""
+
+
+def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
+    """Edge and gap of `count` bars side by side; no edges and no gaps if there are too many."""
+    return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
+
+
+def plotly_script() -> Html:
+    """The plotly library, to be inlined. It contains no `</script`."""
+    return Html(str(plotly.offline.get_plotlyjs()))
+
+
+def figure(traces: Sequence[Trace], **layout: object) -> Figure:
+    """A figure in the style of the page. Raises ValueError for a property that plotly does not know."""
+    look = {
+        "template": {},
+        "font": _FONT,
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "margin": {"l": 64, "r": 16, "t": 34, "b": 44},
+        "hoverlabel": {"align": "left", "bgcolor": "white", "bordercolor": "#8b949e", "font": _FONT},
+        "legend": LEGEND,
+        "dragmode": "zoom",
+    }
+    drawn = plotly.graph_objects.Figure(data=list(map(dict, traces)), layout=look | layout)
+    checked: Figure = json.loads(drawn.to_json())
+    return checked
+
+
+def axis(title: str, **more: object) -> dict[str, object]:
+    """An axis in the style of the page."""
+    return {**_AXIS, "title": {"text": title, "font": _FONT, "standoff": 10}, **more}
+
+
+_NO_TIME_S = MICROSECOND_S / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One section of the page.
+
+    id: for links; ids of figures and tables begin with it
+    lead: how to read it
+    figures: by the id of the element that they are drawn into
+    data: input of the page's script, by name
+    """
+
+    id: str
+    title: str
+    lead: str
+    measured: bool
+    body: Html
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key figure: name, number, and a note."""
+
+    name: str
+    number: str
+    note: str = ""
+
+
+def keys(figures: Iterable[Key]) -> Html:
+    """Key figures side by side."""
+    cards = (
+        element(
+            "div",
+            element("dt", key.name),
+            element("dd", key.number, title=key.number),
+            element("dd", key.note, class_="note", title=key.note),
+            class_="key",
+        )
+        for key in figures
+    )
+    return element("dl", *cards, class_="keys")
+
+
+def plot(id_: str, height: int, label: str) -> Html:
+    """The element that a figure is drawn into; screen readers read `label`."""
+    return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
+
+
+def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
+    """A stacked bar with a legend. Each part has a name, an amount, the amount as text, and a colour."""
+    total = sum(amount for _, amount, _, _ in parts) or 1.0
+    present = [part for part in parts if part[1] > 0]
+    bar = (
+        element("span", style=f"width:{amount / total:.4%};background:{colour}", title=f"{name}: {words}")
+        for name, amount, words, colour in present
+    )
+    legend = (
+        element(
+            "li",
+            element("i", style=f"background:{colour}"),
+            element("b", name),
+            f" {amount / total:.0%}",
+            element("small", words),
+        )
+        for name, amount, words, colour in present
+    )
+    return element(
+        "div", element("h3", title), element("div", *bar, class_="bar"), element("ul", *legend), class_="shares"
+    )
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, class_: str = "", above: str = ""
+) -> Html:
+    """A table whose first `words` columns are text and the others numbers, right-aligned. `above` is an additional row
+    of headings."""
+
+    def cells(name: str, row: Sequence[str]) -> Html:
+        return joined(
+            element(name, cell, class_=None if column < words else "number", title=cell if column < words else None)
+            for column, cell in enumerate(row)
+        )
+
+    head = element("thead", above, element("tr", cells("th", heads)))
+    body = element("tbody", *(element("tr", cells("td", row)) for row in rows))
+    return element("table", head, body, class_=class_ or None)
+
+
+def seconds_or_none(time_s: float) -> str:
+    """A dash for zero, and for the rounding error of zero."""
+    return format_seconds(time_s) if time_s > _NO_TIME_S else "-"
+
+
+def live_table(id_: str, placeholder: str, *, search: bool = True) -> Html:
+    """A table that the script fills. A click on a heading sorts it; words filter it."""
+    box = element("input", type="search", placeholder=placeholder, aria_label=placeholder, data_for=id_)
+    count = element("span", class_="count", data_for=id_)
+    tools = element("div", *((box, count) if search else (count,)), class_="tools")
+    return element("div", tools, element("div", id=id_, class_="rows"), class_="live")

@@ -1,0 +1,201 @@
+"""Predictions in the formats of SambaNova's tools.
+
+`section_report.csv` has SambaTune's columns, a row for each section, all of them predicted:
+
+    section_id, section_type              position in the step, and kind
+    …_latency_s, …_throughput_…           of one execution; throughput only of FWD and BCKWD
+    …_ddr_read_…, …_ddr_write_…           rates of the off-chip memory; `hbm` on an SN40L
+    …_pcu_utilization                     FLOPs of products, as a share of what all compute units could do
+    …_pmu_utilization                     bytes of weights and buffers, as a share of the memory on the chip
+
+`summary.json` is SambaTune's summary of a step. The number of PMUs of a section is not modelled.
+
+`sambasim tilestat` has the columns of `sntilestat`:
+
+    %idle          the tile waits for the host
+    %exec          a section runs
+    %pload+%aload  program load, argument load and idle time between two sections: one calibrated number, because no
+                   publication separates them
+    %chkpt         not modelled: a training step has none
+    %quiesce       not modelled
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+from rich.console import RenderableType
+from rich.text import Text
+
+from sambasim.costs.price import chip_bytes
+from sambasim.hardware.budget import load_calibration
+from sambasim.report.output import add_row, plain_table
+from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.scaling import ScaledStep
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection
+from sambasim.units import format_seconds
+
+UNKNOWN = (
+    "%pload+%aload is program load, argument load and idle time between two sections, which no publication separates",
+    "%chkpt and %quiesce are not modelled; all tiles of a replica run the same section",
+)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def section_report_csv(step: PredictedStep) -> str:
+    """`section_report.csv` of the sections of `step`."""
+    memory = step.budget.memory.lower()
+    columns = [
+        "section_id", "section_type", "section_name", "operators", "runs_per_step",
+        "predicted_latency_s", "predicted_throughput_samples_per_s",
+        f"predicted_{memory}_read_bytes_per_s", f"predicted_{memory}_write_bytes_per_s",
+        "predicted_pcu_count", "predicted_pcu_utilization", "predicted_pmu_utilization",
+        "predicted_compute_s", "predicted_memory_s", "predicted_fill_s", "predicted_launch_s", "predicted_bound",
+    ]  # fmt: skip
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for number, section in enumerate(step.sections):
+        writer.writerow({"section_id": number, **_row(step, section)})
+    return text.getvalue()
+
+
+def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int | float]:
+    budget, price, load = step.budget, section.price, section.load
+    memory, latency_s = budget.memory.lower(), price.predicted_s
+    products_s = load.product_flops / (budget.units * budget.unit_flops_per_s)
+    throughput = {"predicted_throughput_samples_per_s": step.batch_size / latency_s}
+    return {
+        "section_type": section.kind,
+        "section_name": section.name,
+        "operators": section.operators,
+        "runs_per_step": step.runs(section),
+        "predicted_latency_s": latency_s,
+        **(throughput if section.kind in MODEL_KINDS else {}),
+        f"predicted_{memory}_read_bytes_per_s": load.read_bytes / latency_s,
+        f"predicted_{memory}_write_bytes_per_s": load.written_bytes / latency_s,
+        "predicted_pcu_count": budget.units,
+        "predicted_pcu_utilization": products_s / latency_s,
+        "predicted_pmu_utilization": min(1.0, chip_bytes(load) / budget.chip_bytes),
+        "predicted_compute_s": price.compute_s,
+        "predicted_memory_s": price.memory_s,
+        "predicted_fill_s": price.fill_s,
+        "predicted_launch_s": price.launch_s,
+        "predicted_bound": price.bound,
+    }
+
+
+class PredictedSummary(_Record):
+    """One step of `replicas`; the throughput counts all of them. `host_share` is a fraction of the latency.
+    `exposed_sync_s` is the time that sections wait for gradients."""
+
+    device: str
+    calibrated_on: str
+    replicas: int
+    batch_size: int
+    micro_steps: int
+    predicted_latency_s: float
+    predicted_throughput_samples_per_s: float
+    predicted_host_s: float
+    predicted_host_share: float
+    predicted_device_s: float
+    predicted_exposed_sync_s: float
+    predicted_latency_s_by_type: Mapping[str, float]
+    predicted_latency_s_by_bound: Mapping[str, float]
+    predicted_section_count: int
+
+
+class StepSummary(_Record):
+    """The content of `summary.json`. `remarks` are for people."""
+
+    name: str
+    remarks: tuple[str, ...]
+    predicted: PredictedSummary
+
+
+def summary_json(scaled: ScaledStep, name: str) -> str:
+    """`summary.json`, indented, with a line break at the end."""
+    step = scaled.step
+    host_share = step.host_s / scaled.predicted_s
+    predicted = PredictedSummary(
+        device=step.budget.where,
+        calibrated_on=load_calibration().fit.rows,
+        replicas=scaled.placement.replicas,
+        batch_size=step.batch_size,
+        micro_steps=step.micro_steps,
+        predicted_latency_s=scaled.predicted_s,
+        predicted_throughput_samples_per_s=scaled.samples_per_s,
+        predicted_host_s=step.host_s,
+        predicted_host_share=host_share,
+        predicted_device_s=step.device_s,
+        predicted_exposed_sync_s=scaled.exposed_sync_s,
+        predicted_latency_s_by_type={kind.value: seconds for kind, seconds in step.device_s_by_kind.items()},
+        predicted_latency_s_by_bound={bound.value: seconds for bound, seconds in step.device_s_by_bound.items()},
+        predicted_section_count=len(step.sections),
+    )
+    kind, seconds = max(step.device_s_by_kind.items(), key=lambda pair: pair[1])
+    waits = f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted)."
+    remarks = (
+        f"Host takes {host_share:.1%} of the total latency (predicted).",
+        *([waits] if scaled.path is not None else []),
+        f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted).",
+    )
+    return StepSummary(name=name, remarks=remarks, predicted=predicted).model_dump_json(indent=2) + "\n"
+
+
+class TileRecord(_Record):
+    """One tile. The shares of the predicted step add up to 1; None is unknown."""
+
+    tile: str
+    predicted_idle_share: float
+    predicted_exec_share: float
+    predicted_pload_aload_share: float
+    predicted_pload_share: None = None
+    predicted_aload_share: None = None
+    predicted_chkpt_share: None = None
+    predicted_quiesce_share: None = None
+
+
+class TilestatRecord(_Record):
+    """What `sambasim tilestat --json` prints."""
+
+    kind: str = "predicted"
+    name: str
+    device: str
+    predicted_s: float
+    tiles: tuple[TileRecord, ...]
+    unknown: tuple[str, ...] = UNKNOWN
+
+
+def tilestat(prediction: Prediction) -> TilestatRecord:
+    """The tiles of one replica; a single row if the number of tiles of the device is not published."""
+    step = prediction.alone
+    launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
+    tiles = prediction.tiles or prediction.device.tiles
+    names = [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
+    rows = (
+        TileRecord(
+            tile=name,
+            predicted_idle_share=step.host_s / step.predicted_s,
+            predicted_exec_share=(step.device_s - launch_s) / step.predicted_s,
+            predicted_pload_aload_share=launch_s / step.predicted_s,
+        )
+        for name in names
+    )
+    return TilestatRecord(
+        name=prediction.program.name, device=step.budget.where, predicted_s=step.predicted_s, tiles=tuple(rows)
+    )
+
+
+def tilestat_view(record: TilestatRecord) -> Sequence[RenderableType]:
+    """The table for a terminal, and what it does not show."""
+    heading = f"{record.name} on {record.device}, a step of {format_seconds(record.predicted_s)}: predicted"
+    table = plain_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"])
+    for one in record.tiles:
+        shares = (one.predicted_idle_share, one.predicted_exec_share, one.predicted_pload_aload_share)
+        add_row(table, one.tile, *(f"{100 * share:.1f}" for share in shares))
+    return [table, Text("\n".join(record.unknown))]

@@ -1,0 +1,111 @@
+"""Reading back what a run wrote: metrics and digests. Errors name the file and the line."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import ArtifactError, OptionError
+from sambasim.records.digests import RUN_FILE, ValueDigest, is_recording, read_recording, replica_file
+from sambasim.records.metrics import CheckpointRecord, read_run
+from tests.report.test_page import a_run as a_run_with_metrics
+from tests.support.recordings import a_run, a_step, write_recording
+
+
+def write_metrics(folder: Path, text: str) -> Path:
+    path = folder / "run.jsonl"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def metrics_lines() -> list[str]:
+    run = a_run_with_metrics()
+    assert run.summary is not None
+    return [record.model_dump_json() + "\n" for record in (*run.steps, *run.evaluations, run.summary)]
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    assert read_run(write_metrics(tmp_path, "".join(metrics_lines()))) == a_run_with_metrics()
+
+
+def test_checkpoints_among_the_records_are_no_fault(tmp_path: Path) -> None:
+    saved = CheckpointRecord(step=1, epoch=1, path="saved/step-0000000001", size_bytes=9, checkpoint_s=0.1)
+    first, *others = metrics_lines()
+    assert (
+        read_run(write_metrics(tmp_path, "".join([first, saved.model_dump_json() + "\n", *others])))
+        == a_run_with_metrics()
+    )
+
+
+def test_a_run_that_was_stopped_in_a_line(tmp_path: Path) -> None:
+    run = read_run(write_metrics(tmp_path, "".join(metrics_lines())[:-20]))
+    assert run.summary is None
+    assert run.steps == a_run_with_metrics().steps
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    record = a_run_with_metrics().steps[0].model_copy(update={"loss": math.nan, "grad_norm": math.inf})
+    (step,) = read_run(write_metrics(tmp_path, record.model_dump_json() + "\n")).steps
+    assert math.isnan(step.loss)
+    assert step.grad_norm is None
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "3", '{"kind": "song"}', '{"kind": "step", "step": 1}', '{"kind": []}'])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    path = write_metrics(tmp_path, metrics_lines()[0] + line + "\n")
+    with pytest.raises(ArtifactError, match="a line is not what sambasim run --metrics writes") as caught:
+        read_run(path)
+    assert caught.value.where == f"{path}:2"
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be read: No such file"):
+        read_run(tmp_path / "run.jsonl")
+    with pytest.raises(ArtifactError, match="has no records"):
+        read_run(write_metrics(tmp_path, ""))
+
+
+NAN = ValueDigest("gradient", "net__w__grad", 0, 1, "ab" * 8, None, 3)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    steps = [a_step(1, loss=None), a_step(2, more=[NAN])]
+    recording = read_recording(write_recording(tmp_path / "a", {0: steps, 11: steps}))
+    assert recording.run == a_run()
+    assert recording.replicas == (0, 11)
+    assert list(recording.steps(11)) == steps
+
+
+def test_a_last_line_without_an_end_is_left_out(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "a", {0: [a_step(1), a_step(2)]})
+    file = folder / replica_file(0)
+    file.write_text(file.read_text(encoding="utf-8")[:-10], encoding="utf-8")
+    assert [step.step for step in read_recording(folder).steps(0)] == [1]
+
+
+def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "a", {0: [a_step(1), a_step(2)]})
+    file = folder / replica_file(0)
+    file.write_text(file.read_text(encoding="utf-8").replace('"step":2', '"stop":2'), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="is not what sambasim run --record-digests writes: step: Field") as error:
+        list(read_recording(folder).steps(0))
+    assert error.value.where == f"{file}:2"
+
+
+def test_a_folder_without_replicas_is_told(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "a", {})
+    with pytest.raises(ArtifactError, match="has no file of a replica"):
+        read_recording(folder)
+
+
+def test_another_run_file_is_told(tmp_path: Path) -> None:
+    folder = write_recording(tmp_path / "a", {0: [a_step(1)]})
+    (folder / RUN_FILE).write_text('{"kind": "other"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"run.json is not what sambasim run --record-digests writes: kind"):
+        read_recording(folder)
+
+
+def test_a_folder_of_something_else_is_no_recording(tmp_path: Path) -> None:
+    assert not is_recording(tmp_path)
+    with pytest.raises(OptionError, match=r"run.json cannot be read: No such file"):
+        read_recording(tmp_path)
