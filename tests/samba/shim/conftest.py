@@ -1,4 +1,4 @@
-"""Processes with the door open: each way in."""
+"""Scripts in processes with the `sambaflow` shim, by each way to start them."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What `sambaflow` is in a process with the door open, and the errors for what it is not."""
+"""What `sambaflow` is in a process with the import shim, and the errors for what it does not have."""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -14,8 +14,8 @@ from tests.support.door import open_door
 
 
 @pytest.fixture(autouse=True)
-def door() -> Iterator[None]:
-    """It is open in each test."""
+def shim() -> Iterator[None]:
+    """It is installed in each test."""
     with open_door():
         yield
 
