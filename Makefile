@@ -21,8 +21,7 @@ OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # What these see depends on who has the cores, and when. In `test` and `test-mpis` all others are run by two processes.
-MPI_ALONE := $(addprefix tests/faults/test_,endings.py jobs.py shared_memory.py watch.py) \
-	tests/mpi/test_bench.py tests/mpi/test_guard.py
+MPI_ALONE := $(addprefix tests/faults/test_,job_ends.py jobs.py shared_memory.py) tests/mpi/test_bench.py
 ALONE := $(MPI_ALONE) $(addprefix tests/faults/test_,sound.py sweep.py)
 BESIDE := -n 2 --dist loadfile $(ALONE:%=--ignore=%)
 
@@ -52,7 +51,7 @@ test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest 
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
 test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
-	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_endings.py tests/faults/test_watch.py tests/cli \
+	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_job_ends.py tests/cli \
 		tests/samba/api tests/samba/shim tests/parity/test_ddp.py
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks

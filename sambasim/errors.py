@@ -192,3 +192,14 @@ def _indented(text: str, width: int) -> str:
     first, *others = text.split("\n")
     indentation = " " * width
     return "\n".join((first, *(line if line.startswith(indentation) else indentation + line for line in others)))
+
+
+def exit_code(error: BaseException, other: int) -> int:
+    """The exit code of a process that `error` ends; `other` for an error of another library."""
+    if isinstance(error, SambasimError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130  # 128 + SIGINT, as in shells
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return other

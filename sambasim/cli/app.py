@@ -9,7 +9,7 @@ from types import ModuleType
 import click
 
 import sambasim
-from sambasim.cli.streams import outlive_readers
+from sambasim.cli.streams import survive_closed_stdout
 
 PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
 """The folder for `sys.path` that holds the `sambaflow` shim."""
@@ -43,7 +43,7 @@ def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_ste
         raise click.UsageError("--json needs --check: it prints the report of a check as JSON")
     if check_steps is not None and not check:
         raise click.UsageError("--check-steps needs --check")
-    outlive_readers()
+    survive_closed_stdout()
     file, code = script.absolute(), 0
     try:
         if check:

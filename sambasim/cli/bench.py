@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from sambasim.cli.failure import exit_code_of, explain
-from sambasim.cli.imports import kept_imports
+from sambasim.cli.failure import exit_code_of, report_error
+from sambasim.cli.shared import kept_imports
 from sambasim.cli.terminal import show
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sambasim.records.collectives import CollectivesRecord
-    from sambasim.runtime.guard import Failure
     from sambasim.runtime.measure.collectives import Request
     from sambasim.runtime.ranks import Communicator
+    from sambasim.runtime.supervision.supervisor import Failure
 
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
 
@@ -105,14 +105,13 @@ def collectives_command(
             remedy=f"mpirun -np 2 {' '.join(command)}",
         )
 
-    from sambasim.runtime.guard import ends_the_job
     from sambasim.runtime.measure.collectives import Request, sizes_between
+    from sambasim.runtime.supervision.supervisor import Supervisor
 
-    def tell(failure: "Failure") -> None:
-        where = "every rank" if failure.alike else f"rank {failure.rank} on {failure.host_name}"
-        explain(failure.error, told_by=where)
+    def report(failure: "Failure") -> None:
+        report_error(failure.error, failure.reporter)
 
-    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of):
+    with Supervisor(communicator, report=report, exit_code=exit_code_of):
         request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
         speaks = communicator.rank == 0 and not as_json
         record = _measure(communicator, request, _progress if speaks else _silence)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from sambasim.cli.imports import kept_imports
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
 from sambasim.cli.terminal import phases, show
 from sambasim.options.flags import MODEL
 

@@ -1,60 +1,54 @@
-"""How an error is told: once, on standard error, with what to type next."""
+"""How an error is reported: once, on standard error, with what to type next."""
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 
 import click
 
 from sambasim.bounded import one_line, printable
-from sambasim.errors import Interrupted, SambasimError
-from sambasim.runtime.first_word import let_the_first_tell
-from sambasim.runtime.launcher import launched_rank
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+from sambasim.errors import Interrupted, SambasimError, exit_code
+from sambasim.runtime.launcher import find_launcher
 
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a command that ended with `error`."""
-    if isinstance(error, SambasimError | click.ClickException):
+    if isinstance(error, click.ClickException):
         return error.exit_code
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        return _INTERRUPTED
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return 70
+    return exit_code(KeyboardInterrupt() if isinstance(error, click.Abort) else error, other=70)
 
 
-def explain(error: BaseException, told_by: str | None = None, beneath: Sequence[tuple[str, str]] = ()) -> None:
-    """Print `error`, and beneath it lines with a title each. Of several processes that a launcher started, and that all
-    fail before they have found each other, only the first prints, and the others leave it time to. `told_by` names the
-    rank and host, where a rank of a job tells its error."""
-    if told_by is None and launched_rank(os.environ) != 0:
+def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
+    """Print `error`, and below it `details`, each a title and a text.
+
+    reporter: the rank and host that report; None before the ranks have found each other. Then all fail, and only rank 0
+        prints; the others wait until it has.
+    """
+    launcher = find_launcher(os.environ)
+    if reporter is None and launcher is not None and launcher.rank > 0:
         if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):
-            let_the_first_tell(os.environ)
+            time.sleep(launcher.wait_for_report_s)
         return
-    lines = [f"  {title + ':':<6} {text}" for title, text in beneath]
-    told = "\n".join([_words(error, f" ({told_by})" if told_by else ""), *lines])
-    print(printable(told), file=sys.stderr)
+    lines = [f"  {title + ':':<6} {text}" for title, text in details]
+    print(printable("\n".join([_text(error, f" ({reporter})" if reporter else ""), *lines])), file=sys.stderr)
 
 
-def _words(error: BaseException, behind: str) -> str:
+def _text(error: BaseException, reporter: str) -> str:
     if isinstance(error, Interrupted):
         return str(error)
     if isinstance(error, SambasimError):
-        return f"error[{error.code}]{behind}: {error}"
+        return f"error[{error.code}]{reporter}: {error}"
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     if isinstance(error, click.UsageError):
         typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
         command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
-        return f"error[usage]{behind}: {error.format_message()}\n  try:   {command} --help"
+        return f"error[usage]{reporter}: {error.format_message()}\n  try:   {command} --help"
     if isinstance(error, click.ClickException):
-        return f"error[usage]{behind}: {error.format_message()}"
+        return f"error[usage]{reporter}: {error.format_message()}"
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return f"interrupted{behind}"
-    trace = "".join(traceback.format_exception(error))  # for the report, and only where the mistake is ours
-    return (
-        f"{trace}error[internal]{behind}: this is a mistake of sambasim's own, please report it: {one_line(str(error))}"
-    )
+        return f"interrupted{reporter}"
+    trace = "".join(traceback.format_exception(error))
+    return f"{trace}error[internal]{reporter}: this is a bug in sambasim, please report it: {one_line(str(error))}"

@@ -8,7 +8,7 @@ import click
 
 from sambasim import __version__
 from sambasim.cli import streams
-from sambasim.cli.failure import exit_code_of, explain
+from sambasim.cli.failure import exit_code_of, report_error
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
@@ -93,7 +93,7 @@ def sambasim() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the exit code of the error, if there is one."""
-    streams.settle()
+    streams.set_up()
     code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
     flush_code = _code_of(streams.flush)
     sys.exit(code or flush_code)
@@ -107,7 +107,7 @@ def _code_of(work: Callable[[], object]) -> int:
         code = error.exit_code
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            explain(error)
+            report_error(error)
         elif not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         code = exit_code_of(error)

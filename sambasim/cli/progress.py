@@ -8,8 +8,8 @@ from sambasim.bounded import one_line
 from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.line_file import LineFile
 from sambasim.runtime.listener import Start, Step
+from sambasim.runtime.output import LineFile
 from sambasim.units import format_bytes, format_seconds
 
 _PLAIN_INTERVAL_S = 2.0

@@ -3,17 +3,16 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.failure import exit_code_of, explain
-from sambasim.cli.imports import kept_imports
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options
-from sambasim.cli.streams import outlive_readers
+from sambasim.cli.failure import exit_code_of, report_error
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
+from sambasim.cli.streams import survive_closed_stdout
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.options.flags import DATA, TRAINING
 from sambasim.units import format_seconds
@@ -22,10 +21,9 @@ if TYPE_CHECKING:
     from sambasim.options.run import RunOptions
     from sambasim.pef import PefHeader
     from sambasim.records.metrics import PredictionRecord
-    from sambasim.runtime.guard import Failure
     from sambasim.runtime.listener import Listener
     from sambasim.runtime.ranks import Communicator
-    from sambasim.runtime.watch.watch import Watch
+    from sambasim.runtime.supervision.supervisor import Failure, Supervisor
 
 _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
@@ -60,71 +58,43 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
     options = run_options(flags, overrides)
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
-        outlive_readers()
-
-    from sambasim.runtime.watch.sentinel import post
-
-    sentinel = post(os.environ, options.sync_timeout, _tell_of_rank)
+        survive_closed_stdout()
 
     from sambasim.runtime.communicator import connect
-    from sambasim.runtime.guard import ends_the_job
+    from sambasim.runtime.launcher import find_launcher
     from sambasim.runtime.output import print_whole_lines
-    from sambasim.runtime.watch.watch import Watch
+    from sambasim.runtime.supervision.supervisor import Supervisor, limit_time
 
+    launcher = find_launcher(os.environ)
+    if launcher is not None and launcher.world_size != 1:
+        limit_time(options.sync_timeout, launcher.rank)
     communicator = connect(["sambasim", *sys.argv[1:]])
     if communicator.topology.world_size > 1:
         print_whole_lines()
 
-    watch, screen = Watch(communicator), ExitStack()
+    screen = ExitStack()
 
-    def tell(failure: "Failure") -> None:
-        screen.close()  # the watchdog tells while the progress is still on it
-        explain(failure.error, told_by=_teller(failure), beneath=_beneath(failure, options))
+    def report(failure: "Failure") -> None:
+        screen.close()  # the watchdog reports while progress is shown
+        report_error(failure.error, failure.reporter, _details(failure, options))
 
-    with ends_the_job(communicator, tell=tell, exit_code=exit_code_of, watch=watch):
+    with Supervisor(communicator, report=report, exit_code=exit_code_of) as supervisor:
         path = _checked(options, output_folder, communicator)
-        _watch(watch, options, path)
-        if sentinel is not None:
-            sentinel.rest()
-        _run(path, options, communicator, watch, screen)
-        if sentinel is not None:
-            sentinel.see_off(watch.path)
-        watch.end()
-    with _told_at_the_end(communicator):
-        communicator.finish()
-        watch.leave()
-
-
-@contextmanager
-def _told_at_the_end(communicator: "Communicator") -> Iterator[None]:
-    """When all is done, there is nobody to agree with on who tells. What fails then is told, and is the job's exit
-    code. The line on the board stays unfinished: should MPI not end for the others, their sentinels see why."""
+        _start(supervisor, options, path, communicator.rank)
+        _run(path, options, communicator, supervisor, screen)
+        supervisor.finish()
     try:
-        yield
-    except Exception as error:
+        communicator.finish()
+        supervisor.release()
+    except Exception as error:  # ranks cannot agree any more on who reports; the status file stays
         if communicator.world_size == 1:
             raise
-        explain(error, told_by=f"rank {communicator.rank} on {communicator.host_name}")
+        report_error(error, f"rank {communicator.rank} on {communicator.host_name}")
         raise SystemExit(exit_code_of(error)) from None
 
 
-def _tell_of_rank(error: "PeerError", rank: int) -> None:
-    """Of a rank that does not come to where the ranks find each other, or does not leave."""
-    import socket
-
-    explain(error, told_by=f"seen by rank {rank} on {socket.gethostname()}")
-
-
-def _teller(failure: "Failure") -> str:
-    """Who tells of a failure, and whether it is its own."""
-    if failure.alike:
-        return "every rank"
-    teller = f"rank {failure.rank} on {failure.host_name}"
-    return teller if failure.about == failure.rank else f"seen by {teller}"
-
-
-def _beneath(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
-    """What is told beneath a failure: what its rank was doing, and where its log is."""
+def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
+    """What is printed below a failure: what its rank was doing, and where its log is."""
     from sambasim.cli.progress import log_of
 
     lines = [("doing", failure.doing)] if failure.doing else []
@@ -133,14 +103,14 @@ def _beneath(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
     return lines
 
 
-def _watch(watch: "Watch", options: "RunOptions", pef: Path) -> None:
-    """Begin to watch the ranks, and say where they say what they do: what kills them all may leave nothing else."""
+def _start(supervisor: "Supervisor", options: "RunOptions", pef: Path, rank: int) -> None:
+    """Collective. Start supervision, and print where the status file is: all that is left if every rank is killed."""
     import tempfile
 
     folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
-    watch.begin(folders, pef.stem, options.sync_timeout)
-    if watch.path is not None and watch.is_first and not options.json_output:
-        print(f"if a rank dies: {watch.path} says what each was doing")
+    supervisor.start(folders, pef.stem, options.sync_timeout)
+    if supervisor.path is not None and rank == 0 and not options.json_output:
+        print(f"if a rank dies: {supervisor.path} says what each was doing")
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> Path:
@@ -157,19 +127,21 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
     return path
 
 
-def _run(path: Path, options: "RunOptions", communicator: "Communicator", watch: "Watch", screen: ExitStack) -> None:
+def _run(
+    path: Path, options: "RunOptions", communicator: "Communicator", supervisor: "Supervisor", screen: ExitStack
+) -> None:
     with kept_imports():
         from sambasim.runtime.job import TrainingJob
         from sambasim.runtime.prediction import PredictionJob
 
     if options.inference:
-        report = PredictionJob(path, options, communicator, watch.activity).run()
+        report = PredictionJob(path, options, communicator, supervisor.activity).run()
         if communicator.topology.rank == 0:
             print(report.model_dump_json() if options.json_output else _in_words(report))
         return
     with screen:
         listener, command = _listener(options, communicator, screen), ["sambasim", *sys.argv[1:]]
-        summary = TrainingJob(path, options, communicator, listener, watch.activity, command).run()
+        summary = TrainingJob(path, options, communicator, listener, supervisor.activity, command).run()
     if options.json_output and communicator.topology.rank == 0:
         print(summary.model_dump_json())
 

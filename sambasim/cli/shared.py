@@ -1,6 +1,8 @@
-"""Click options: those of `compile` and `run`, made from the fields of their options, and those that commands share."""
+"""What commands share: click options, made from the fields of options or not, and how they import what is large."""
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -123,3 +125,21 @@ def one_pef(argument: str | None, flag: str | None) -> str:
             "name one PEF: a path, or a name found as out/NAME/NAME.pef", click.get_current_context()
         )
     return given[0]
+
+
+@contextmanager
+def kept_imports() -> Iterator[None]:
+    """Exempt all objects that exist at the end of the block from garbage collection, also if an import failed.
+
+    Torch has more than 100,000 objects, which live to the end of the process; without this, Python searches them
+    several times when it exits. Only for a command that has not yet run user code: the globals of a script that is
+    running would never be collected, and a file among them might lose its end.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -1,11 +1,18 @@
 """`sambasim simulate`, `tilestat`, `devices` and `validate`: predictions, and the devices that they are about."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sambasim.cli import shared
 from sambasim.cli.terminal import phases, show
+
+if TYPE_CHECKING:
+    from sambasim.ir.program import Program
+    from sambasim.published.rows import Row
+    from sambasim.simulation.validation import Held
 
 
 @click.command("simulate")
@@ -238,11 +245,53 @@ def validate_command(only: str | None, as_json: bool) -> None:
     if not rows:
         names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
         raise OptionError(f"no published row has {only!r} in its name", remedy=f"one of {names}")
-    with phases(quiet=as_json) as report:
-        from sambasim.cli.holding import hold
-
-        held = hold(rows, report)
+    with phases(quiet=as_json) as report_phase:
+        held = _predict(rows, report_phase)
     if as_json:
         print(validation_json(held))
     else:
         show(validation_table(held))
+
+
+def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "list[Held]":
+    """Each of `rows` with its prediction. A model is captured once for all rows that use it."""
+    from sambasim.hardware.spec import load_cluster, load_device
+    from sambasim.simulation.prediction import predict
+    from sambasim.simulation.step import MODEL_KINDS
+    from sambasim.simulation.sync import SyncPath
+    from sambasim.simulation.validation import Held
+
+    programs: dict[tuple[str, str, int], Program] = {}
+    held = []
+    for row in rows:
+        key = (row.model, repr(sorted(row.args.items())), row.batch_size)
+        if key not in programs:
+            report_phase(f"capture {row.name}")
+            programs[key] = _captured(row)
+        report_phase(f"predict {row.name}, {row.level}")
+        device = load_device(row.device)
+        found = predict(programs[key], device, row.tiles, row.level, load_cluster(device.cluster), (row.replicas,))
+        step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
+        sections = sum(section.kind in MODEL_KINDS for section in step.sections)
+        predicted = row.figure_of(step.device_s, scaled.predicted_s)
+        held.append(Held(row, predicted, None if row.host_s is None else step.host_s, sections))
+    return held
+
+
+def _captured(row: "Row") -> "Program":
+    from sambasim.compiler.shapes import compile_shapes
+    from sambasim.options.compile import CompileOptions
+    from sambasim.options.training import OptimizerOptions, TrainingOptions
+    from sambasim.published.models import MODELS
+
+    make, batch = MODELS[row.model]
+    options = CompileOptions(
+        optimizer=OptimizerOptions(name="adamw"),
+        training=TrainingOptions(batch_size=row.batch_size),
+        pef_name=row.model,
+        arch=row.device,
+        num_tiles=row.tiles,
+    )
+    return compile_shapes(
+        lambda: make(**row.args), lambda model: (batch(row.batch_size, **row.args), True), options, any_loss=True
+    )

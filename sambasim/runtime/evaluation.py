@@ -24,7 +24,7 @@ from sambasim.runtime.determinism import Stream, derive, seed_everything
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.executor import Executor, outputs_in_order
 from sambasim.runtime.replica import input_specs
-from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 
 TARGET = "target"
 

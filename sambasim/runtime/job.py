@@ -29,20 +29,20 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.record.run import recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, check_sources, set_up
-from sambasim.runtime.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.supervision.stall import WATCHDOG_FIRST_S
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
+from sambasim.runtime.supervision.step_status import StepStatus
+from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.trace.run import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
-from sambasim.runtime.watch.activity import UNWATCHED, Activity
-from sambasim.runtime.watch.judgement import WATCHDOG_FIRST_S
-from sambasim.runtime.watch.steps import StepStatus
 from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
     """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`.
 
-    `activity` is told what this rank does; `command` is what was typed, without mpirun, for remedies that repeat it.
+    `activity` shows what this rank does; `command` is what was typed, without mpirun, for remedies that repeat it.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class TrainingJob:
         start = self._start(steps, team, sources[0], told)
         self._listener.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
-        if self._activity.writer is not None:
-            observers.append(StepStatus(self._activity.writer, program))
+        if self._activity is not UNWATCHED:
+            observers.append(StepStatus(self._activity, program))
         always = together(observers)
         trainer.observe(always)
         with self._signals:
@@ -122,7 +122,7 @@ class TrainingJob:
         if setup.options.save is not None and setup.is_first:
             self._activity.takes_long("saving the weights")
             save_weights(setup.options.save, program, team.memory)
-        self._activity.does("telling the summary")
+        self._activity.does("reporting the summary")
         self._listener.ended(summary)
         if self._saver is not None and setup.options.save is None:
             self._saver.check_end()
@@ -228,7 +228,7 @@ class TrainingJob:
 
     def _wish(self) -> int:
         """What this rank wishes of the run after its step."""
-        if stop := self._signals.wish():
+        if stop := self._signals.request():
             return stop
         return SAVE if self._setup.is_first and self._saver is not None and self._saver.is_time() else 0
 
@@ -240,7 +240,7 @@ class TrainingJob:
         number = signal_of(wished)
         if number is None:
             return
-        self._signals.tell(number)
+        self._signals.report(number)
         saver = self._saver
         saved = saver.save(position, totals, goes_on=False) if saver is not None else None
         raise interrupted(number, position.step, saved, saver.kept() if saver is not None else None)
@@ -259,7 +259,7 @@ class TrainingJob:
             if source.evaluation is not None
         ]
         self._activity.waits("waiting for peers to evaluate")
-        everybody = self._communicator.all_gather_object((own, self._signals.wish()))
+        everybody = self._communicator.all_gather_object((own, self._signals.request()))
         self._activity.does("evaluation done")
         total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
         wished = max(wish for _, wish in everybody)

@@ -42,9 +42,10 @@ class Launcher:
         return self.name == _OPEN_MPI
 
     @property
-    def ends_at_first_failure(self) -> bool:
-        """Whether it ends all ranks as soon as one of them has left with an error."""
-        return self.name in (_OPEN_MPI, _PMIX)
+    def wait_for_report_s(self) -> float:
+        """How long a rank that leaves an error for rank 0 to report waits before it exits: some launchers end all ranks
+        once one has exited with an error. Ranks that fail alike do so within a second or two (estimate)."""
+        return _REPORTING_S if self.rank > 0 and self.name in (_OPEN_MPI, _PMIX) else 0.0
 
     @property
     def gives_terminals(self) -> bool:
@@ -53,6 +54,7 @@ class Launcher:
 
 
 _OPEN_MPI = "mpirun of Open MPI"
+_REPORTING_S = 2.0
 _SRUN = "srun"
 _PMIX = "a launcher that speaks PMIx"
 _MPICH_FAMILY = ("MPICH", "Intel", "MVAPICH")

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
-from sambasim.runtime.line_file import LineFile, write_whole
+from sambasim.runtime.output import LineFile, write_whole
 from sambasim.runtime.plan import Plan
 
 

@@ -19,7 +19,7 @@ from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
 from sambasim.runtime.setup import check_sources
-from sambasim.runtime.watch.activity import UNWATCHED, Activity
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.weights import load_weights, write_tensors
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.cli.imports import kept_imports
+from sambasim.cli.shared import kept_imports
 from sambasim.compiler.collector import rare_collections
 from tests.support.mpi import run_job
 
@@ -81,7 +81,7 @@ def use():
 @pytest.mark.parametrize(
     "start",
     [
-        "from sambasim.cli.imports import kept_imports\nwith kept_imports(): import torch\nimport own",
+        "from sambasim.cli.shared import kept_imports\nwith kept_imports(): import torch\nimport own",
         "import sys; sys.argv[1:] = ['app', 'app.py']; from sambasim.cli.main import main; main()",
     ],
     ids=["a module of a command's user", "an app"],

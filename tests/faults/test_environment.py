@@ -1,4 +1,4 @@
-"""What is around a command: streams that are closed or full, readers that leave, locales, clocks. Real processes."""
+"""The environment of a command: streams that are closed or full, readers that exit, locales, clocks. Real processes."""
 
 import os
 import shlex
@@ -10,124 +10,121 @@ import pytest
 
 from tests.faults.texts import TRAIN
 from tests.support.mpi import Result, run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 _PYTHON = f"{shlex.quote(sys.executable)} -m sambasim"
 _TRAINING = "run --pef net --epochs 50 --no-evaluate --save w.safetensors"
-_LOOKING = "inspect net --all"
+_INSPECT = "inspect net --all"
+_JSON = "run --pef net --steps 2 --json"
 _NOTHING: Mapping[str, str] = {}
 
 
 def _shell(line: str, folder: Path, env: Mapping[str, str] = _NOTHING) -> Result:
-    """`line` of a shell, in which SAMBASIM is the command and `told` a file for its exit code."""
+    """Run `line` in a shell. SAMBASIM is the command, and the file `code` is for its exit code."""
     return run_job(["bash", "-c", line.replace("SAMBASIM", _PYTHON)], cwd=folder, env=env)
 
 
 def _exit_code(folder: Path) -> int:
-    return int((folder / "told").read_text())
+    return int((folder / "code").read_text())
 
 
-def _says_nothing_of_pipes(result: Result) -> None:
+def _check_silent(result: Result) -> None:
     for word in ("Traceback", "BrokenPipe", "Exception ignored", "error["):
         assert word not in result.stderr + result.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "exit_code"), [(_TRAINING, 0), (_LOOKING, 141), ("run --pef net --steps 2 --json", 141)]
-)
-def test_a_reader_that_leaves_ends_what_only_tells_and_no_training(command: str, exit_code: int, folder: Path) -> None:
-    """The reader has gone before the first word."""
-    result = _shell(f"{{ sleep 0.5; SAMBASIM {command}; echo $? >told; }} | true", folder)
-    _says_nothing_of_pipes(result)
+@pytest.mark.parametrize(("command", "exit_code"), [(_TRAINING, 0), (_INSPECT, 141), whole_case(_JSON, 141)])
+def test_a_reader_that_exits_ends_a_command_that_prints_but_not_training(
+    command: str, exit_code: int, folder: Path
+) -> None:
+    """It exits before the first output."""
+    result = _shell(f"{{ sleep 0.5; SAMBASIM {command}; echo $? >code; }} | true", folder)
+    _check_silent(result)
     assert result.stderr == ""
     assert _exit_code(folder) == exit_code
     assert (folder / "w.safetensors").exists() == (command == _TRAINING)
 
 
-def test_a_reader_that_leaves_in_the_middle_does_not_end_training(folder: Path) -> None:
-    """Of both streams, and with output that Python does not keep back."""
-    line = f"{{ SAMBASIM {_TRAINING}; echo $? >told; }} 2>&1 | head -n 1"
+def test_a_reader_of_both_streams_that_exits_early_does_not_end_training(folder: Path) -> None:
+    line = f"{{ SAMBASIM {_TRAINING}; echo $? >code; }} 2>&1 | head -n 1"
     result = _shell(line, folder, {"PYTHONUNBUFFERED": "1"})
     assert result.stdout.startswith("net: ")
     assert _exit_code(folder) == 0
     assert (folder / "w.safetensors").exists()
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", [_TRAINING, whole_case(_LOOKING)])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", *map(whole_case, (">&-", "2>&-", "<&-"))])
+@pytest.mark.parametrize("command", [_TRAINING, whole_case(_INSPECT)])
 def test_streams_may_be_closed_from_the_start(command: str, closed: str, folder: Path) -> None:
-    """No file that is opened later may get what is said."""
-    result = _shell(f"SAMBASIM {command} --output-folder out {closed}; echo $? >told", folder)
-    _says_nothing_of_pipes(result)
+    """No file that is opened later may get the output."""
+    result = _shell(f"SAMBASIM {command} --output-folder out {closed}; echo $? >code", folder)
+    _check_silent(result)
     assert _exit_code(folder) == 0
     assert (folder / "w.safetensors").exists() == (command == _TRAINING)
-
-
-def test_an_error_has_its_exit_code_where_nobody_can_be_told(folder: Path) -> None:
-    _shell("SAMBASIM run --pef nothing >&- 2>&-; echo $? >told", folder)
+    _shell(f"SAMBASIM run --pef nothing {closed}; echo $? >code", folder)
     assert _exit_code(folder) == 2
 
 
-def test_a_compile_whose_reader_has_gone_leaves_its_pef(folder: Path) -> None:
-    line = f"{{ sleep 0.5; SAMBASIM {TRAIN} --pef-name new; echo $? >told; }} 2>&1 | true"
+@whole
+def test_a_compile_whose_reader_has_exited_leaves_its_pef(folder: Path) -> None:
+    line = f"{{ sleep 0.5; SAMBASIM {TRAIN} --pef-name new; echo $? >code; }} 2>&1 | true"
     _shell(line, folder)
     assert _exit_code(folder) == 141
     assert _shell("SAMBASIM verify new", folder).check().stdout.startswith("out/new/new.pef is valid")
 
 
-def test_training_goes_on_where_what_it_says_fills_the_disk(folder: Path) -> None:
-    result = _shell(f"SAMBASIM {_TRAINING} >/dev/full; echo $? >told", folder)
+def test_training_goes_on_where_its_output_fills_the_disk(folder: Path) -> None:
+    result = _shell(f"SAMBASIM {_TRAINING} >/dev/full; echo $? >code", folder)
     assert result.stderr == (
-        "warning: nothing more can be written to standard output: No space left on device; the run goes on\n"
+        "warning: standard output cannot be written any more: No space left on device; the run goes on\n"
     )
     assert _exit_code(folder) == 0
     assert (folder / "w.safetensors").exists()
 
 
-@pytest.mark.parametrize("command", [_LOOKING, "run --pef net --steps 2 --json"])
-def test_what_only_tells_says_that_the_disk_is_full(command: str, folder: Path) -> None:
-    result = _shell(f"SAMBASIM {command} >/dev/full; echo $? >told", folder)
-    assert result.stderr.startswith("error[machine]: nothing more can be written to standard output: No space left")
+@pytest.mark.parametrize("command", [_INSPECT, whole_case(_JSON)])
+def test_a_command_that_prints_reports_that_the_disk_is_full(command: str, folder: Path) -> None:
+    result = _shell(f"SAMBASIM {command} >/dev/full; echo $? >code", folder)
+    assert result.stderr.startswith("error[machine]: standard output cannot be written any more: No space left")
     assert result.stderr.count("\n") == 2
     assert _exit_code(folder) == 2
 
 
-@pytest.mark.parametrize("closed", ["| head -n 1", ">&-", "2>&- <&-"])
+@pytest.mark.parametrize("closed", ["| head -n 1", whole_case(">&-"), whole_case("2>&- <&-")])
 def test_ranks_whose_streams_are_closed_train_to_their_end(closed: str, folder: Path) -> None:
     line = f"{_PYTHON} run --pef pair --reduce-on-rdu --save w.safetensors {closed}"
     result = run_mpi(2, ["bash", "-c", f"set -o pipefail; {line}"], cwd=folder)
     assert result.returncode == 0, result.stderr
-    _says_nothing_of_pipes(result)
+    _check_silent(result)
     assert (folder / "w.safetensors").exists()
 
 
 _LOCALES = [
-    ("utf-8", {"LC_ALL": "C"}),
-    ("utf-8", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
-    whole_case("utf-8", {"LC_ALL": "", "LC_CTYPE": "", "LANG": "xx_NOWHERE@none", "LANGUAGE": "xx"}),
     ("ascii", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
-    ("ascii", {"PYTHONIOENCODING": "ascii"}),
+    whole_case("utf-8", {"LC_ALL": "C"}),
+    whole_case("utf-8", {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"}),
+    whole_case("utf-8", {"LC_ALL": "", "LC_CTYPE": "", "LANG": "xx_NOWHERE@none", "LANGUAGE": "xx"}),
     whole_case("latin-1", {"PYTHONIOENCODING": "latin-1"}),
 ]
 
 
 @pytest.mark.parametrize(("encoding", "env"), _LOCALES)
-def test_any_locale_will_do(encoding: str, env: dict[str, str], folder: Path) -> None:
-    """To compile, to train and to look; × is there in any of them, if only as x."""
-    compile_ = _bytes(f"{TRAIN} --pef-name new", folder, env)
+def test_any_locale_works(encoding: str, env: dict[str, str], folder: Path) -> None:
+    """To compile, to train and to inspect; × is printed in any of them, if only as x."""
+    compile_ = _stdout(f"{TRAIN} --pef-name new", folder, env)
     assert b"Compilation succeeded" in compile_
     times = "\N{MULTIPLICATION SIGN}".encode(encoding, errors="replace").replace(b"?", b"x")
-    run = _bytes("run --pef net --log-dir logs --metrics m.jsonl --trace t.json", folder, env)
+    run = _stdout("run --pef net --log-dir logs --metrics m.jsonl --trace t.json", folder, env)
     assert b"batch 4 " + times + b" 1 replica = global batch 4" in run
     run.decode(encoding)
-    _bytes(_LOOKING, folder, env).decode(encoding)
+    _stdout(_INSPECT, folder, env).decode(encoding)
     assert (folder / "logs" / "rank0.log").read_text(encoding="utf-8").count("\n") > 4
 
 
-def _bytes(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
-    """What the command writes to stdout; it must end well."""
-    _shell(f"SAMBASIM {command} >said", folder, env).check()
-    return (folder / "said").read_bytes()
+def _stdout(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
+    """What the command prints; it must succeed."""
+    _shell(f"SAMBASIM {command} >stdout", folder, env).check()
+    return (folder / "stdout").read_bytes()
 
 
 _CLOCK = """

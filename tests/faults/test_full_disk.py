@@ -1,13 +1,13 @@
-"""A disk that is full, at the start or in the middle of the work: one message, its exit code, and nothing that is half
-written. RLIMIT_FSIZE stands for the disk, as it needs no privilege: no file of this process may grow beyond it."""
+"""A disk that is full, at the start or in the middle of the work: one error, its exit code, and no partial file.
+
+RLIMIT_FSIZE stands for the disk, because it needs no privilege: no file of this process may grow beyond it.
+"""
 
 import json
 import resource
 import shlex
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.faults.command import Outcome, sambasim
 from tests.faults.fault import assert_told, check_form, message_of
@@ -39,16 +39,13 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_disk_fills_in_the_middle_of_the_metrics(folder: Path) -> None:
+def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
     _check(result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "make room"))
     lines = (folder / "m.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "whole lines alone are kept"
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "only whole lines are kept"
     assert 20 < len(lines) < 2000
     assert not (folder / "w.safetensors").exists()
-
-
-def test_the_disk_fills_in_the_middle_of_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --log-dir logs", folder, 20_001)
     _check(result, ("error[machine]: the log logs/rank0.log cannot be written any more: File too large", "--log-dir"))
     text = (folder / "logs" / "rank0.log").read_text()
@@ -56,33 +53,26 @@ def test_the_disk_fills_in_the_middle_of_a_log(folder: Path) -> None:
     assert len(text) > 10_000
 
 
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        ("run --pef net --trace t.json", ("error[machine]: the trace cannot be written to t.json", "--trace FILE")),
-        (
-            "run --pef net --save w.safetensors",
-            ("the weights cannot be written to w.safetensors", "File too large", "--save FILE"),
-        ),
-        (
-            "run --pef guess --inference --predictions p.safetensors",
-            ("the predictions cannot be written to p.safetensors", "File too large", "--predictions FILE"),
-        ),
-        (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "make room for")),
-    ],
-    ids=["trace", "weights", "predictions", "PEF"],
+_WRITERS = (
+    ("run --pef net --trace t.json", ("error[machine]: the trace cannot be written to t.json", "--trace FILE")),
+    (
+        "run --pef net --save w.safetensors",
+        ("the weights cannot be written to w.safetensors", "File too large", "--save FILE"),
+    ),
+    (
+        "run --pef guess --inference --predictions p.safetensors",
+        ("the predictions cannot be written to p.safetensors", "File too large", "--predictions FILE"),
+    ),
+    (TRAIN + " --pef-name new", ("error[machine]: cannot write ", "new.pef: File too large", "make room for")),
 )
-def test_what_is_written_at_once_is_there_whole_or_not_at_all(
-    command: str, told: tuple[str, ...], folder: Path
-) -> None:
-    before = _files(folder)
-    _check(_limited(command, folder, 100), told)
-    assert _files(folder) == before
 
 
-def test_what_was_there_before_stays_when_the_disk_is_full(folder: Path) -> None:
+def test_a_file_is_written_whole_or_not_at_all(folder: Path) -> None:
     (folder / "t.json").write_text("of an earlier run")
-    _limited("run --pef net --trace t.json", folder, 100)
+    before = _files(folder)
+    for command, told in _WRITERS:
+        _check(_limited(command, folder, 100), told)
+        assert _files(folder) == before
     assert (folder / "t.json").read_text() == "of an earlier run"
 
 

@@ -1,5 +1,6 @@
 """Launchers found in environments, and launches refused before any work."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,5 +189,6 @@ def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
 def test_launchers_differ_in_what_they_do_with_the_ranks_that_are_left() -> None:
     left = [launcher for environ, _ in ENVIRONMENTS if (launcher := find_launcher(environ)) is not None]
     assert {launcher.name for launcher in left if launcher.leaves_ranks_behind} == {"mpirun of Open MPI"}
-    ending = {launcher.name for launcher in left if launcher.ends_at_first_failure}
-    assert ending == {"mpirun of Open MPI", "a launcher that speaks PMIx"}
+    waiting = {launcher.name for launcher in left if replace(launcher, rank=1).wait_for_report_s}
+    assert waiting == {"mpirun of Open MPI", "a launcher that speaks PMIx"}
+    assert not any(replace(launcher, rank=0).wait_for_report_s for launcher in left)

@@ -5,9 +5,9 @@ import pytest
 
 from sambasim.errors import InternalError
 from sambasim.runtime.buffers import as_bytes, check_gather
-from sambasim.runtime.guard import teller
 from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, FailureNotice, Topology
 from sambasim.runtime.single_rank import SingleRank, private_window, single_rank
+from sambasim.runtime.supervision.supervisor import reporting_rank
 
 
 @pytest.fixture
@@ -105,5 +105,5 @@ def test_only_contiguous_bytes_are_buffers() -> None:
 
 def test_the_lowest_rank_that_nobody_else_brought_down_tells() -> None:
     own, caused = FailureNotice("own", 2, secondary=False), FailureNotice("caused", 4, secondary=True)
-    assert teller({0: caused, 2: own, 3: own}) == 2
-    assert teller({3: caused, 1: caused}) == 1
+    assert reporting_rank({0: caused, 2: own, 3: own}) == 2
+    assert reporting_rank({3: caused, 1: caused}) == 1

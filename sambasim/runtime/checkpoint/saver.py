@@ -31,9 +31,9 @@ from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.setup import Setup
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.team import Team
 from sambasim.runtime.training import Totals
-from sambasim.runtime.watch.activity import UNWATCHED, Activity
 from sambasim.runtime.weights import save_tensors
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
-from sambasim.runtime.line_file import write_whole
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import SpanArgs, StepRecorder
+from sambasim.runtime.output import write_whole
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica

@@ -1,7 +1,7 @@
 """Train the GPT with or without what keeps a run safe, on all ranks; print seconds of steps, and of checkpoints.
 
-bare           nobody watches, and no loss is looked at
-watched        as `sambasim run` does it: the board, the watchdog, the loss of each step
+bare           no supervision, and no loss is checked
+watched        as `sambasim run` does it: the status file, the watchdog, the loss of each step
 checkpointed   the same, with a checkpoint now and then
 
 overhead.py FOLDER WAY      FOLDER holds gpt/gpt.pef
@@ -15,10 +15,9 @@ from pathlib import Path
 from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
-from sambasim.runtime.guard import Failure, ends_the_job
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Step
-from sambasim.runtime.watch.watch import Watch
+from sambasim.runtime.supervision.supervisor import Failure, Supervisor
 from tests.benchmarks.training import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5
@@ -54,18 +53,17 @@ def main(folder: Path, way: Overhead) -> None:
         checkpoint=checkpoint,
         on_nonfinite="ignore" if way is Overhead.BARE else "stop",
     )
-    watch = Watch(communicator)
-    with ends_the_job(communicator, tell=_tell, exit_code=lambda error: 1, watch=watch):
+    with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as supervisor:
         if way is not Overhead.BARE:
-            watch.begin([folder], "gpt", 300.0)
-        TrainingJob(pef, options, communicator, clock, watch.activity).run()
-        watch.end()
+            supervisor.start([folder], "gpt", 300.0)
+        TrainingJob(pef, options, communicator, clock, supervisor.activity).run()
+        supervisor.finish()
     if communicator.rank == 0:
         print(json.dumps({"steps_s": clock.steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}), flush=True)
     communicator.close()
 
 
-def _tell(failure: Failure) -> None:
+def _report(failure: Failure) -> None:
     print(failure.error, file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""A kill sweep: many runs, each struck down at a random moment in a random way, and what is left of each is looked at.
+"""Many runs, each hit by a random fault at a random moment; then what is left of each is checked.
 
 python -m tests.faults.sweep --runs 150 --seed 1        make faults
 """

@@ -1,60 +1,59 @@
-"""The sweep as a command: a line for each run, and at the end what was found."""
+"""The sweep as a command: it prints a line for each run, and at the end what was found."""
 
 import json
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import click
 
-from tests.faults.sweep.blows import Moment
 from tests.faults.sweep.case import BUSY_S, Case, Verdict, cases, play
-from tests.faults.sweep.subject import STEPS, Subject, command, compile_subject
+from tests.faults.sweep.inject import STEPS, Moment, command, compile_model, lay_out
 from tests.support.mpi import mpirun, run_job
 
 
 @click.command()
-@click.option("--runs", default=150, help="How many runs are struck.")
-@click.option("--seed", default=1, help="Of what is done to which.")
+@click.option("--runs", default=150, help="How many runs.")
+@click.option("--seed", default=1, help="Of the faults, ranks and moments.")
 @click.option("--only", type=int, help="Just the run with this number.")
-@click.option("--slack", default=1.0, help="Seconds that a job may take longer to end than it is promised.")
+@click.option("--slack", default=1.0, help="How many seconds longer than promised a job may take to end.")
 def main(runs: int, seed: int, only: int | None, slack: float) -> None:
-    """Strike RUNS runs down, each at a random moment in a random way, and look at what is left of them."""
+    """Inject a random fault at a random moment into each of RUNS runs, and check what is left of them."""
     with tempfile.TemporaryDirectory(prefix="sambasim-sweep-") as place:
-        chosen = [case for case in cases(runs, seed) if only in (None, case.number)]
-        verdicts = sweep(chosen, Path(place), slack, told=True)
-    faulty = [verdict for verdict in verdicts if verdict.faults]
-    struck = [verdict for verdict in verdicts if verdict.struck]
-    slowest = max((verdict.ended_s for verdict in struck), default=0.0)
-    by_moment = Counter(verdict.case.moment.value for verdict in struck)
-    print(f"{len(verdicts)} runs, {len(struck)} struck ({dict(by_moment)}), slowest end {slowest:.1f} s after the blow")
-    for verdict in faulty:
-        print(f"\n{verdict.case}\n" + "\n".join(verdict.faults) + f"\n{verdict.stderr[-3000:]}")
-    print(f"{len(verdicts) - len(faulty)} as promised, {len(faulty)} not")
-    sys.exit(bool(faulty))
+        verdicts = sweep([case for case in cases(runs, seed) if only in (None, case.number)], Path(place), slack)
+    failed = [verdict for verdict in verdicts if verdict.problems]
+    slowest = max((verdict.ended_s for verdict in verdicts if verdict.hit), default=0.0)
+    print(f"{len(verdicts)} runs, {sum(verdict.hit for verdict in verdicts)} hit, slowest end {slowest:.1f} s later")
+    for verdict in failed:
+        print(f"\n{verdict.case}\n" + "\n".join(verdict.problems) + f"\n{verdict.stderr[-3000:]}")
+    print(f"{len(verdicts) - len(failed)} as promised, {len(failed)} not")
+    sys.exit(bool(failed))
 
 
-def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S, *, told: bool = False) -> list[Verdict]:
+def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
     """Play each of `chosen` in a folder of its own."""
-    (place / "subject").mkdir()
-    pef = compile_subject(place / "subject")
-    subject = Subject(pef, {})
-    for ranks in sorted({case.ranks for case in chosen if case.moment is not Moment.COMPILE}):
-        words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
-        result = run_job([mpirun(), "-np", str(ranks), *command(words)], cwd=place / "subject", timeout=120).check()
-        subject.state_sha256[ranks] = json.loads(result.stdout)["state_sha256"]
-    verdicts = []
+    pef, state_sha256, verdicts = compile_model(place / "model"), {0: ""}, []
     for case in chosen:
+        ranks = 0 if case.moment is Moment.COMPILE else case.ranks
+        if ranks not in state_sha256:
+            state_sha256[ranks] = _undisturbed(ranks, place / f"undisturbed{ranks}", pef)
         folder = place / str(case.number)
         folder.mkdir()
-        verdicts.append(play(case, subject, folder, slack_s))
-        if told:
-            last = verdicts[-1]
-            state = "; ".join(last.faults).splitlines()[0][:100] if last.faults else "as promised"
-            struck = f"exit {last.exit_code:4}, {last.ended_s:4.1f} s" if last.struck else "ended before the blow"
-            print(f"{case}  {struck}, {last.checkpoints} checkpoints: {state}", flush=True)
+        verdict = play(case, pef, state_sha256[ranks], folder, slack_s)
+        verdicts.append(verdict)
+        state = "; ".join(verdict.problems).splitlines()[0][:100] if verdict.problems else "as promised"
+        hit = f"exit {verdict.exit_code:4}, {verdict.ended_s:4.1f} s" if verdict.hit else "ended before"
+        print(f"{case}  {hit}, {verdict.checkpoints} checkpoints: {state}", flush=True)
     return verdicts
+
+
+def _undisturbed(ranks: int, folder: Path, pef: bytes) -> str:
+    folder.mkdir()
+    lay_out(folder, pef)
+    words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
+    result = run_job([mpirun(), "-np", str(ranks), *command(words)], cwd=folder, timeout=120).check()
+    digest: str = json.loads(result.stdout)["state_sha256"]
+    return digest
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from sambasim.runtime.stop_signals import StopSignals, signal_of
+from sambasim.runtime.supervision.stop_signals import StopSignals, signal_of
 
 _BEGUN = "it waits"
 
 _WAITING = f"""
 import ctypes
-from sambasim.runtime.stop_signals import StopSignals
+from sambasim.runtime.supervision.stop_signals import StopSignals
 with StopSignals(print):
     print("{_BEGUN}", flush=True)
     lock, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
@@ -37,36 +37,36 @@ def test_a_second_signal_ends_a_process_that_waits_in_c() -> None:
             process.kill()
 
 
-def test_the_first_one_is_a_wish_and_handlers_come_back() -> None:
-    told: list[str] = []
+def test_the_first_one_is_a_request_and_handlers_come_back() -> None:
+    notified: list[str] = []
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    with StopSignals(told.append) as signals:
-        assert signals.wish() == 0
+    with StopSignals(notified.append) as signals:
+        assert signals.request() == 0
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert signal_of(signals.wish()) == signal.SIGUSR1
-        signals.wish()
-    assert told == ["SIGUSR1"]
+        assert signal_of(signals.request()) == signal.SIGUSR1
+        signals.request()
+    assert notified == ["SIGUSR1"]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
     assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
-def test_what_reaches_a_forked_process_is_not_heard_here() -> None:
+def test_what_reaches_a_forked_process_does_not_count_here() -> None:
     with StopSignals(print) as signals:
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGUSR1) if signals.wish() == 0 else None
+            os.kill(os.getpid(), signal.SIGUSR1) if signals.request() == 0 else None
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         time.sleep(0.1)
-        assert signals.wish() == 0
+        assert signals.request() == 0
 
 
-_STRUCK_AS_IT_BEGINS = """
+_SIGNAL_WHILE_FORKING = """
 import os, signal, time
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))  # before those of stop_signals
-from sambasim.runtime.stop_signals import StopSignals, signal_of
+from sambasim.runtime.supervision.stop_signals import StopSignals, signal_of
 with StopSignals(print) as signals:
     child = os.fork()
     if child == 0:
@@ -74,21 +74,21 @@ with StopSignals(print) as signals:
     os.waitpid(child, 0)
     os.kill(os.getpid(), signal.SIGTERM)  # the first one here
     time.sleep(0.3)
-    assert signal_of(signals.wish()) == signal.SIGTERM
+    assert signal_of(signals.request()) == signal.SIGTERM
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
-def test_what_reaches_a_process_as_it_is_forked_is_not_heard_here() -> None:
-    ended = subprocess.run([sys.executable, "-c", _STRUCK_AS_IT_BEGINS], check=False, timeout=20)
+def test_what_reaches_a_process_as_it_is_forked_does_not_count_here() -> None:
+    ended = subprocess.run([sys.executable, "-c", _SIGNAL_WHILE_FORKING], check=False, timeout=20)
     assert ended.returncode == 0
 
 
-_TOLD_BY_ANOTHER = f"""
+_SIGNAL_OF_ANOTHER = f"""
 import os, signal
-from sambasim.runtime.stop_signals import StopSignals
+from sambasim.runtime.supervision.stop_signals import StopSignals
 with StopSignals(print) as signals:
-    signals.tell(signal.SIGTERM)
+    signals.report(signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGTERM)
 print("{_BEGUN}", flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
@@ -98,7 +98,7 @@ print("it goes on")
 
 def test_a_rank_that_ends_with_another_does_not_die_of_its_own_signal_that_comes_later() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _TOLD_BY_ANOTHER], stdout=subprocess.PIPE, text=True, check=False, timeout=20
+        [sys.executable, "-c", _SIGNAL_OF_ANOTHER], stdout=subprocess.PIPE, text=True, check=False, timeout=20
     )
     assert ended.stdout.split("\n") == ["SIGTERM", _BEGUN, ""]
     assert ended.returncode == -signal.SIGTERM

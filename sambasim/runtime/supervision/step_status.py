@@ -1,7 +1,4 @@
-"""What a rank does in a step, written to its line of the status file as it happens.
-
-All text is put together once, and an event costs a copy of some bytes.
-"""
+"""Writes what a rank is doing within a step to its line of the status file."""
 
 from collections.abc import Sequence
 
@@ -10,59 +7,59 @@ from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
 from sambasim.records.trace import Track
 from sambasim.runtime.observer import SpanArgs, StepObserver
-from sambasim.runtime.watch.board import State, Writer, prepare
+from sambasim.runtime.supervision.status_file import Activity, State, prepare
 
 _WAITING = prepare(State.WAITING, "waiting for peers")
 _READING = prepare(State.RUNNING, "reading data")
 _BATCH = prepare(State.RUNNING, "placing the batch")
-_DONE = prepare(State.RUNNING, "reporting the step")
+_REPORTING = prepare(State.RUNNING, "reporting the step")
 
 
 class StepStatus(StepObserver):
-    """Writes by `writer` what happens in the steps of `program`."""
+    """Writes to `activity` what happens in the steps of `program`. Each event copies a few prepared bytes."""
 
-    def __init__(self, writer: Writer, program: Program) -> None:
-        self._writer = writer
-        self._texts = titles(program.training or program.evaluation)
+    def __init__(self, activity: Activity, program: Program) -> None:
+        self._activity = activity
+        self._texts = _section_texts(program.training or program.evaluation)
         self._collectives: dict[str, bytes] = {}
 
     def step_begins(self, step: int) -> None:
-        self._writer.step(step + 1)
-        self._writer.does(_WAITING)
+        self._activity.step(step + 1)
+        self._activity.set(_WAITING)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
-        if micro_step:  # the first is told apart from a step that has but one by those after it
-            self._writer.micro_step(micro_step + 1)
-        self._writer.does(self._texts[0])
+        if micro_step:  # most steps have only one, so the first is not numbered
+            self._activity.micro_step(micro_step + 1)
+        self._activity.set(self._texts[0])
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         ended = sections[-1].index + 1
         if ended < len(self._texts):
-            self._writer.does(self._texts[ended])
+            self._activity.set(self._texts[ended])
 
     def pass_ends(self, replica: int, loss: float) -> None:
-        self._writer.does(_WAITING)
+        self._activity.set(_WAITING)
 
     def span_begins(self, replica: int, track: Track, name: str) -> None:
         if track is Track.COLLECTIVES:
             if name not in self._collectives:
                 self._collectives[name] = prepare(State.WAITING, f"sync with peers: {name}")
-            self._writer.does(self._collectives[name])
+            self._activity.set(self._collectives[name])
         elif name == "data":
-            self._writer.does(_READING)
+            self._activity.set(_READING)
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         if track is Track.COLLECTIVES:
-            self._writer.does(_WAITING)
+            self._activity.set(_WAITING)
         elif name == "data":
-            self._writer.does(_BATCH)
+            self._activity.set(_BATCH)
 
     def step_ends(self, step: int, norm: float | None) -> None:
-        self._writer.micro_step(0)
-        self._writer.does(_DONE)
+        self._activity.micro_step(0)
+        self._activity.set(_REPORTING)
 
 
-def titles(graph: Graph) -> Sequence[bytes]:
+def _section_texts(graph: Graph) -> Sequence[bytes]:
     """What to write once so many sections of a pass have been run, from none to all of them."""
     sections, _ = pass_and_update(graph)
     whole = len(graph.sections)

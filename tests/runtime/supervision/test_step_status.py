@@ -9,33 +9,32 @@ import pytest
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.records.trace import Track
-from sambasim.runtime.watch import board
-from sambasim.runtime.watch.board import Board
-from sambasim.runtime.watch.steps import StepStatus
+from sambasim.runtime.supervision.status_file import StatusFile
+from sambasim.runtime.supervision.step_status import StepStatus
 
 KINDS = (SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT)
 SECTIONS = tuple(Section(index, kind, f"{kind}_0", index, index + 1) for index, kind in enumerate(KINDS))
 
 
 @pytest.fixture
-def status(tmp_path: Path) -> Board:
-    made = board.create([tmp_path], "b.txt", 1)
-    made.writer(0).begin(0, "here", 1)
+def status(tmp_path: Path) -> StatusFile:
+    made = StatusFile.create([tmp_path], "b.txt", 1)
+    made.activity(0).begin(0, "here", 1)
     return made
 
 
-def observer(status: Board) -> StepStatus:
+def observer(status: StatusFile) -> StepStatus:
     nodes = (Node("a", "aten.t.default"), Node("b", "aten.t.default"), Node("c", "opt.sgd", ("group_0",)))
     graph = Graph("training", (), nodes, (), {}, SECTIONS)
-    return StepStatus(status.writer(0), cast(Program, SimpleNamespace(training=graph)))
+    return StepStatus(status.activity(0), cast(Program, SimpleNamespace(training=graph)))
 
 
-def test_each_phase_of_a_step_is_written_before_it_begins(status: Board) -> None:
+def test_each_phase_of_a_step_is_written_before_it_begins(status: StatusFile) -> None:
     written: list[str] = []
     step = observer(status)
 
     def note() -> None:
-        (line,) = status.lines()
+        (line,) = status.ranks()
         written.append(f"{line.state}: {line}")
 
     step.step_begins(16)

@@ -1,0 +1,218 @@
+"""The status file of a node: a small text file with a line for each of its ranks, which says what the rank is doing.
+
+    rank host             pid         step micro state   doing                              at (once it takes long)
+       0 node7            4711          17     1 waiting waiting for peers
+       1 node7            4712          17     1 running section 3 of 9 (BCKWD_2)
+
+Every rank of the node maps the file, writes its own line and reads the others. `cat` shows it, and it survives the
+death of all ranks. The columns have fixed widths, so an update copies a few bytes: no system call, no message.
+"""
+
+import mmap
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from sambasim.errors import MachineError
+
+_WIDTHS = {"rank": 6, "host": 24, "pid": 10, "step": 10, "micro": 6, "state": 7, "doing": 80, "at": 256}
+_NUMBERS = ("rank", "pid", "step", "micro")
+_ENDS = [sum(list(_WIDTHS.values())[: index + 1]) + index for index in range(len(_WIDTHS))]  # a blank between two
+_COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
+_HEADINGS = {name: name for name in _WIDTHS} | {"at": "at (once it takes long)"}
+_CUT = "..."
+LINE_BYTES = _ENDS[-1] + 1
+
+
+class State(StrEnum):
+    """What other ranks may expect of a rank."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    """For other ranks."""
+    BUSY = "busy"
+    """In something that may take any time: the others wait while its process exists."""
+    LEAVING = "leaving"
+    """It has failed, and ends the job."""
+    ENDED = "ended"
+    """It has finished its work."""
+
+
+_STATES = {state[0]: state for state in State}
+"""By first letter, because a line may be read while it is written, and one byte is always whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One line. `step` is 0 before the first step, `micro_step` is 0 where a step has only one; `at` is the line of
+    Python that the rank has been in for long. `pid` is 0 for a rank that has not started."""
+
+    rank: int
+    host_name: str
+    pid: int
+    step: int
+    micro_step: int
+    state: State
+    doing: str
+    at: str = ""
+
+    def __str__(self) -> str:
+        step = [f"step {self.step}"] if self.step else []
+        micro_step = [f"micro-step {self.micro_step}"] if self.micro_step else []
+        return ", ".join([*step, *micro_step, self.doing])
+
+
+class Activity:
+    """Writes the line of one rank: what it is doing now. Each method copies a few bytes."""
+
+    def __init__(self, memory: mmap.mmap | bytearray, start: int = 0) -> None:
+        self._memory = memory
+        self._start = start
+        self._of = {name: slice(start + column.start, start + column.stop) for name, column in _COLUMNS.items()}
+        self._state_and_doing = slice(self._of["state"].start, self._of["doing"].stop)
+
+    def does(self, what: str) -> None:
+        """The rank does `what` from now on."""
+        self.set(prepare(State.RUNNING, what))
+
+    def takes_long(self, what: str) -> None:
+        """The same, for what may take any time, such as writing a large file: the other ranks wait for it."""
+        self.set(prepare(State.BUSY, what))
+
+    def waits(self, what: str) -> None:
+        """The rank waits for other ranks from now on; `what` says for what."""
+        self.set(prepare(State.WAITING, what))
+
+    def set(self, prepared: bytes) -> None:
+        """The same for text made by `prepare`: made once, written often."""
+        self._memory[self._state_and_doing] = prepared
+
+    def begin(self, rank: int, host_name: str, pid: int) -> None:
+        """Fill in the line."""
+        cells = {"rank": str(rank), "host": host_name, "pid": str(pid), "state": State.RUNNING, "doing": "starting"}
+        self._memory[self._start : self._start + LINE_BYTES] = _row(cells)
+
+    def step(self, number: int) -> None:
+        """The rank is in this step, counted from 1; 0 for none."""
+        self._memory[self._of["step"]] = b"%10d" % number if number else b" " * 10
+
+    def micro_step(self, number: int) -> None:
+        """The rank is in this micro-step, counted from 1; 0 for none."""
+        self._memory[self._of["micro"]] = b"%6d" % number if number else b" " * 6
+
+    def state(self, state: State) -> None:
+        """Change the state only."""
+        self._memory[self._of["state"]] = _cell("state", state)
+
+    def at(self, place: str) -> None:
+        """The line of Python that the rank is in. Of a long one the end is kept."""
+        width = _WIDTHS["at"]
+        self._memory[self._of["at"]] = _cell("at", place if len(place) <= width else _CUT + place[len(_CUT) - width :])
+
+
+UNWATCHED = Activity(bytearray(LINE_BYTES))
+"""Of a rank that no other rank can wait for: nobody reads it."""
+
+
+class StatusFile:
+    """The mapped status file of one node. Line i belongs to local rank i."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    @classmethod
+    def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
+        """A new file for `local_size` ranks, in the first of `folders` that can be written.
+
+        Raises MachineError if none can.
+        """
+        reasons = []
+        for folder in folders:
+            path = folder / name
+            try:
+                _write(path, local_size)
+                return cls(path)
+            except (OSError, ValueError) as error:
+                with suppress(OSError):
+                    path.unlink()
+                reasons.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
+        raise MachineError(
+            f"the status file of the ranks cannot be written: {'; '.join(reasons)}",
+            remedy="free space there, or name a folder that can be written: --log-dir FOLDER",
+        )
+
+    @classmethod
+    def attach(cls, path: Path) -> Self:
+        """The file that another rank of this node has created. Raises MachineError if this rank cannot write to it."""
+        try:
+            return cls(path)
+        except (OSError, ValueError) as error:
+            raise MachineError(
+                f"another rank of this host created {path}, and this rank cannot write to it: "
+                f"{getattr(error, 'strerror', None) or error}",
+                remedy="name a folder that every rank of a host can write: --log-dir FOLDER",
+            ) from error
+
+    def ranks(self) -> Sequence[RankStatus]:
+        """The status of each local rank."""
+        return [self._status(start) for start in range(LINE_BYTES, len(self._memory), LINE_BYTES)]
+
+    def activity(self, local_rank: int) -> Activity:
+        """Writes the line of this local rank."""
+        return Activity(self._memory, LINE_BYTES * (local_rank + 1))
+
+    def _status(self, start: int) -> RankStatus:
+        raw = self._memory[start : start + LINE_BYTES]
+        text = {name: raw[column].decode("ascii", "replace").strip() for name, column in _COLUMNS.items()}
+        return RankStatus(
+            rank=_number(text["rank"]),
+            host_name=text["host"],
+            pid=_number(text["pid"]),
+            step=_number(text["step"]),
+            micro_step=_number(text["micro"]),
+            state=_STATES.get(text["state"][:1], State.RUNNING),
+            doing=text["doing"],
+            at=text["at"],
+        )
+
+
+def prepare(state: State, doing: str) -> bytes:
+    """What `Activity.set` takes."""
+    return _cell("state", state) + b" " + _cell("doing", doing)
+
+
+def name_of(title: str, host_name: str, pid: int) -> str:
+    """The name of a status file; `pid` is that of the rank that creates it."""
+    return "-".join(part for part in (title, "ranks", re.sub(r"[^\w.]", "_", host_name), str(pid)) if part) + ".txt"
+
+
+def _write(path: Path, local_size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of an earlier process with the same number
+    with path.open("xb") as file:
+        # Blocks are allocated now: on a full disk, the first write to a sparse mapping would kill the rank by SIGBUS.
+        os.posix_fallocate(file.fileno(), 0, LINE_BYTES * (local_size + 1))
+        file.write(_row(_HEADINGS) + _row({}) * local_size)
+
+
+def _row(cells: Mapping[str, str]) -> bytes:
+    return b" ".join(_cell(name, cells.get(name, "")) for name in _WIDTHS) + b"\n"
+
+
+def _cell(name: str, text: str) -> bytes:
+    """`text` in the width of its column: padded, or cut off."""
+    width = _WIDTHS[name]
+    raw = "".join(c if c.isprintable() else "?" for c in text[:width]).encode("ascii", "replace")
+    return raw.rjust(width) if name in _NUMBERS else raw.ljust(width)
+
+
+def _number(text: str) -> int:
+    """A number that another process may be writing at this moment."""
+    return int("".join(letter for letter in text if letter.isdecimal()) or 0)

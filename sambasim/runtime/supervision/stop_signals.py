@@ -1,0 +1,140 @@
+"""SIGTERM, SIGINT and SIGUSR1 ask a run to stop after its step; a second one ends the process at once.
+
+Schedulers send SIGTERM; Ctrl-C is SIGINT; SIGUSR1 is there because Open MPI's mpirun forwards it, and kills its ranks
+half a second after any of the others. A signal may reach only some ranks, so each sends its request with its loss.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from sambasim.errors import Interrupted
+
+SAVE: Final = 1
+"""The request for a checkpoint. The largest request of all ranks counts."""
+
+_STOP = 100
+"""The request to stop is this plus the number of the signal."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_wakeup_fds: set[int] = set()
+_masks = threading.local()
+
+
+class StopSignals:
+    """Within its block, the first signal is noted and a second one ends the process. `notify` receives the name of the
+    first one. In another thread than the main one, which receives no signals, nothing changes.
+
+    The main thread may wait in MPI for a peer that does not come, where it runs no handler. So a thread reads the
+    numbers that the interpreter's own handler, in C, writes to a pipe.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._handlers: dict[signal.Signals, object] = {}
+        self._received = 0
+        self._is_reported = False
+
+    def __enter__(self) -> "StopSignals":
+        try:
+            self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        except ValueError:  # not the main thread
+            return self
+        reads, self._writes = os.pipe()
+        os.set_blocking(self._writes, False)
+        self._wakeup_fd = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        _wakeup_fds.add(self._writes)
+        threading.Thread(target=_exit_at_second, args=(reads,), name="second signal", daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._handlers:
+            return
+        signal.set_wakeup_fd(self._wakeup_fd)
+        _wakeup_fds.discard(self._writes)
+        os.close(self._writes)  # ends the thread
+        if self._is_reported and not self._received:
+            return  # another rank was signalled: the signal of this one may still come, and must not kill it then
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
+
+    def request(self) -> int:
+        """What this rank asks of the run: to stop, or 0."""
+        if not self._received:
+            return 0
+        self.report(self._received)  # not in the handler, which may interrupt a print
+        return _STOP + self._received
+
+    def report(self, number: int) -> None:
+        """Notify of signal `number`, received by this rank or another, unless one was reported before."""
+        if not self._is_reported:
+            self._is_reported = True
+            self._notify(signal.Signals(number).name)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+
+
+def _exit_at_second(pipe: int) -> None:
+    received = 0
+    while numbers := os.read(pipe, 64):
+        for number in numbers:
+            received += number in _SIGNALS
+            if received > 1:
+                os._exit(128 + number)
+    os.close(pipe)
+
+
+# A forked process, such as one that reads data, must not write its signals to the pipe of its parent: Ctrl-C reaches
+# both, and would count twice. Until its end of the pipe is closed, signals are blocked.
+
+
+def _before_fork() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _after_in_child() -> None:
+    if _wakeup_fds:
+        signal.set_wakeup_fd(-1)
+        for descriptor in _wakeup_fds:
+            os.close(descriptor)
+        _wakeup_fds.clear()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+def signal_of(request: int) -> int | None:
+    """The number of the signal in a request to stop; None in another request."""
+    return request - _STOP if request > _STOP else None
+
+
+def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
+    """The error that ends a run after signal `number`.
+
+    saved: the checkpoint of `step`; None if it was not written
+    kept: which older checkpoints exist; None for a run that writes none
+    """
+    name = signal.Signals(number).name
+    if saved is not None:
+        what = f"{name}: the run has ended after step {step}, which is saved as {saved}"
+        return Interrupted(number, what, remedy="the same command with --resume continues from there")
+    if kept is not None:
+        what = f"{name}: the run has ended after step {step}, which could not be saved; {kept}"
+        return Interrupted(
+            number, what, remedy="see above why; the same command with --resume continues from a checkpoint"
+        )
+    what = f"{name}: the run has ended after step {step}, and nothing of it is saved"
+    return Interrupted(number, what, remedy="--checkpoint-dir DIR saves checkpoints, from which --resume continues")

@@ -1,0 +1,255 @@
+"""The supervisor of one rank: an error on any rank ends the whole job within seconds, and is reported once.
+
+A rank that left while others wait in a collective would hang the job. So when an error escapes the `with` block, or the
+watchdog finds that the job cannot continue, the rank
+
+1. announces the error to every other rank, and waits PATIENCE_S for their announcements;
+2. reports it, if it is the one to report: of the ranks that announced, the lowest whose error no other rank caused;
+3. exits: quietly if every rank has announced an error (a check that fails on all of them), else by MPI_Abort.
+
+Nothing here waits for a rank that does not answer, and a timer ends the process if MPI itself does not return.
+
+    end of the job                          status file
+    every rank finished                     removed by the last rank of the node
+    an error was reported                   removed, because the report contains what it says
+    no rank was able to report              stays, with the last activity of each rank
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self, cast
+
+from sambasim.errors import PeerError
+from sambasim.runtime.ranks import Communicator, FailureNotice
+from sambasim.runtime.supervision.stall import NodeObserver, dead_ranks, death_error, start_time
+from sambasim.runtime.supervision.status_file import UNWATCHED, Activity, State, StatusFile, name_of
+from sambasim.runtime.supervision.watchdog import ANSWER_S, OtherNodes, Watchdog
+
+PATIENCE_S = 1.0
+"""How long a failing rank waits for announcements. Ranks that fail the same check do so within milliseconds."""
+
+DEADLINE_S = 5
+"""A failing rank exits within this time, whatever happens."""
+
+ALL_EXIT_S = 30
+"""The same once all ranks exit together: no rank waits for another then, and MPI is slow on a busy machine."""
+
+LEAST_LIMIT_S = 60.0
+"""MPI's start and end always get this time: ranks start at different times, the more so on a busy machine."""
+
+_POLL_S = 0.005
+
+_FORWARDING_S = 0.3
+"""Time for the launcher to forward the report: some drop output that is unread when a job aborts."""
+
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is reported: the error, and the rank and host on which it happened.
+
+    alike: every rank failed with the same message, so that no rank should be named
+    doing: the activity of the rank, where it is known and adds to the error
+    """
+
+    error: BaseException
+    rank: int
+    host_name: str
+    alike: bool
+    doing: str | None = None
+
+    @property
+    def about(self) -> int:
+        """The rank at fault: this one, unless the error names another."""
+        named = self.error.rank if isinstance(self.error, PeerError) else None
+        return self.rank if named is None else named
+
+    @property
+    def reporter(self) -> str:
+        """Who reports it, for the first line of the message."""
+        if self.alike:
+            return "every rank"
+        reporter = f"rank {self.rank} on {self.host_name}"
+        return reporter if self.about == self.rank else f"seen by {reporter}"
+
+
+class Supervisor:
+    """Ends the job if an error escapes its `with` block; between `start` and `finish` also if the job is stalled.
+
+    report: prints a failure; called on one rank of the job
+    exit_code: of an error; the job ends with that of the reported failure, and never with 0 if a rank was left behind
+
+    With one rank errors pass through. Raises SystemExit with the exit code if all ranks exit together.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        report: Callable[[Failure], None],
+        exit_code: Callable[[BaseException], int],
+    ) -> None:
+        self._communicator = communicator
+        self._report = report
+        self._exit_code = exit_code
+        self._ending = threading.Lock()
+        self._timeout_s = 0.0
+        self._file: StatusFile | None = None
+        self._paths: Sequence[Path] = ()
+        self._started: Sequence[bytes | None] = ()
+        self._watchdog: Watchdog | None = None
+        self.activity: Activity = UNWATCHED
+        """What this rank is doing; written where there is a status file."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._communicator.world_size > 1:
+            self._end_job(error)
+
+    def start(self, folders: Sequence[Path], title: str, timeout_s: float) -> None:
+        """Collective. Create the status file of each node, and start the watchdog. With one rank there is neither.
+
+        folders: where the file may be, the preferred one first
+        title: the first part of its name
+        timeout_s: how long ranks wait for one that makes no progress
+
+        Raises MachineError if no folder can be written.
+        """
+        world = self._communicator
+        if world.world_size == 1:
+            faulthandler.cancel_dump_traceback_later()
+            return
+        self._timeout_s = timeout_s
+        first = world.local_ranks[0]
+        if world.rank == first:
+            self._file = StatusFile.create(folders, name_of(title, world.host_name, os.getpid()), world.local_size)
+        paths = world.all_gather_object(None if self._file is None else self._file.path)
+        self._paths = [path for path in paths if path is not None]
+        self._file = self._file or StatusFile.attach(cast("Path", paths[first]))
+        self.activity = self._file.activity(world.local_rank)
+        self.activity.begin(world.rank, world.host_name, os.getpid())
+        everybody = world.all_gather_object((os.getpid(), start_time("self"), world.host_name))
+        of_node = [everybody[rank] for rank in world.local_ranks]
+        self._started = [started if start_time(pid) == started else None for pid, started, _ in of_node]
+        faulthandler.cancel_dump_traceback_later()
+        if not world.serves_threads:
+            return  # this MPI may be used by one thread only, so there is no watchdog
+        others = OtherNodes(world, [host for _, _, host in everybody]) if world.node_count > 1 else None
+        self._watchdog = Watchdog(self._file, self._started, world.local_rank, timeout_s, others, self._end_job)
+        self._watchdog.start()
+
+    @property
+    def path(self) -> Path | None:
+        """The status file of this node, if there is one."""
+        return None if self._file is None else self._file.path
+
+    def finish(self) -> None:
+        """Collective. The run has ended well. The watchdog stops, because MPI is about to end, which gets a limit."""
+        if self._file is None:
+            return
+        self.activity.waits("waiting for peers to end")
+        self._communicator.barrier()
+        if self._watchdog is not None:
+            self._watchdog.stop(wait_s=2 * ANSWER_S)
+        self.activity.does("done, MPI is ending")
+        limit_time(self._timeout_s, self._communicator.rank)
+
+    def release(self) -> None:
+        """After `finish`, once MPI has ended."""
+        if self._file is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self.activity.state(State.ENDED)
+        if all(status.state is State.ENDED for status in self._file.ranks()):
+            with suppress(OSError):
+                self._file.path.unlink(missing_ok=True)
+
+    def _end_job(self, error: BaseException) -> NoReturn:
+        """Called in the main thread or in the watchdog's; the first one ends the process."""
+        if not self._ending.acquire(blocking=False):
+            while True:
+                time.sleep(DEADLINE_S)
+        _exit_within(DEADLINE_S)
+        world = self._communicator
+        doing = None if self._file is None else str(self._file.ranks()[world.local_rank])
+        self.activity.state(State.LEAVING)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        error = self._death() or error
+        own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
+        notices = _exchange(world, own)
+        all_exit = len(notices) == world.world_size
+        alike = all_exit and all(notice.words == own.words for notice in notices.values())
+        reporter = reporting_rank(notices)
+        reports, code = reporter == world.rank, notices[reporter].exit_code
+        if reports and not (alike and isinstance(error, SystemExit)):
+            shown = None if alike or own.secondary else doing
+            self._report(Failure(error, world.rank, world.host_name, alike, shown))
+            sys.stderr.flush()
+        if reports or all_exit:
+            self._remove_files()
+        if all_exit and threading.current_thread() is threading.main_thread():
+            _exit_within(ALL_EXIT_S)
+            raise SystemExit(code) from None
+        # The reporting rank aborts the job, this rank included. If it has died, this rank does.
+        time.sleep(_FORWARDING_S if reports else 2 * PATIENCE_S)
+        world.abort(max(code, 1))
+
+    def _death(self) -> PeerError | None:
+        """The error for ranks of this node that have died, and so may have caused this rank's error."""
+        if self._watchdog is None or self._file is None:
+            return None
+        dead = dead_ranks(NodeObserver(self._file, self._started).observe(0.0))
+        return death_error(dead) if dead else None
+
+    def _remove_files(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop(wait_s=1.0)
+        self.activity.state(State.ENDED)
+        for path in self._paths:  # those of other hosts too, where they share a disk
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
+    """The lowest rank whose error was not caused by another rank; else the lowest."""
+    primary = [rank for rank, notice in notices.items() if not notice.secondary]
+    return min(primary or notices)
+
+
+def limit_time(seconds: float, rank: int) -> None:
+    """Before calls of MPI that may hang in C, where no thread of Python can run: the process exits with code 1 after
+    `seconds`, or LEAST_LIMIT_S if that is more, and prints where it was. Rank 0 is the first, and the launcher then
+    ends the others.
+
+    The next `start` or `release` of a supervisor removes the limit.
+    """
+    faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=_STDERR, exit=True)
+
+
+def _exit_within(seconds: float) -> None:
+    """This process exits after `seconds` without output, even if no Python can run. Replaces an earlier timer."""
+    devnull = os.open(os.devnull, os.O_WRONLY)  # where it writes tracebacks; must stay open
+    faulthandler.dump_traceback_later(seconds, file=devnull, exit=True)
+
+
+def _exchange(communicator: Communicator, own: FailureNotice) -> Mapping[int, FailureNotice]:
+    """Announce `own`, then collect the announcements of others until all are there or PATIENCE_S has passed."""
+    communicator.announce_failure(own)
+    until = time.monotonic() + PATIENCE_S
+    while len(notices := communicator.failures()) < communicator.world_size and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    return notices

@@ -1,0 +1,291 @@
+"""How a job ends: whatever happens to rank 1 ends all ranks, with one error that names it, and nothing is left behind.
+
+`run_mpi` checks that no process and no shared memory is left. `TIMEOUT_S` is the `--sync-timeout` of these runs.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from sambasim.runtime.supervision.status_file import State, StatusFile
+from tests.faults.texts import dataset
+from tests.support.mpi import JOB_KEY, ROOT, Result, can_play_hosts, run_job, run_mpi
+from tests.support.whole import whole, whole_case
+
+TIMEOUT_S = 2
+_RUN = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--data", "net.py:samples"]
+_ENDLESS = ("--epochs", "100000")
+_SHORT = ("--epochs", "3", "--no-evaluate")
+_END_S = 15.0
+"""How long a job may live after a failure, also on a busy machine."""
+
+_SAMPLE = """import os, signal, time
+self.seen = getattr(self, "seen", 0) + 1
+if self.seen > 40 and torch.distributed.get_rank() == 1:
+    open("failed", "w").close()
+    {action}
+return torch.randn(8), i % 3"""
+
+_MPIRUN = f"""
+import os
+
+
+def mpirun():
+    # The oldest ancestor that bears the mark of this job.
+    found, pid = None, os.getpid()
+    while pid > 1:
+        with open(f"/proc/{{pid}}/environ", "rb") as marks:
+            if b"{JOB_KEY}=" not in marks.read():
+                break
+        found = pid
+        with open(f"/proc/{{pid}}/stat") as fields:
+            pid = int(fields.read().rpartition(")")[2].split()[1])
+    return found
+
+
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+    """A folder with the PEF `pair`."""
+    path = tmp_path / "out" / "pair" / "pair.pef"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(compiled["pair"])
+    return tmp_path
+
+
+def run(
+    folder: Path,
+    action: str,
+    *flags: str,
+    np: int = 2,
+    around: Sequence[str] = (),
+    hosts: int = 1,
+    length: Sequence[str] = _ENDLESS,
+) -> Result:
+    """A run in whose midst rank 1 does `action`; mpirun starts each rank by way of `around`."""
+    (folder / "net.py").write_text(_MPIRUN + dataset(_SAMPLE.format(action=action), 64))
+    command = [*around, *_RUN, *length, "--sync-timeout", str(TIMEOUT_S), *flags]
+    result = run_mpi(np, command, cwd=folder, timeout=120, hosts=hosts)
+    if length == _ENDLESS and (folder / "failed").exists():
+        assert time.time() - (folder / "failed").stat().st_mtime < _END_S
+    return result
+
+
+def status_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*-ranks-*.txt"))
+
+
+def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", rank: int = 1) -> None:
+    """The job has ended by one error[stall], which names the rank."""
+    assert result.returncode == 4, result.stderr
+    assert result.stderr.count("error[") == 1
+    assert re.search(
+        rf"^error\[stall\] \(seen by {seen_by}\): rank {rank} kept the other ranks waiting", result.stderr, re.M
+    )
+    assert re.search(rf"where: {where}", result.stderr), result.stderr
+    assert len(re.findall(r"rank \d on \S+ \(process", result.stderr)) <= 1
+    assert "--sync-timeout" in result.stderr
+
+
+def assert_death(result: Result) -> None:
+    assert result.returncode == 4
+    assert result.stderr.count("error[") == 1
+    assert re.search(r"^error\[peer\] \(seen by rank 0 on \S+\): rank 1 died without an error", result.stderr, re.M)
+    assert re.search(r"where: rank 1 on \S+ \(process \d+\): step \d+, reading data", result.stderr)
+
+
+@pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("--host-sync=gloo"), whole_case("--host-sync=mpi")])
+def test_a_rank_that_hangs_in_its_data_is_named_with_its_line_of_python(folder: Path, sync: str) -> None:
+    result = run(folder, "time.sleep(3600)", sync, np=3)
+    doing = r"rank 1 on \S+ \(process \d+\): step \d+, reading data for \S+ s"
+    assert_stall(result, rf"{doing}, at {folder}/net.py:\d+ in __getitem__", r"rank [02] on \S+")
+    assert status_files(folder) == []
+
+
+def test_a_rank_that_is_stopped_is_named_and_leaves_no_process(folder: Path) -> None:
+    result = run(folder, "os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo")
+    assert_stall(result, r"rank 1 on \S+ \(process \d+\): its process is stopped; step \d+, reading")
+    assert status_files(folder) == []
+
+
+@whole
+def test_a_rank_that_hangs_before_a_checkpoint_is_named(folder: Path) -> None:
+    """Its metrics go to a pipe that nobody reads."""
+    (folder / "net.py").write_text(dataset("return torch.randn(8), i % 3", 64))
+    os.mkfifo(folder / "m.jsonl")
+    reader = os.open(folder / "m.jsonl", os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)
+    flags = ["--metrics", "m.jsonl", "--checkpoint-dir", "saved", "--checkpoint-every", "1"]
+    try:
+        result = run_mpi(2, [*_RUN, *_ENDLESS, "--sync-timeout", str(TIMEOUT_S), *flags], cwd=folder, timeout=60)
+    finally:
+        os.close(reader)
+    where = r"rank 0 on \S+ \(process \d+\): step \d+, (reporting the step|going on after a checkpoint)"
+    assert_stall(result, where, seen_by=r"rank 1 on \S+", rank=0)
+
+
+def test_a_rank_that_is_slow_is_waited_for(folder: Path) -> None:
+    slow = "time.sleep(0.15 if self.seen < 64 else 0)"
+    result = run(folder, slow, length=("--steps", "16")).check()
+    assert result.elapsed_s > TIMEOUT_S
+    assert "state_sha256" in result.stdout
+    assert status_files(folder) == []
+
+
+def test_an_error_says_what_its_rank_was_doing_and_where_its_log_is(folder: Path) -> None:
+    result = run(folder, 'raise OSError("the disk is full")', "--log-dir", "logs")
+    assert result.returncode == 2
+    assert result.stderr.count("error[") == 1
+    block = result.stderr[result.stderr.index("error[data] (rank 1 on ") :].splitlines()
+    assert "raised OSError: the disk is full" in block[0]
+    assert re.fullmatch(r"  doing: step \d+, reading data", block[-2])
+    assert block[-1] == "  log:   logs/rank1.log"
+    assert status_files(folder) == []
+
+
+def test_where_no_rank_can_report_the_status_file_says_what_each_was_doing(folder: Path) -> None:
+    result = run(folder, "os.kill(os.getpid(), signal.SIGKILL)", "--reduce-on-rdu")
+    assert result.returncode != 0
+    assert "error[" not in result.stderr
+    (left,) = status_files(folder)
+    assert f"if a rank dies: {left} says what each was doing" in result.stdout
+    ranks = StatusFile(left).ranks()
+    assert [status.rank for status in ranks] == [0, 1]
+    assert (ranks[1].state, ranks[1].doing) == (State.RUNNING, "reading data")
+    assert ranks[1].step > 5
+
+
+@whole
+@pytest.mark.parametrize("action", ["os._exit(0)", "os._exit(86)"])
+def test_a_rank_that_exits_silently_ends_the_job(folder: Path, action: str) -> None:
+    result = run(folder, action)
+    if "error[" in result.stderr:
+        assert_death(result)
+        assert status_files(folder) == []
+    else:  # mpirun was faster, and killed the ranks
+        (left,) = status_files(folder)
+        assert StatusFile(left).ranks()[1].doing == "reading data"
+
+
+def test_a_death_that_mpirun_does_not_notice_is_noticed_by_the_other_ranks(folder: Path) -> None:
+    # What mpirun starts lives on, and so does the connection between them.
+    wrapper = "import subprocess, sys, time; subprocess.run(sys.argv[1:], close_fds=False); time.sleep(600)"
+    assert_death(run(folder, "os.kill(os.getpid(), signal.SIGKILL)", around=[sys.executable, "-c", wrapper]))
+    assert status_files(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_code"),
+    [
+        # In a long stretch without MPI no rank notices by itself.
+        ("os.kill(mpirun(), signal.SIGKILL); time.sleep(60)", -signal.SIGKILL),
+        whole_case("os.kill(mpirun(), signal.SIGTERM)", None),
+        whole_case("os.kill(mpirun(), signal.SIGINT)", None),
+        whole_case("os.kill(os.getpid(), signal.SIGTERM)", None),
+    ],
+)
+def test_nothing_is_left_of_a_job_that_is_killed(action: str, exit_code: int | None, folder: Path) -> None:
+    result = run(folder, action, "--reduce-on-rdu")
+    assert (folder / "failed").exists(), result.stderr
+    assert exit_code in (None, result.returncode)
+
+
+def test_a_time_limit_ends_a_process_that_hangs_in_mpi() -> None:
+    """As in MPI's start, with the interpreter locked."""
+    body = """
+import ctypes
+import time
+from sambasim.runtime.single_rank import single_rank
+from sambasim.runtime.supervision import supervisor
+supervisor.LEAST_LIMIT_S = 0.0
+supervisor.limit_time(0.2, 0)
+supervisor.Supervisor(single_rank("here"), report=print, exit_code=int).start([], "", 1.0)
+time.sleep(0.5)
+print("the limit has been removed", flush=True)
+supervisor.limit_time(0.2, 1)
+ctypes.PyDLL(None).sleep(60)
+"""
+    result = run_job([sys.executable, "-c", body])
+    assert (result.returncode, result.stdout) == (1, "the limit has been removed\n")
+    assert re.match(r"Timeout \(0:00:01.2.*\)!", result.stderr)
+    assert result.elapsed_s < 30
+
+
+@pytest.mark.parametrize(
+    ("finalize", "exit_code", "reported"),
+    [
+        whole_case("os.kill(os.getpid(), signal.SIGSTOP)", None, r"^Timeout \(0:01:00\)!(.|\n)*in finish"),
+        ("1 / 0", 70, r"^error\[internal\] \(rank 1 on \S+\): .*division by zero"),
+        whole_case("os._exit(86)", None, ""),
+    ],
+)
+def test_a_rank_that_fails_while_mpi_ends_ends_the_job(
+    folder: Path, finalize: str, exit_code: int | None, reported: str
+) -> None:
+    result = run(folder, f"import mpi4py.MPI as mpi; mpi.Finalize = lambda: {finalize}", length=_SHORT)
+    assert result.returncode != 0
+    assert exit_code in (None, result.returncode)
+    assert "state_sha256" in result.stdout
+    assert result.stderr.count("error[") <= 1
+    assert re.search(reported, result.stderr, re.M), result.stderr
+    (left,) = status_files(folder)
+    status = StatusFile(left).ranks()[1]
+    assert (status.state, status.doing) == (State.RUNNING, "done, MPI is ending")
+
+
+@pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
+@pytest.mark.parametrize(
+    ("action", "where"),
+    [
+        (
+            "time.sleep(3600)",
+            r"rank 1 on played-1 \(process \d+\): step \d+, reading data for \S+ s, at {folder}/net.py",
+        ),
+        whole_case("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 on played-1: no answer for \S+ s"),
+    ],
+)
+def test_a_rank_on_another_host_is_named(folder: Path, action: str, where: str) -> None:
+    result = run(folder, action, hosts=2)
+    assert_stall(result, where.format(folder=folder), seen_by="rank 0 on played-0")
+
+
+_BODY = ROOT / "tests" / "mpi" / "bodies" / "fail.py"
+
+
+@pytest.mark.parametrize(
+    ("way", "exit_code", "report"),
+    [
+        ("one_raises", 2, "rank=2 alike=False DataError('the shard of this rank is empty')"),
+        ("one_raises_while_others_compute", 70, "rank=1 alike=False ZeroDivisionError('division by zero')"),
+        ("all_raise_alike", 2, "rank=0 alike=True LaunchError('too few replicas')"),
+        ("some_raise", 2, "rank=0 alike=False DataError('there is no file 0.npz')"),
+        ("one_raises_and_the_others_blame_it", 2, "rank=1 alike=False DataError('the shard of this rank is empty')"),
+        ("one_exits_well", 1, "rank=1 alike=False SystemExit(0)"),
+        ("all_exit", 3, None),
+    ],
+)
+def test_the_lowest_rank_that_failed_by_itself_reports(way: str, exit_code: int, report: str | None) -> None:
+    env = {"MPIR_CVAR_NUM_CLIQUES": "2"} if way == "one_raises" else {}  # as on two nodes
+    result = run_mpi(3, [sys.executable, str(_BODY), way], env=env, timeout=30)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("REPORT")]
+    assert lines == ([] if report is None else [f"REPORT {report}"])
+    assert result.returncode == exit_code
+    assert "Traceback" not in result.stderr
+    if way == "all_raise_alike":
+        assert result.stderr.count("\n") == 1, "without an abort"
+
+
+def test_alone_the_error_passes_through() -> None:
+    result = run_mpi(1, [sys.executable, str(_BODY), "all_raise_alike"])
+    assert "sambasim.errors.LaunchError: too few replicas" in result.stderr
+    assert "REPORT" not in result.stderr
