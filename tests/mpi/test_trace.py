@@ -164,9 +164,7 @@ def test_every_section_of_the_update_has_its_number(runs: list[Run]) -> None:
         }
         left_out = {section.index for section in run.sections} - numbers
         serving = run.of_kind(SectionKind.FWD, SectionKind.BCKWD) if run.way == "servers" else []
-        # In the sync of small programs every replica updates everything, and nothing is gathered.
-        small = run.of_kind(SectionKind.GATHER) if run.way == "device" and not run.trace.named("GATHER") else []
-        assert left_out == {*serving, *small}, run.way
+        assert left_out == set(serving), run.way
 
 
 def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
