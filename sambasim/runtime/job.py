@@ -60,7 +60,7 @@ class TrainingJob:
         self._communicator = communicator
         self._listener = listener
         self._saver: Saver | None = None
-        self._signals = StopSignals(self._heard)
+        self._signals = StopSignals(self._signalled)
         typed = as_typed(command, communicator.world_size)
         self._losses = LossWatch(
             options.on_nonfinite,
@@ -88,27 +88,27 @@ class TrainingJob:
         sources = self._open_sources()
         samples = len(sources[0].train)
         self._activity.does("looking for the checkpoint")
-        held = self._claimed()
-        if held is not None:
-            stack.callback(held.release)
-        begun = self._settle_resume()
+        claim = self._claimed()
+        if claim is not None:
+            stack.callback(claim.release)
+        found = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
         probes = Probes(program) if setup.options.debug_numerics else None
         team = assemble(setup, sources, self._listener, probes)
-        trainer = Trainer(team.replicas, steps, training, team.hub, self._wish)
+        trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._listener, self._activity, self._losses, held)
+            self._saver = Saver(setup, team, steps, self._listener, self._activity, self._losses, claim)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
-        told = (*notices(setup, team), *begun, *(resumption.notices if resumption else ()))
-        start = self._start(steps, team, sources[0], told)
+        lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
+        start = self._start(steps, team, sources[0], lines)
         self._listener.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
         if self._activity is not UNWATCHED:
@@ -142,7 +142,7 @@ class TrainingJob:
         return claim(options.dir, self._communicator)
 
     def _settle_resume(self) -> Sequence[str]:
-        """Collective. From here on, the options do not say `if-any` any more. Returns what is to be told of that."""
+        """Collective. Replace `if-any` in the options by what was found. Returns a notice of it."""
         asked = self._setup.options.checkpoint
         found = settle_if_any(asked.resume, asked.dir, self._communicator)
         checkpoint = asked.model_copy(update={"resume": found})
@@ -151,7 +151,7 @@ class TrainingJob:
         began = asked.resume == IF_ANY and found is None
         return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if began else ()
 
-    def _heard(self, name: str) -> None:
+    def _signalled(self, name: str) -> None:
         if self._setup.is_first:
             self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
 
@@ -210,24 +210,24 @@ class TrainingJob:
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
-                    self._saver.after_step(position, trainer.totals, wished=trainer.requested == SAVE)
+                    self._saver.after_step(position, trainer.totals, due=trainer.requested == SAVE)
             if evaluator is not None:
-                evaluation, wished = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
+                evaluation, requested = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._listener.evaluated(evaluation)
-                if position.step == steps.end_of(epoch):  # that evaluation need not be told again
+                if position.step == steps.end_of(epoch):  # that evaluation is not repeated on resume
                     position = Position(position.step, epoch + 1)
-                self._stop_if(wished, position, trainer.totals)
+                self._stop_if(requested, position, trainer.totals)
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
-                    self._saver.after_epoch(position, trainer.totals, wished=trainer.requested == SAVE)
+                    self._saver.after_epoch(position, trainer.totals, due=trainer.requested == SAVE)
         self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
         return evaluation
 
-    def _wish(self) -> int:
-        """What this rank wishes of the run after its step."""
+    def _request(self) -> int:
+        """What this rank asks of the run after its step: to end, by a signal; to save; or 0."""
         if stop := self._signals.request():
             return stop
         return SAVE if self._setup.is_first and self._saver is not None and self._saver.is_time() else 0
@@ -235,9 +235,9 @@ class TrainingJob:
     def _newest_checkpoint(self) -> str | None:
         return self._saver.newest() if self._saver is not None else None
 
-    def _stop_if(self, wished: int, position: Position, totals: Totals) -> None:
+    def _stop_if(self, requested: int, position: Position, totals: Totals) -> None:
         """Raises Interrupted, on all ranks, if one of them was asked to end, once it is saved where the run is."""
-        number = signal_of(wished)
+        number = signal_of(requested)
         if number is None:
             return
         self._signals.report(number)
@@ -248,7 +248,7 @@ class TrainingJob:
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
     ) -> tuple[EvaluationRecord, int]:
-        """Collective. One evaluation, and the largest wish of a rank after it."""
+        """Collective. One evaluation, and the largest request of a rank after it."""
         setup, began_s = self._setup, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
         evaluator.use_buffers(self._buffers_of_first(team))
@@ -262,8 +262,8 @@ class TrainingJob:
         everybody = self._communicator.all_gather_object((own, self._signals.request()))
         self._activity.does("evaluation done")
         total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
-        wished = max(wish for _, wish in everybody)
-        return record(total, step, epoch, setup.program.loss is not None, began_s), wished
+        requested = max(request for _, request in everybody)
+        return record(total, step, epoch, setup.program.loss is not None, began_s), requested
 
     def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
         """Collective: the buffers of replica 0."""
@@ -272,14 +272,14 @@ class TrainingJob:
         own = {name: team.memory.tensor(name).clone() for name in names}
         return self._communicator.broadcast_object(own) if names else own
 
-    def _start(self, steps: Plan, team: Team, source: Source, told: Sequence[str]) -> Start:
+    def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         return Start(
             name=self._setup.program.name,
             plan=steps,
             sync=team.transport.title,
             threads=self._setup.threads,
             data=source.description,
-            notices=tuple(told),
+            notices=tuple(lines),
             seconds_to_start_s=time.perf_counter() - self._began_s,
             placement=str(self._setup.placement),
         )

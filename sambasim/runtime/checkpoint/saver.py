@@ -78,14 +78,14 @@ class Saver:
         """Whether a checkpoint is due by time. Clocks of ranks differ, so rank 0 decides for all."""
         return self._cadence.unit is Unit.SECONDS and time.monotonic() - self._last_s >= self._cadence.count
 
-    def after_step(self, position: Position, totals: Totals, *, wished: bool) -> None:
-        """Call after a step within an epoch. `wished`: a checkpoint is due by time."""
-        if wished or self._is_due(Unit.STEPS, position.step):
+    def after_step(self, position: Position, totals: Totals, *, due: bool) -> None:
+        """Call after a step within an epoch. `due`: the time of a checkpoint has come."""
+        if due or self._is_due(Unit.STEPS, position.step):
             self.save(position, totals)
 
-    def after_epoch(self, position: Position, totals: Totals, *, wished: bool) -> None:
+    def after_epoch(self, position: Position, totals: Totals, *, due: bool) -> None:
         """Call after an epoch and its evaluation; `position` is the beginning of the next epoch."""
-        if wished or self._is_due(Unit.STEPS, position.step) or self._is_due(Unit.EPOCHS, position.epoch):
+        if due or self._is_due(Unit.STEPS, position.step) or self._is_due(Unit.EPOCHS, position.epoch):
             self.save(position, totals)
 
     def at_end(self, position: Position, totals: Totals) -> None:
