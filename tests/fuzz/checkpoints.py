@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
-from sambasim.runtime.checkpoint.reader import check, read
-from tests.faults.command import sambasim
 from tests.fuzz.json_edits import edit
 from tests.fuzz.pefs import command
 from tests.fuzz.subject import MIB, Subject, Way
+
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
+from sambasim.runtime.checkpoint.reader import check, read
+from tests.faults.command import sambasim
 from tests.runtime.checkpoint.samples import sealed
 from tests.support.mpi import mpirun, run_job
 
