@@ -163,7 +163,8 @@ def _read_manifest(path: Path) -> Manifest:
         raise damaged(path, MANIFEST_FILE, "its format version is no version")
     if version != own:
         writer = ascii(fields.get("writer"))[1:-1][:40]
-        what = f"it is a checkpoint of format {ascii(version)[1:-1][:40]}, written by {writer}; {WRITER} reads format {own}"
+        found = ascii(version)[1:-1][:40]
+        what = f"it is a checkpoint of format {found}, written by {writer}; {WRITER} reads format {own}"
         raise CheckpointError(f"{path.name}: {what}", where=str(path), remedy=f"resume it with {writer}")
     try:
         manifest = Manifest.model_validate_json(data)
