@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic_core import to_json
 from safetensors.torch import save_file
 
 from sambasim import pef
@@ -122,9 +124,9 @@ def _checkpoints(folder: Path) -> Sequence[Path]:
 def _sealed(fields: Any) -> Any:
     """With the digest that `fields` have now."""
     if isinstance(fields, dict):
-        body = {key: value for key, value in fields.items() if key != "digest"}
-        text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        fields = dict(sorted((body | {"digest": hashlib.sha256(text.encode(errors="replace")).hexdigest()}).items()))
+        fields["digest"] = ""
+        with suppress(ValueError):  # it nests too deeply, or holds text that is not Unicode
+            fields["digest"] = hashlib.sha256(to_json(fields)).hexdigest()
     return fields
 
 
