@@ -1,5 +1,5 @@
-"""What may be a stranger's is bounded: text files in size and nesting, and what is said of them in length and in
-characters."""
+"""Limits for files that someone else may have made: the size and nesting of text files, and the length and characters
+of messages that quote them."""
 
 import errno
 import os
@@ -20,12 +20,12 @@ LARGEST_RECORDS_BYTES = 1024 * MIB
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The text of the regular file at `path`, which is UTF-8.
+    """The text of the regular UTF-8 file at `path`.
 
-    Raises OSError, whose `strerror` says why, for what is no regular file (a pipe would be waited for, a device never
-    ends) and for more than `most_bytes`; UnicodeDecodeError for other text.
+    Raises OSError, whose `strerror` says why, if it is no regular file (a pipe would wait, a device never ends) or has
+    more than `most_bytes`; UnicodeDecodeError if it is not UTF-8.
     """
-    # Opening a pipe without O_NONBLOCK waits for who writes to it.
+    # Opening a pipe without O_NONBLOCK waits for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -36,18 +36,18 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 LONGEST_FAULT = 1000
-"""Characters of what is said of a file; names in it can be as long as the file."""
+"""Characters of a message about a file; names in it can be as long as the file."""
 
 
 def shortened(text: str) -> str:
-    """`text`, or its beginning and end."""
+    """`text`, or its beginning and end if it is long."""
     if len(text) <= LONGEST_FAULT:
         return text
     return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
 
 
 def printable(text: str, *, kept: str = "\n\t") -> str:
-    """`text` with everything that a terminal would obey, and not show, spelled out; not so what is `kept`."""
+    """`text` with control characters and other unprintable ones escaped, apart from those in `kept`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
@@ -58,13 +58,13 @@ LONGEST_LINE = 4000
 
 
 def one_line(text: str) -> str:
-    """`text`, or its beginning, on one line that a terminal shows as it is."""
+    """`text`, or its beginning if it is long, on one line without control characters."""
     spelled = printable(text[: LONGEST_LINE + 1], kept="")
     return spelled if len(spelled) <= LONGEST_LINE else f"{spelled[:LONGEST_LINE]}…"
 
 
 def nests_too_deeply(tables: object) -> bool:
-    """Whether there are more than DEEPEST_TABLES levels of tables and arrays in what a TOML file says."""
+    """Whether the content of a TOML file has more than DEEPEST_TABLES levels of tables and arrays."""
     level: list[object] = [tables]
     for _ in range(DEEPEST_TABLES + 1):
         level = [inner for item in level for inner in _inside(item)]

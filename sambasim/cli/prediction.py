@@ -17,7 +17,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.flags import MOST_MICRO_STEPS
 from sambasim.pef import PefDocument, locate, read
-from sambasim.pef.rules import COMPILE_AGAIN
+from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 

@@ -47,7 +47,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.training import LossOptions
 from sambasim.pef import PefDocument, write
-from sambasim.pef.account import note_compiled
+from sambasim.pef.account import record_compiled
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see runtime/README.md."""
@@ -155,7 +155,7 @@ def assemble(
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
     watch.end()
-    notices = [*_notices(program, model), *_unnoted(written.digest)]
+    notices = [*_notices(program, model), *_unrecorded(written.digest)]
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
@@ -257,8 +257,8 @@ def _exemptions(model: nn.Module) -> dict[str, str]:
     return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
 
 
-def _unnoted(digest: str) -> list[str]:
-    why = note_compiled(digest)
+def _unrecorded(digest: str) -> list[str]:
+    why = record_compiled(digest)
     if why is None:
         return []
     return [f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"]

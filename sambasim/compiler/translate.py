@@ -16,11 +16,10 @@ from sambasim.compiler.names import UniqueNames, symbol_name
 from sambasim.compiler.source import source_line
 from sambasim.compiler.watch import COMPLEX
 from sambasim.errors import OperatorError
-from sambasim.ir.graph import Argument, Node, Ref, SourceLine, TorchConstant, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
-from sambasim.pef.encode import TORCH_CONSTANTS
 
 _ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
 """Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""

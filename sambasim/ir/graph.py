@@ -8,9 +8,10 @@ without torch.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
 
-from sambasim.ir.types import TensorType
+from typing_extensions import TypeAliasType
+
+from sambasim.ir.types import DTYPE_BYTES, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,15 @@ class TorchConstant:
     name: str
 
 
-Argument: TypeAlias = "bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...] | None"
+TORCH_CONSTANTS: Mapping[str, frozenset[str]] = {
+    "dtype": frozenset(DTYPE_BYTES),
+    "layout": frozenset({"strided"}),
+    "memory_format": frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}),
+    "device": frozenset({"cpu"}),
+}
+"""By kind: the names that a constant of torch may have. Closed, since a reader looks them up in torch."""
+
+Argument = TypeAliasType("Argument", "bool | int | float | str | Ref | TorchConstant | tuple[Argument, ...] | None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ memory; a PEF is always at that last stage.
 
      1  every value is defined once, and is no symbol
      2  every reference names a symbol that the graph takes in, or the result of an earlier node
-     3  every operator is in the table of permitted operators
+     3  every operator and every constant of torch is in its table of permitted ones
      4  sections are numbered from 0, and cover every node once and in order
      5  the nodes that work on a group come in the order of its data, each in a section behind the one before: the
         backward completes its gradients, reduce_scatter, square_sums, the optimizer, all_gather
@@ -31,7 +31,7 @@ from itertools import pairwise
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Graph, SectionKind, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, SectionKind, TorchConstant, node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import DataParallel, ParameterGroup, Program
@@ -39,6 +39,9 @@ from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, 
 
 LARGEST_BYTES = 1 << 46
 """64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
+
+HIGHEST_RANK = 64
+"""Dimensions of a tensor; torch's own limit. It keeps the products of shapes in a file from becoming astronomical."""
 
 
 class Stage(IntEnum):
@@ -75,6 +78,7 @@ def _require(condition: bool, number: int, what: str) -> None:
 def _verify_types(program: Program) -> None:
     def check(name: str, type_: TensorType) -> None:
         _require(type_.dtype in DTYPE_BYTES, 12, f"{name} has the unknown dtype {type_.dtype!r}")
+        _require(len(type_.shape) <= HIGHEST_RANK, 12, f"{name} has {len(type_.shape)} dimensions")
         _require(all(0 <= extent <= LARGEST_BYTES for extent in type_.shape), 12, f"{name} has the shape {type_.shape}")
         _require(type_.size_bytes <= LARGEST_BYTES, 12, f"{name} would need {type_.size_bytes} bytes")
 
@@ -97,6 +101,8 @@ def _verify_values(graph: Graph, program: Program) -> None:
         _require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
     for node in graph.nodes:
         _require(node.operator in OPERATORS, 3, f"node {node.name} is {node.operator}, which is not permitted")
+        _verify_constants(node.name, node.args)
+        _verify_constants(node.name, node.kwargs)
         for name in node_references(node):
             _require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
         for result in node.results:
@@ -106,6 +112,15 @@ def _verify_values(graph: Graph, program: Program) -> None:
                 known.add(result)
     for output in graph.outputs:
         _require(output.value in known, 2, f"{graph.name} hands out {output.value}, which nothing defines")
+
+
+def _verify_constants(node: str, argument: Argument) -> None:
+    if isinstance(argument, TorchConstant):
+        permitted = argument.name in TORCH_CONSTANTS.get(argument.kind, ())
+        _require(permitted, 3, f"node {node} takes the {argument.kind} {argument.name}, which is not permitted")
+    elif isinstance(argument, tuple):
+        for item in argument:
+            _verify_constants(node, item)
 
 
 def _verify_sections(graph: Graph) -> None:
@@ -218,7 +233,6 @@ def state_name(parameter: str, optimizer: str, state: str) -> str:
 
 
 def _verify_group(group: ParameterGroup, program: Program) -> None:
-    _require(0 <= group.optimizer < len(program.optimizers), 8, f"{group.name} has no optimizer {group.optimizer}")
     _require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
     _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
     element_bytes = DTYPE_BYTES[group.dtype]
@@ -255,6 +269,10 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
 def _verify_ownership(program: Program) -> None:
     names = [group.name for group in program.groups]
     _require(len(names) == len(set(names)), 9, f"groups share a name: {names}")
+    for optimizer in program.optimizers:
+        _require(f"opt.{optimizer.kind}" in OPERATORS, 3, f"the optimizer {optimizer.kind} is not permitted")
+    for group in program.groups:
+        _require(0 <= group.optimizer < len(program.optimizers), 8, f"{group.name} has no optimizer {group.optimizer}")
     members = [member for group in program.groups for member in group.members]
     for member in members:
         for name, kind in ((member.parameter, SymbolKind.PARAMETER), (member.gradient, SymbolKind.GRADIENT)):

@@ -1,137 +1,219 @@
-"""The zip around the two members: one framing for given sizes and checksums, byte for byte.
+"""The file around the two members of a PEF: a zip archive, and the rules 1 to 6 that a reader checks before it parses.
 
-    0            local header and name of pef.json
-    38           pef.json
-    …            local header, name and extra field of weights.safetensors; the extra field pads
-    64 * n       weights.safetensors
-    …            central directory, two entries
-    …            zip64 end record and its locator, only where the directory begins at 4 GiB or later
-    size - 22    end record
+    0          local header of weights.safetensors; its extra field pads
+    64 * n     weights.safetensors
+    …          local header, pef.json
+    …          central directory, end of the archive
 
-Because nothing in it is a choice, a reader takes sizes and checksums from the directory, works out what the framing
-must be, and compares: overlapping members, hidden bytes and headers that contradict each other cannot survive that.
-Source: PKWARE, APPNOTE.TXT 6.3.10, sections 4.3 and 4.5.
+The table of all rules is here too: README.md numbers them, readers enforce them, messages name them.
 """
 
+import hashlib
+import os
+import stat
 import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
+from sambasim.bounded import shortened
+from sambasim.errors import PefError
 from sambasim.ir.types import align
-from sambasim.pef.layout import WEIGHTS_ALIGNMENT_BYTES
-from sambasim.pef.rules import MANIFEST_MEMBER, WEIGHTS_MEMBER
+from sambasim.units import MIB, format_bytes
 
-NAMES = (MANIFEST_MEMBER.encode(), WEIGHTS_MEMBER.encode())
+MANIFEST_MEMBER = "pef.json"
+WEIGHTS_MEMBER = "weights.safetensors"
+COMPILE_AGAIN = "compile the model again: sambasim compile"
+_NOT_OURS = "name a file that sambasim compile wrote"
 
-LOCAL = struct.Struct("<4s5H3I2H")
-CENTRAL = struct.Struct("<4s6H3I5H2I")
-END = struct.Struct("<4s4H2IH")
-END_64 = struct.Struct("<4sQ2H2I4Q")
-LOCATOR_64 = struct.Struct("<4sIQI")
-SIZES_64 = struct.Struct("<2H2Q")
+LARGEST_MANIFEST_BYTES = 64 * MIB
+"""GPT-2 small takes about one MiB."""
 
-LOCAL_MARK, CENTRAL_MARK, END_MARK = b"PK\3\4", b"PK\1\2", b"PK\5\6"
-END_64_MARK, LOCATOR_64_MARK = b"PK\6\6", b"PK\6\7"
+ALIGNMENT_BYTES = 64
+"""The tensor data begins at a multiple of this in the file: a cache line, so that mapped tensors are aligned."""
 
-LIMIT_16 = (1 << 16) - 1
-LIMIT_32 = (1 << 32) - 1
-"""A 32-bit field that holds this says: look in the zip64 field instead."""
+CHUNK_BYTES = 4 * MIB
 
-VERSION_STORED, VERSION_64 = 20, 45
-MADE_ON_UNIX = 3 << 8
-MIDNIGHT, NEW_YEAR_1980 = 0, 0x0021
-PLAIN_FILE = 0o100644 << 16
-EXTRA_64 = 0x0001
-EXTRA_ALIGNMENT = 0xD935
-"""Android's zipalign field: the alignment in bytes, then zeros as padding."""
+_ALIGNMENT_ID, _ALIGNMENT_FIELD = 0xD935, struct.Struct("<3H")
+"""Android's zipalign field: its number, the bytes that follow, the alignment; then zeros as padding."""
+_LOCAL = struct.Struct("<26x2H")
+"""The end of a local header: the lengths of the name and of the extra field that follow it."""
+_LOCAL_MARK, _END_MARK, _END_BYTES = b"PK\3\4", b"PK\5\6", 22
+_ZIP64_FIELD_BYTES = 20
+_DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, EOFError, OverflowError)
+"""What zipfile raises for archives that are damaged."""
+
+
+class Rule(NamedTuple):
+    """One rule: its number, the short name that messages use, and the part of the file that it is about."""
+
+    number: int
+    name: str
+    part: str
+
+
+READABLE = Rule(1, "readable", "the file")
+ARCHIVE = Rule(2, "archive", "the file")
+MEMBERS = Rule(3, "members", "the file")
+PLACES = Rule(4, "places", "the file")
+BOUNDED = Rule(5, "bounded", MANIFEST_MEMBER)
+CHECKSUM = Rule(6, "checksum", MANIFEST_MEMBER)
+FORMAT = Rule(7, "format", MANIFEST_MEMBER)
+VERSION = Rule(8, "version", MANIFEST_MEMBER)
+SCHEMA = Rule(9, "schema", MANIFEST_MEMBER)
+PROGRAM = Rule(10, "program", MANIFEST_MEMBER)
+LAYOUT = Rule(11, "layout", WEIGHTS_MEMBER)
+CONTENT = Rule(12, "content", WEIGHTS_MEMBER)
+
+RULES = (
+    READABLE, ARCHIVE, MEMBERS, PLACES, BOUNDED, CHECKSUM, FORMAT, VERSION, SCHEMA, PROGRAM, LAYOUT, CONTENT,
+)  # fmt: skip
+
+
+def refusal(path: Path, rule: Rule, what: str, *, remedy: str = COMPILE_AGAIN) -> PefError:
+    """The error for a file at `path` that breaks `rule`."""
+    return PefError(
+        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {shortened(what)}",
+        where=f"{rule.part}, {path}",
+        remedy=remedy,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """Size and CRC-32 of one member's data."""
+class Archive:
+    """An open PEF: the bytes of `pef.json`, and where `weights.safetensors` lies in `file`."""
 
-    size_bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The two members, in the order of the file; everything else follows from them."""
-
-    manifest: Member
-    weights: Member
+    file: BinaryIO
+    manifest: bytes
+    weights_offset: int
+    weights_bytes: int
 
     @property
-    def manifest_offset(self) -> int:
-        return LOCAL.size + len(NAMES[0])
+    def digest(self) -> str:
+        """The digest of the PEF."""
+        return hashlib.sha256(self.manifest).hexdigest()
 
-    @property
-    def weights_header_offset(self) -> int:
-        return self.manifest_offset + self.manifest.size_bytes
-
-    @property
-    def weights_offset(self) -> int:
-        """Where the member begins. Its safetensors header is a multiple of 64 bytes long: its data is aligned too."""
-        return self.weights_header_offset + len(weights_local_header(self))
-
-    @property
-    def directory_offset(self) -> int:
-        return self.weights_offset + self.weights.size_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return self.directory_offset + len(trailer(self))
+    def weights_sha256(self) -> str:
+        """The SHA-256 of the member with the weights: reads all of it."""
+        hashed, left = hashlib.sha256(), self.weights_bytes
+        self.file.seek(self.weights_offset)
+        while left and (chunk := self.file.read(min(left, CHUNK_BYTES))):
+            hashed.update(chunk)
+            left -= len(chunk)
+        return hashed.hexdigest()
 
 
-def manifest_local_header(frame: Frame) -> bytes:
-    """What stands before pef.json."""
-    return _local_header(NAMES[0], frame.manifest, b"")
+@contextmanager
+def open_pef(path: Path) -> Iterator[Archive]:
+    """Opens the PEF at `path` and checks its rules 1 to 6. Raises PefError."""
+    try:
+        # Opening a pipe without O_NONBLOCK waits for a writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror or type(error).__name__}"
+        raise refusal(path, READABLE, what, remedy="check the path and its permissions") from error
+    with file:
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise refusal(path, READABLE, "it is not a regular file", remedy="name a .pef file")
+            yield _open_archive(file, path)
+        except OSError as error:
+            what = f"reading it failed: {error.strerror or type(error).__name__}"
+            raise refusal(path, READABLE, what, remedy="check the disk") from error
 
 
-def weights_local_header(frame: Frame) -> bytes:
-    """What stands before weights.safetensors, padded so that the member is aligned."""
-    sizes = b""
-    if _is_large(frame.weights):
-        sizes = SIZES_64.pack(EXTRA_64, 16, frame.weights.size_bytes, frame.weights.size_bytes)
-    begin = frame.weights_header_offset + LOCAL.size + len(NAMES[1]) + len(sizes)
-    # Six bytes is the least that the alignment field takes: its number, its length, the alignment.
-    padding = align(begin + 6, WEIGHTS_ALIGNMENT_BYTES) - begin - 4
-    alignment = struct.pack("<3H", EXTRA_ALIGNMENT, padding, WEIGHTS_ALIGNMENT_BYTES).ljust(4 + padding, b"\0")
-    return _local_header(NAMES[1], frame.weights, sizes + alignment)
+def _open_archive(file: BinaryIO, path: Path) -> Archive:
+    head = file.read(len(_LOCAL_MARK))
+    if head != _LOCAL_MARK:
+        begins = f"it begins with {head!r}" if head else "it is empty"
+        raise refusal(path, ARCHIVE, f"{begins}, so it is no PEF", remedy=_NOT_OURS)
+    file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
+    end = file.read()
+    if end[:4] != _END_MARK or end[-2:] != b"\0\0":
+        what = "it does not end as a zip does: it was cut short, or something was added to it"
+        raise refusal(path, ARCHIVE, what, remedy=f"copy it again, or {COMPILE_AGAIN}")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            weights, manifest = _members(archive, path)
+            offset = _weights_offset(file)
+            follows = (
+                weights.header_offset == 0 and offset % ALIGNMENT_BYTES == 0,
+                offset + weights.file_size == manifest.header_offset,
+                manifest.header_offset + _header_bytes(manifest) + manifest.file_size == archive.start_dir,
+            )
+            if not all(follows):
+                what = "its members and its directory do not follow one another, aligned, from the first byte on"
+                raise refusal(path, PLACES, what)
+            try:
+                return Archive(file, archive.read(manifest), offset, weights.file_size)
+            except _DAMAGED as error:
+                raise refusal(path, CHECKSUM, f"it is damaged: {error}") from error
+    except _DAMAGED as error:
+        raise refusal(path, ARCHIVE, f"it is a damaged zip archive: {error}") from error
 
 
-def trailer(frame: Frame) -> bytes:
-    """What stands after the members: the central directory and the end records."""
-    directory = _central_header(NAMES[0], frame.manifest, 0)
-    directory += _central_header(NAMES[1], frame.weights, frame.weights_header_offset)
-    begin, size = frame.directory_offset, len(directory)
-    if begin < LIMIT_32:
-        return directory + END.pack(END_MARK, 0, 0, 2, 2, size, begin, 0)
-    version = MADE_ON_UNIX | VERSION_64
-    end_64 = END_64.pack(END_64_MARK, END_64.size - 12, version, VERSION_64, 0, 0, 2, 2, size, begin)
-    locator = LOCATOR_64.pack(LOCATOR_64_MARK, 0, begin + size, 1)
-    return directory + end_64 + locator + END.pack(END_MARK, 0, 0, 2, 2, size, LIMIT_32, 0)
+def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zipfile.ZipInfo]:
+    """The entries of the weights and of the manifest."""
+    members = archive.infolist()
+    if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
+        names = ", ".join(ascii(member.filename)[:40] for member in members[:4])
+        what = f"it has {len(members)} members ({names}), and must have {WEIGHTS_MEMBER} and {MANIFEST_MEMBER}"
+        raise refusal(path, MEMBERS, what, remedy=_NOT_OURS)
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits or member.file_size != member.compress_size:
+            raise refusal(path, MEMBERS, f"{member.filename} is compressed or encrypted, and must be stored as it is")
+    if members[1].file_size > LARGEST_MANIFEST_BYTES:
+        limit = format_bytes(LARGEST_MANIFEST_BYTES)
+        raise refusal(path, BOUNDED, f"it has {format_bytes(members[1].file_size)}, and at most {limit} are read")
+    return members[0], members[1]
 
 
-def _is_large(member: Member) -> bool:
-    return member.size_bytes >= LIMIT_32
+def _weights_offset(file: BinaryIO) -> int:
+    """Where the data of the first member begins: behind its local header."""
+    file.seek(0)
+    name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
+    return _LOCAL.size + int(name_bytes) + int(extra_bytes)
 
 
-def _version(member: Member) -> int:
-    return VERSION_64 if _is_large(member) else VERSION_STORED
+def _header_bytes(member: zipfile.ZipInfo) -> int:
+    """The length of a local header without an extra field."""
+    return _LOCAL.size + len(member.filename)
 
 
-def _local_header(name: bytes, member: Member, extra: bytes) -> bytes:
-    size = min(member.size_bytes, LIMIT_32)
-    fields = (_version(member), 0, 0, MIDNIGHT, NEW_YEAR_1980, member.crc32, size, size, len(name), len(extra))
-    return LOCAL.pack(LOCAL_MARK, *fields) + name + extra
+def write_archive(
+    file: BinaryIO, weights: Iterable[memoryview], weights_bytes: int, manifest: Callable[[str], bytes]
+) -> tuple[str, str]:
+    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes, and of the weights.
+
+    `manifest` takes the SHA-256 of the weights, which are hashed once, while they are written. `weights_bytes` says how
+    many they are.
+    """
+    hashed = hashlib.sha256()
+    entry = _entry(WEIGHTS_MEMBER)
+    is_large = weights_bytes > zipfile.ZIP64_LIMIT
+    begin = _header_bytes(entry) + is_large * _ZIP64_FIELD_BYTES + _ALIGNMENT_FIELD.size
+    padding = align(begin, ALIGNMENT_BYTES) - begin
+    entry.extra = _ALIGNMENT_FIELD.pack(_ALIGNMENT_ID, 2 + padding, ALIGNMENT_BYTES) + bytes(padding)
+    with zipfile.ZipFile(file, "w") as archive:
+        # Hashing takes as long as writing and the checksum do, and none of them holds the GIL.
+        with archive.open(entry, "w", force_zip64=is_large) as member, ThreadPoolExecutor(1) as other:
+            for piece in weights:
+                for start in range(0, len(piece), CHUNK_BYTES):
+                    chunk = piece[start : start + CHUNK_BYTES]
+                    hashing = other.submit(hashed.update, chunk)
+                    member.write(chunk)
+                    hashing.result()
+        data = manifest(hashed.hexdigest())
+        archive.writestr(_entry(MANIFEST_MEMBER), data)
+    return hashlib.sha256(data).hexdigest(), hashed.hexdigest()
 
 
-def _central_header(name: bytes, member: Member, offset: int) -> bytes:
-    version = _version(member)
-    size = min(member.size_bytes, LIMIT_32)
-    extra = b""
-    if _is_large(member):
-        extra = SIZES_64.pack(EXTRA_64, 16, member.size_bytes, member.size_bytes)
-    head = (MADE_ON_UNIX | version, version, 0, 0, MIDNIGHT, NEW_YEAR_1980, member.crc32, size, size)
-    tail = (len(name), len(extra), 0, 0, 0, PLAIN_FILE, offset)
-    return CENTRAL.pack(CENTRAL_MARK, *head, *tail) + name + extra
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name)  # of 1980-01-01
+    entry.create_system = 3  # Unix
+    entry.external_attr = 0o100644 << 16
+    return entry

@@ -1,11 +1,27 @@
-"""What a PEF says, once it has been read: the program, and what belongs to it."""
+"""What a PEF says, and the schema of its member `pef.json`: pydantic over the dataclasses of `ir`.
 
+A field that `ir` gains is written and read without a change here. Types survive JSON: true, 1 and 1.0 are a boolean,
+an integer and a float, and `NaN`, `Infinity` and `-Infinity` are written as Python's `json` writes them.
+"""
+
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic_core import SchemaSerializer, SchemaValidator
 
+from sambasim import __version__
 from sambasim.ir.program import Program
+
+FORMAT_NAME: Final = "sambasim-pef"
+FORMAT_VERSION: Final = "2"
+WRITER = f"sambasim {__version__}"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +29,8 @@ class PefDocument:
     """The content of a PEF, without the weights.
 
     `data_source` is what `data` in the config said, `training_defaults` what a run does unless told otherwise; both,
-    and `compile_options`, are JSON objects that this room does not look into. `digest` identifies the PEF: it covers
-    all of the above and, through `weights_sha256`, the weights. The writer fills in both digests.
+    and `compile_options`, are JSON objects that this package does not look into. `digest` identifies the PEF: it is the
+    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer fills in both digests.
     """
 
     program: Program
@@ -32,7 +48,7 @@ class PefHeader:
 
     `batch_size` is that of one replica, `world_size` the smallest number of replicas that may run it, `training`
     whether it holds a training step. `writer` is the sambasim that wrote it. `compile_options` and `metadata` as in a
-    document; their values are not checked.
+    document.
     """
 
     name: str
@@ -45,3 +61,141 @@ class PefHeader:
     writer: str
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All of `pef.json`. `format`, `version` and `writer` keep their place and meaning in every version to come."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # which holds for the dataclasses inside too
+
+    format: Literal["sambasim-pef"]
+    version: Literal["2"]
+    writer: str
+    program: Program
+    weights_sha256: Sha256
+    data_source: dict[str, JsonValue]
+    compile_options: dict[str, JsonValue]
+    training_defaults: dict[str, JsonValue]
+    metadata: dict[str, str]
+
+    def document(self, digest: str) -> PefDocument:
+        return PefDocument(
+            program=self.program,
+            data_source=self.data_source,
+            compile_options=self.compile_options,
+            training_defaults=self.training_defaults,
+            metadata=self.metadata,
+            digest=digest,
+            weights_sha256=self.weights_sha256,
+        )
+
+
+def manifest_of(document: PefDocument) -> Manifest:
+    """The manifest of `document`, whose objects have their keys in sorted order: same content, same bytes.
+
+    Raises TypeError or ValueError for an object that is not JSON.
+    """
+    return Manifest(
+        format=FORMAT_NAME,
+        version=FORMAT_VERSION,
+        writer=WRITER,
+        program=document.program,
+        weights_sha256=document.weights_sha256,
+        data_source=_in_order(document.data_source),
+        compile_options=_in_order(document.compile_options),
+        training_defaults=_in_order(document.training_defaults),
+        metadata=_in_order(document.metadata),
+    )
+
+
+def _in_order(fields: Mapping[str, JsonValue]) -> dict[str, Any]:
+    ordered: dict[str, Any] = json.loads(json.dumps(dict(fields), sort_keys=True, allow_nan=False, ensure_ascii=False))
+    return ordered
+
+
+def manifest_json(document: PefDocument) -> bytes:
+    """The bytes of `pef.json`. Raises TypeError, ValueError or PydanticSerializationError for what JSON cannot say."""
+    return _serializer().to_json(manifest_of(document), warnings="error")
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """The manifest that `data` spells. Raises pydantic.ValidationError for the first fault."""
+    manifest: Manifest = _validator().validate_json(data)
+    return manifest
+
+
+@cache
+def _schema() -> Any:
+    return TypeAdapter(Manifest).core_schema
+
+
+@cache
+def _serializer() -> SchemaSerializer:
+    return SchemaSerializer(_schema(), {"ser_json_inf_nan": "constants"})
+
+
+@cache
+def _validator() -> SchemaValidator:
+    """It ends at the first bad item of a list: the errors of a million bad items would take gigabytes."""
+    return SchemaValidator(_fail_fast(_schema()))
+
+
+def _fail_fast(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        schema = {key: _fail_fast(value) for key, value in schema.items()}
+        if schema.get("type") in ("tuple", "list", "dict"):
+            schema["fail_fast"] = True
+    elif isinstance(schema, list):
+        schema = [_fail_fast(item) for item in schema]
+    return schema
+
+
+class StrictModel(BaseModel):
+    """Part of a file: frozen, strict about types, and without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PartDigests(StrictModel):
+    """The SHA-256 of each part of a PEF; together, all of a manifest but what wrote it. They tell what two PEFs differ
+    in.
+
+    The smallest world size goes with the options, as it is one; the defaults of optimizers' arguments go with those of
+    training, as they are the same numbers. `source` are the lines of the model that operators come from.
+    """
+
+    graph: Sha256
+    source: Sha256
+    weights: Sha256
+    data_source: Sha256
+    compile_options: Sha256
+    training_defaults: Sha256
+    metadata: Sha256
+
+
+def part_digests(document: PefDocument) -> PartDigests:
+    """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
+    fields = _serializer().to_python(manifest_of(document), mode="json")
+    program = fields["program"]
+    of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in program["optimizers"])
+    numbers = {
+        argument["name"]: argument.pop("default")
+        for argument in program["runtime_arguments"]
+        if argument["name"].startswith(of_optimizers)
+    }
+    graphs = [graph for graph in (program["training"], program["evaluation"], program["single"]) if graph]
+    parts = {
+        "source": [[node.pop("source") for node in graph["nodes"]] for graph in graphs],
+        "weights": fields["weights_sha256"],
+        "data_source": fields["data_source"],
+        "compile_options": [[axis.pop("size") for axis in program["mesh"]], fields["compile_options"]],
+        "training_defaults": [numbers, fields["training_defaults"]],
+        "metadata": fields["metadata"],
+        "graph": program,  # what is left of it
+    }
+    return PartDigests(**{name: _sha256(part) for name, part in parts.items()})
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,19 +1,97 @@
-"""The tensors of weights.safetensors: streamed out one after another, and mapped back in without a copy.
+"""The member `weights.safetensors`: the place of each tensor, its bytes for writing, and mapping without a copy.
 
+One program has one layout, so a reader does not trust the header of a file: it compares it with the only one that
+fits the symbols. (The library safetensors writes a whole file from memory, and cannot map a member of an archive.)
 torch is imported by the functions that need it, so that everything else about a PEF can be read without it.
 """
 
+import json
 import mmap
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from sambasim.errors import InternalError, MachineError
-from sambasim.ir.types import Symbol
-from sambasim.pef.layout import Layout
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
+from sambasim.pef.archive import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     import torch
+
+WEIGHT_KINDS = frozenset({SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT})
+"""The kinds of symbol that have a tensor in the file."""
+
+_LENGTH_BYTES = 8
+_SAFETENSORS_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the tensor of `symbol` lies in the data: bytes `start` up to `stop`."""
+
+    symbol: Symbol
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`header` is the length and the JSON with which the member begins; `spans` cover the data that follows it."""
+
+    header: bytes
+    spans: tuple[Span, ...]
+    data_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + self.data_bytes
+
+
+def weights_layout(symbols: Iterable[Symbol]) -> Layout:
+    """The layout of the weights among `symbols`, whose dtypes are known."""
+    return tensors_layout(symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS)
+
+
+def tensors_layout(symbols: Iterable[Symbol]) -> Layout:
+    """The layout of one tensor for each of `symbols`, whose dtypes are known.
+
+    The widest elements come first, then by name: data without gaps in which each tensor is aligned to its elements.
+    """
+    spans: list[Span] = []
+    stop = 0
+    for symbol in sorted(symbols, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
+        start, stop = stop, stop + symbol.type.size_bytes
+        spans.append(Span(symbol, start, stop))
+    entries: dict[str, object] = {
+        span.symbol.name: {
+            "dtype": _SAFETENSORS_DTYPES[span.symbol.type.dtype],
+            "shape": span.symbol.type.shape,
+            "data_offsets": [span.start, span.stop],
+        }
+        for span in spans
+    }
+    entries["__metadata__"] = {"format": "pt"}  # other libraries learn here whose tensors these are
+    text = json.dumps(entries, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    length = align(_LENGTH_BYTES + len(text), ALIGNMENT_BYTES) - _LENGTH_BYTES
+    return Layout(length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length), tuple(spans), stop)
+
+
+def header_fault(found: bytes, layout: Layout) -> str | None:
+    """Why `found`, the first bytes of a member, as many as `layout.header` has, is not that header; None if it is."""
+    if found == layout.header:
+        return None
+    try:
+        entries, wanted = json.loads(found[_LENGTH_BYTES:]), json.loads(layout.header[_LENGTH_BYTES:])
+        wrong = [name for name in wanted if entries.get(name) != wanted[name]]
+    except (AttributeError, RecursionError, ValueError):
+        return "its header is not the one that belongs to the symbols"
+    if wrong:
+        return f"its tensor {wrong[0]!r} is missing, or has another type or place than its symbol says"
+    return "its header has more than the tensors of the symbols, or is written in another way"
 
 
 def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None:

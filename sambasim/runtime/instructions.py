@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
-from sambasim.pef.rules import COMPILE_AGAIN
+from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.builtins import builtin
 
 if TYPE_CHECKING:

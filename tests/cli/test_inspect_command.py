@@ -95,7 +95,7 @@ def test_verify_reads_every_byte(path: Path) -> None:
     assert "training: sections (6)" in inspect("logreg")
     result = CliRunner().invoke(verify_command, ["logreg"])
     assert isinstance(result.exception, PefError)
-    assert "breaks rule 23 of the PEF format (content)" in result.exception.what
+    assert "breaks rule 12 of the PEF format (content)" in result.exception.what
     assert result.output == ""
 
 

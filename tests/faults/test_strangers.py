@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command import Outcome, sambasim
-from tests.fuzz.pefs import put_together, take_apart
-from tests.pef.damage import Fields
+from tests.pef.damage import Fields, put_together, unpack
 
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the PEF `net`, on an account that has compiled nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    fields, weights = take_apart(compiled["net"])
+    fields, weights = unpack(compiled["net"])
     fields["data_source"]["source"] = str(tmp_path / "theirs.py:samples")
     (tmp_path / "net.pef").write_bytes(put_together(fields, weights))
     (tmp_path / "theirs.py").write_text(
@@ -73,7 +72,7 @@ def test_what_this_account_compiled_needs_no_trust(tmp_path: Path, compiled: Map
 
 @pytest.mark.parametrize("arch", ["device.toml", "/dev/zero", "../sn30", "sn31", ""])
 def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path) -> None:
-    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields, weights = unpack((folder / "net.pef").read_bytes())
     fields["compile_options"]["arch"] = arch
     (folder / "net.pef").write_bytes(put_together(fields, weights))
     for command in (
@@ -89,7 +88,7 @@ def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path
 
 @pytest.mark.parametrize("tiles", [0, -1, 9, 1 << 40])
 def test_tiles_that_there_are_not_are_refused(tiles: int, folder: Path) -> None:
-    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields, weights = unpack((folder / "net.pef").read_bytes())
     fields["compile_options"]["num_tiles"] = tiles
     (folder / "net.pef").write_bytes(put_together(fields, weights))
     outcome = run(folder, "--steps 1 --data synthetic --trust")
@@ -98,7 +97,7 @@ def test_tiles_that_there_are_not_are_refused(tiles: int, folder: Path) -> None:
 
 
 def change(folder: Path, edit: Callable[[Fields], object]) -> None:
-    fields, weights = take_apart((folder / "net.pef").read_bytes())
+    fields, weights = unpack((folder / "net.pef").read_bytes())
     edit(fields)
     (folder / "net.pef").write_bytes(put_together(fields, weights))
 
@@ -123,8 +122,9 @@ def test_what_is_wrong_in_the_file_is_an_error_of_the_file(
 
 def test_a_node_that_cannot_be_priced_is_told_as_theirs(folder: Path) -> None:
     def with_a_scalar_for_a_filter(fields: Fields) -> None:
-        tangent = next(s["name"] for s in fields["program"]["symbols"] if s["kind"] == "tangent")
-        fields["program"]["training"]["nodes"][0][1:3] = ["aten.conv2d.default", [f"%{tangent}", f"%{tangent}"]]
+        symbols = fields["program"]["symbols"]
+        tangent = {"name": next(name for name, symbol in symbols.items() if symbol["kind"] == "tangent")}
+        fields["program"]["training"]["nodes"][0].update(operator="aten.conv2d.default", args=[tangent, tangent])
 
     change(folder, with_a_scalar_for_a_filter)
     for command in ("tilestat net.pef", "simulate net.pef"):

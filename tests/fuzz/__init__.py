@@ -1,6 +1,6 @@
-"""Files from a stranger: mutants of sound ones, tried in every way in that a user has.
+"""Mutants of valid files, by a seed: each is read as valid, or refused by an error of sambasim.
 
-    python -m tests.fuzz pef --count 20000 --seed 1 --minutes 30
+    python -m tests.fuzz pef checkpoint --count 20000 --seed 1
 
-Mutant N of a seed is the same on every machine, so a finding is told by its number, and its file is kept.
+Mutant N of a seed is the same on every machine.
 """

@@ -1,35 +1,209 @@
-"""Every kind of file that is fuzzed, by name."""
+"""What is mutated: valid files of each kind, how they are changed, and what reads them."""
 
-import os
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from tests.fuzz.checkpoints import CHECKPOINT
-from tests.fuzz.others import ARRAYS, RECORDS, TENSORS, TEXT
-from tests.fuzz.pefs import PEF
-from tests.fuzz.subject import Subject, Way
+import numpy as np
+import pytest
+import torch
+from pydantic_core import to_json
+from safetensors.torch import save_file
 
-_EVERY = (PEF, CHECKPOINT, TENSORS, ARRAYS, TEXT, RECORDS)
-SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in _EVERY}
+from sambasim import pef
+from sambasim.data.files import open_file
+from sambasim.errors import UserError
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.spec import load_device
+from sambasim.hardware.tables import shipped_text
+from sambasim.options.compile import compile_options
+from sambasim.runtime.weights import load_weights
+from tests.faults.command import sambasim
+from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
+from tests.pef.damage import pack, unpack
+from tests.pef.samples import sample_program
+from tests.support.mpi import ROOT, run_job
+
+Mutation = Callable[[Random, bytes], bytes]
+_LOSS = "--set loss.name=cross_entropy"
+_DENSE = f"compile tests.fuzz.nets:Dense --set data.source=tests.fuzz.nets:rows {_LOSS} -b 4"
+_GPT = "compile tests.fuzz.nets:Gpt --set data.source=tests.fuzz.nets:tokens -b 4 --set optimizer.name=adamw"
+_TRAIN = "run --pef dense --threads 1 --no-evaluate --steps 2"
 
 
-def _one_sample(folder: Path) -> Sequence[Path]:
-    (folder / "sample.txt").write_bytes(b"0")
-    return (folder / "sample.txt",)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kind of file, or of a folder of files.
+
+    `make_samples` makes valid ones in a folder and returns them. `mutations` change one file. `readers` take the path:
+    each returns, or raises SambasimError; the first one that raises ends the mutant.
+    """
+
+    suffix: str
+    make_samples: Callable[[Path], Sequence[Path]]
+    mutations: Sequence[Mutation]
+    readers: Sequence[Callable[[Path], object]]
 
 
-def deadly(random: Random, samples: Sequence[bytes]) -> bytes:
-    """Deadly now and then."""
-    return random.choice([b"live", b"live", b"live", b"die"])
+def command(words: str) -> Callable[[Path], object]:
+    """A reader that is a command line, in which FILE stands for the path."""
+
+    def run(path: Path) -> None:
+        outcome = sambasim([str(path) if word == "FILE" else word for word in words.split()], path.parent)
+        told = outcome.stderr
+        assert "Traceback" not in told, told[-1500:]
+        assert outcome.exit_code in (0, 2, 3), told[-1500:]
+        if outcome.exit_code:
+            assert told.count("\nerror[") + told.startswith("error[") == 1, told[-1500:]
+            assert len(told) < 4000, f"{len(told)} characters: {told[:1500]}"
+            assert all(line.isprintable() for line in told.splitlines()), ascii(told[-1500:])
+            raise UserError(told[:1000])
+
+    return run
 
 
-def _read(path: Path) -> None:
-    if path.read_bytes() == b"die":
-        os.abort()
+def _is_not_executed(path: Path) -> None:
+    with pytest.raises(UserError):
+        command("run --pef FILE --steps 1 --threads 1")(path)
 
 
-DYING = Subject("dying", ".txt", _one_sample, (deadly,), (Way("read", _read),))
-"""For the test of the fuzzer: a reader that ends its process."""
+def _typed(folder: Path, *lines: str) -> None:
+    for line in lines:
+        outcome = sambasim(shlex.split(line), folder)
+        assert outcome.exit_code == 0, outcome.stderr
 
-ALL: Mapping[str, Subject] = {**SUBJECTS, DYING.name: DYING}
+
+def _pefs(folder: Path) -> Sequence[Path]:
+    _typed(
+        folder,
+        f"{_DENSE} --set optimizer.name=sgd --pef-name dense",
+        f"{_DENSE} --inference --pef-name guess",
+        f"{_GPT} --data-parallel --o1 --pef-name gpt",
+    )
+    return [folder / "out" / name / f"{name}.pef" for name in ("dense", "guess", "gpt")]
+
+
+def _edit_manifest(random: Random, data: bytes) -> bytes:
+    fields, weights = unpack(data)
+    if random.random() < 0.5:  # one graph alone, or the symbols, so that nodes get their turns
+        part = random.choice(["training", "evaluation", "symbols"])
+        fields["program"][part] = mutate_json(random, fields["program"][part])
+    else:
+        fields = mutate_json(random, fields)
+    return pack(to_bytes(fields), weights)
+
+
+def _edit_header(random: Random, data: bytes) -> bytes:
+    """The header of a safetensors file, its length right or wrong."""
+    length = int.from_bytes(data[:8], "little")
+    text = to_bytes(mutate_json(random, json.loads(data[8 : 8 + length])))
+    claimed = random.choice([len(text), len(text), length, 1 << 40])
+    return claimed.to_bytes(8, "little") + text + data[8 + length :]
+
+
+def _edit_weights(random: Random, data: bytes) -> bytes:
+    fields, weights = unpack(data)
+    weights = _edit_header(random, weights)
+    return pack(to_bytes(fields | {"weights_sha256": hashlib.sha256(weights).hexdigest()}), weights)
+
+
+def _checkpoints(folder: Path) -> Sequence[Path]:
+    _typed(folder, f"{_DENSE} --set optimizer.name=adamw --data-parallel")
+    run_job([sys.executable, "-m", "sambasim", *f"{_TRAIN} --checkpoint-dir saved --emulate-replicas 2".split()],
+            cwd=folder, timeout=120).check()  # fmt: skip
+    return list((folder / "saved").glob("step-*"))
+
+
+def _sealed(fields: Any) -> Any:
+    """With the digest that `fields` have now."""
+    if isinstance(fields, dict):
+        fields["digest"] = ""
+        with suppress(ValueError):  # it nests too deeply, or holds text that is not Unicode
+            fields["digest"] = hashlib.sha256(to_json(fields)).hexdigest()
+    return fields
+
+
+def _arrays(folder: Path) -> Sequence[Path]:
+    paths = [folder / "stored.npz", folder / "compressed.npz"]
+    np.savez(paths[0], x=np.zeros((5, 3), np.float32), y=np.arange(5))
+    np.savez_compressed(paths[1], x=np.zeros((500, 3)), y=np.arange(500))
+    return paths
+
+
+def _tensors(folder: Path) -> Sequence[Path]:
+    save_file({"lin_layer.weight": torch.zeros(2, 3), "steps": torch.tensor(3)}, folder / "tensors.safetensors")
+    save_file({"x": torch.zeros(5, 3), "y": torch.arange(5)}, folder / "samples.safetensors")
+    return [folder / "tensors.safetensors", folder / "samples.safetensors"]
+
+
+def _tables(folder: Path) -> Sequence[Path]:
+    texts = [(ROOT / "configs" / "char_gpt.toml").read_text(), shipped_text("devices/sn30.toml")]
+    texts.append(shipped_text("clusters/sn30-8.toml"))
+    for index, text in enumerate(texts):
+        (folder / f"{index}.toml").write_text(text)
+    return [folder / f"{index}.toml" for index in range(len(texts))]
+
+
+def _edit_line(random: Random, data: bytes) -> bytes:
+    """Another value in a line of a TOML file."""
+    lines = data.splitlines()
+    index = random.randrange(len(lines))
+    value = random.choice([b'"x"', b"-1", b"1e400", b"[" * 3000, b"{", b"nan", b'"\\u001b[2K"', b"1979-05-27"])
+    lines[index] = lines[index].partition(b"=")[0] + b"=" + value
+    return b"\n".join(lines)
+
+
+def _records(folder: Path) -> Sequence[Path]:
+    _typed(folder, f"{_DENSE} --set optimizer.name=sgd --pef-name dense", f"{_TRAIN} --metrics run.jsonl")
+    return [folder / "run.jsonl"]
+
+
+def _edit_record(random: Random, data: bytes) -> bytes:
+    lines = [json.loads(line) for line in data.splitlines()]
+    edited = mutate_json(random, lines)
+    return b"\n".join(map(to_bytes, edited if isinstance(edited, list) else [edited]))
+
+
+def _samples_of(path: Path) -> None:
+    dataset = open_file(path, None)
+    dataset.__getitems__(range(min(len(dataset), 3)))
+
+
+SUBJECTS: dict[str, Subject] = {
+    "pef": Subject(
+        ".pef", _pefs, (_edit_manifest, _edit_manifest, _edit_manifest, _edit_manifest, _edit_weights, mutate_bytes),
+        (
+            pef.peek, pef.read, lambda path: [tensor.sum() for tensor in pef.map_weights(path).values()], pef.check,
+            command("verify FILE"), command("inspect FILE --all"), command("inspect FILE --json"),
+            command("simulate FILE --replicas 1,4"), command("tilestat FILE"),
+            command("report FILE --html page.html"), _is_not_executed,
+        ),
+    ),
+    "checkpoint": Subject(
+        "", _checkpoints, (edit_json(_sealed), edit_json(_sealed), _edit_header, mutate_bytes),
+        (command("compare FILE FILE"),),
+    ),
+    "arrays": Subject(".npz", _arrays, (mutate_bytes,), (_samples_of,)),
+    "tensors": Subject(
+        ".safetensors", _tensors, (_edit_header, mutate_bytes),
+        (_samples_of, lambda path: load_weights(path, sample_program())),
+    ),
+    "toml": Subject(
+        ".toml", _tables, (_edit_line, mutate_bytes),
+        (
+            lambda path: compile_options(path, None, [], {}),
+            lambda path: load_device.__wrapped__(str(path)),
+            lambda path: getattr(load_cluster, "__wrapped__", load_cluster)(str(path)),
+        ),
+    ),
+    "records": Subject(
+        ".jsonl", _records, (_edit_record, _edit_record, mutate_bytes), (command("report FILE --html page.html"),)
+    ),
+}  # fmt: skip

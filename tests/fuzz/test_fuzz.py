@@ -1,6 +1,8 @@
-"""A small part of what `make fuzz` does, the same mutants each time; and that the fuzzer sees what it is to see."""
+"""A small part of what `make fuzz` does, the same mutants each time; and that the fuzzer sees what must not happen."""
 
-import os
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -8,107 +10,50 @@ from random import Random
 import pytest
 
 from sambasim.errors import InternalError, PefError
-from tests.fuzz.campaign import campaign
-from tests.fuzz.raw import RAW
-from tests.fuzz.subject import MIB, Way
-from tests.fuzz.subjects import DYING, SUBJECTS
-from tests.fuzz.watch import Watch
-from tests.fuzz.worker import attempt
-
-COUNTS = {"pef": 80, "checkpoint": 60, "arrays": 40, "records": 10, "tensors": 40, "toml": 40}
+from tests.fuzz import __main__ as fuzz
+from tests.fuzz.mutate import edit_json, mutate_bytes
+from tests.fuzz.subjects import Subject
+from tests.support.mpi import ROOT
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_mutants_are_refused_or_taken_and_nothing_else(name: str, tmp_path: Path) -> None:
-    tally = campaign(SUBJECTS[name], tmp_path, seed=1998, numbers=range(COUNTS[name]), workers=1)
-    assert tally.findings == []
-    assert tally.mutants == COUNTS[name]
-    assert len(tally.mutations) > 1
+def test_mutants_are_read_or_refused_and_nothing_else() -> None:
+    words = [sys.executable, "-m", "tests.fuzz", "--count", "40", "--seed", "1998"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": 40 mutants, ") == 6
 
 
 def test_a_mutant_is_the_same_each_time() -> None:
-    samples = [bytes(range(200)) * 20, b"PK" * 2000]
-    for mutation in RAW:
-        assert mutation(Random(7), samples) == mutation(Random(7), samples)
+    fields = json.dumps({"a": [1, {"b": "x" * 50}], "c": None, "d": list(range(50))}).encode()
+    for mutation in (mutate_bytes, edit_json()):
+        mutants = [[mutation(Random(number), fields) for number in range(50)] for _ in range(2)]
+        assert mutants[0] == mutants[1]
+        assert len({*mutants[0]}) > 25
 
 
-def opens_elsewhere(path: Path) -> None:
-    Path("/etc/hostname").exists()
-    with Path("/etc/passwd").open() as file:
-        file.read(1)
+def refuse(path: Path) -> None:
+    raise PefError("it is no PEF")
 
 
-def takes_memory(path: Path) -> None:
-    bytearray(os.urandom(64) * MIB)
-
-
-def has_a_mistake(path: Path) -> None:
+def break_down(path: Path) -> None:
     raise InternalError("ours")
 
 
-def starts_a_program(path: Path) -> None:
-    os.system("true")
-
-
-def never_ends(path: Path) -> None:
-    while True:
-        pass
-
-
-@pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory) -> Watch:
-    return Watch(tmp_path_factory.mktemp("watched"))
-
-
 @pytest.mark.parametrize(
-    ("enter", "told"),
+    ("reader", "fault"),
     [
-        (opens_elsewhere, "open /etc/passwd"),
-        (takes_memory, "and 1 are allowed"),
-        (has_a_mistake, "InternalError: ours"),
-        (starts_a_program, "os.system"),
-        (never_ends, "it took more than 0.2 s"),
+        (Path.read_bytes, None),
+        (refuse, "refused"),
+        (break_down, "InternalError: ours"),
         (lambda path: 1 / 0, "ZeroDivisionError"),
+        (lambda path: time.sleep(20), "it took more than 1 s"),
     ],
 )
-def test_the_fuzzer_sees_what_may_not_be(enter: object, told: str, watch: Watch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    assert callable(enter)
-    seconds = 0.2 if enter is never_ends else 20  # the machine may be busy
-    fault, _ = attempt(Way("a way", enter, seconds=seconds, constant_bytes=MIB), tmp_path / "file", watch)
-    assert fault is not None
-    assert told in fault
-
-
-@pytest.mark.parametrize(("waits", "outcome"), [(1, (None, True)), (2, ("it took more than 2 s", False))])
-def test_a_way_in_that_waited_is_tried_once_more(
-    waits: int, outcome: tuple[str | None, bool], watch: Watch, tmp_path: Path
+def test_the_fuzzer_sees_what_must_not_happen(
+    reader: object, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fuzz, "_SECONDS", 1)
     (tmp_path / "file").write_bytes(b"x")
-    entered: list[Path] = []
-
-    def enter(path: Path) -> None:
-        entered.append(path)
-        if len(entered) <= waits:
-            time.sleep(60)
-
-    assert attempt(Way("a way", enter, seconds=2), tmp_path / "file", watch) == outcome
-    assert len(entered) == 2
-
-
-def test_a_refusal_is_no_finding(watch: Watch, tmp_path: Path) -> None:
-    def refuses(path: Path) -> None:
-        raise PefError("it is no PEF")
-
-    (tmp_path / "file").write_bytes(b"x")
-    assert attempt(Way("a way", refuses, constant_bytes=MIB), tmp_path / "file", watch) == (None, False)
-
-
-def test_a_process_that_dies_is_a_finding_and_the_rest_is_tried(tmp_path: Path) -> None:
-    tally = campaign(DYING, tmp_path, seed=1, numbers=range(8), workers=1)
-    assert tally.mutants == 8
-    died = [int(str(finding["number"])) for finding in tally.findings]
-    assert 0 < len(died) < 8
-    assert died == [number for number in range(8) if DYING.mutant(1, number, [b"0"])[1] == b"die"]
-    assert all("the process ended with -6" in str(finding["finding"]) for finding in tally.findings)
-    assert (tmp_path / "findings" / f"1-{died[0]}.txt").read_bytes() == b"die"
+    assert callable(reader)
+    found = fuzz.read(Subject("", lambda folder: [], (), (reader,)), tmp_path / "file")
+    assert found == fault or (fault is not None and found is not None and fault in found)

@@ -1,69 +1,55 @@
 """Making damaged PEFs: take one apart, change a piece, and put it together again with all checksums right."""
 
+import hashlib
+import io
 import json
-import zlib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sambasim.pef.archive import Frame, Member, manifest_local_header, trailer, weights_local_header
-from sambasim.pef.canonical import canonical_json, manifest_digest
-from sambasim.pef.frame import open_pef, read_manifest
+from sambasim.pef.archive import write_archive
 
 Fields = dict[str, Any]
 
 
 def pack(manifest: bytes, weights: bytes) -> bytes:
     """The archive of two members, whatever is in them."""
-    frame = Frame(Member(len(manifest), zlib.crc32(manifest)), Member(len(weights), zlib.crc32(weights)))
-    return manifest_local_header(frame) + manifest + weights_local_header(frame) + weights + trailer(frame)
+    file = io.BytesIO()
+    write_archive(file, [memoryview(weights)], len(weights), lambda sha256: manifest)
+    return file.getvalue()
 
 
-def unpack(path: Path) -> tuple[Fields, bytes]:
+def unpack(data: bytes) -> tuple[Fields, bytes]:
     """The fields of the manifest, and the member with the weights."""
-    with open_pef(path) as (file, frame):
-        fields: Fields = json.loads(read_manifest(file, frame, path))
-        file.seek(frame.weights_offset)
-        return fields, file.read(frame.weights.size_bytes)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return json.loads(archive.read("pef.json")), archive.read("weights.safetensors")
 
 
-def seal(fields: Fields) -> bytes:
-    """The manifest with the digest that its fields have now."""
-    return canonical_json(fields | {"digest": manifest_digest(fields)})
+def put_together(fields: Fields, weights: bytes) -> bytes:
+    """A PEF of these fields and weights, whose digest is right."""
+    sealed = fields | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
+    return pack(json.dumps(sealed, separators=(",", ":")).encode(), weights)
 
 
 def change_fields(path: Path, change: Callable[[Fields], object]) -> None:
-    """Changes the manifest of the PEF at `path` in place, and seals it again."""
-    fields, weights = unpack(path)
+    """Changes the manifest of the PEF at `path` in place."""
+    fields, weights = unpack(path.read_bytes())
     change(fields)
-    path.write_bytes(pack(seal(fields), weights))
+    path.write_bytes(pack(json.dumps(fields, separators=(",", ":")).encode(), weights))
 
 
 def change_manifest(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Changes the bytes of the manifest; nothing but the checksum of the archive is made right again."""
-    fields, weights = unpack(path)
-    path.write_bytes(pack(change(canonical_json(fields)), weights))
+    """Changes the bytes of the manifest; the checksum of the archive is made right again."""
+    with zipfile.ZipFile(path) as archive:
+        manifest, weights = archive.read("pef.json"), archive.read("weights.safetensors")
+    path.write_bytes(pack(change(manifest), weights))
 
 
 def change_weights(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Changes the bytes of weights.safetensors; the manifest knows the new size, and not the new digest."""
-    fields, weights = unpack(path)
-    changed = change(weights)
-    fields["weights"]["size_bytes"] = len(changed)
-    path.write_bytes(pack(seal(fields), changed))
-
-
-def change_header(path: Path, change: Callable[[Fields], object]) -> None:
-    """Changes the safetensors header, which keeps its length if the change leaves room."""
-
-    def rewrite(weights: bytes) -> bytes:
-        length = int.from_bytes(weights[:8], "little")
-        entries = json.loads(weights[8 : 8 + length])
-        change(entries)
-        text = canonical_json(entries).ljust(length)
-        return len(text).to_bytes(8, "little") + text + weights[8 + length :]
-
-    change_weights(path, rewrite)
+    """Changes the bytes of weights.safetensors; the manifest does not know the new digest."""
+    fields, weights = unpack(path.read_bytes())
+    path.write_bytes(pack(json.dumps(fields, separators=(",", ":")).encode(), change(weights)))
 
 
 def replace_bytes(path: Path, old: bytes, new: bytes, count: int = 1) -> None:

@@ -158,6 +158,7 @@ def inference_program() -> Program:
         groups=(),
         runtime_arguments=(),
         data_parallel=None,
+        mesh=(),
     )
 
 

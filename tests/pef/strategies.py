@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
+from sambasim.ir.graph import TORCH_CONSTANTS, Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import (
     DataParallel,
     GradientGroup,
@@ -14,7 +15,6 @@ from sambasim.ir.program import (
 )
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, TensorType
 from sambasim.pef import PefDocument
-from sambasim.pef.encode import TORCH_CONSTANTS
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 size = st.integers(0, 2**46)
@@ -107,6 +107,7 @@ programs = st.builds(
     ),
     data_parallel=st.none() | st.builds(DataParallel, _few(st.builds(GradientGroup, text, text)), text),
     device_bytes=size,
+    mesh=_few(st.builds(Axis, text, size, st.booleans())),
 )
 documents = st.builds(
     PefDocument,

@@ -1,50 +1,53 @@
-"""Every way in which a PEF can be damaged that we could think of, and what a reader says of it."""
+"""Damaged PEFs: each rule of the format is broken, and the reader says which one."""
 
+import json
 import os
 import re
 import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sambasim import pef
 from sambasim.errors import PefError
-from sambasim.pef.archive import CENTRAL, CENTRAL_MARK, END, LOCAL
-from sambasim.pef.rules import RULES
+from sambasim.pef import archive
+from sambasim.pef.archive import RULES
 from tests.pef import damage
 from tests.pef.damage import Fields
 from tests.pef.samples import sample_weights, write_sample
 
 Damage = Callable[[Path], object]
+README = (Path(pef.__file__).parent / "README.md").read_text()
 
 
 def rezip(
-    names: tuple[str, ...] = ("pef.json", "weights.safetensors"), method: int = zipfile.ZIP_STORED, comment: bytes = b""
+    names: tuple[str, ...] = ("weights.safetensors", "pef.json"), method: int = zipfile.ZIP_STORED, comment: bytes = b""
 ) -> Damage:
     """Pack the members again with Python's zipfile."""
 
     def apply(path: Path) -> None:
-        fields, weights = damage.unpack(path)
-        contents = {"pef.json": damage.seal(fields), "weights.safetensors": weights}
-        with zipfile.ZipFile(path, "w", method) as archive:
-            archive.comment = comment
+        with zipfile.ZipFile(path) as old:
+            contents = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(path, "w", method) as new:
+            new.comment = comment
             for name in names:
-                archive.writestr(zipfile.ZipInfo(name), contents.get(name, b"hidden"), method)
+                new.writestr(zipfile.ZipInfo(name), contents.get(name, b"hidden"), method)
 
     return apply
 
 
-def central(member: int, offset: int, new: bytes) -> Damage:
+def central(member: int, offset: int, value: bytes) -> Damage:
     """Overwrite bytes of one entry of the central directory."""
 
     def apply(path: Path) -> None:
         data = path.read_bytes()
-        place = data.find(CENTRAL_MARK)
+        place = data.find(b"PK\1\2")
         for _ in range(member):
-            place = data.find(CENTRAL_MARK, place + 1)
-        damage.patch(path, place + offset, new)
+            place = data.find(b"PK\1\2", place + 1)
+        damage.patch(path, place + offset, value)
 
     return apply
 
@@ -57,12 +60,8 @@ def program(change: Callable[[Fields], object]) -> Damage:
     return fields(lambda all_fields: change(all_fields["program"]))
 
 
-def node(index: int, column: int, value: object) -> Damage:
-    return program(lambda p: p["training"]["nodes"][index].__setitem__(column, value))
-
-
-def header(change: Callable[[Fields], object]) -> Damage:
-    return lambda path: damage.change_header(path, change)
+def node(index: int, **changed: object) -> Damage:
+    return program(lambda p: p["training"]["nodes"][index].update(changed))
 
 
 def manifest(old: bytes, new: bytes) -> Damage:
@@ -73,19 +72,27 @@ def weights(change: Callable[[bytes], bytes]) -> Damage:
     return lambda path: damage.change_weights(path, change)
 
 
-def rename(old: bytes, new: bytes) -> Damage:
-    """Rename a member, in both places where the archive names it."""
-    return lambda path: damage.replace_bytes(path, old, new, -1)
+def header(change: Callable[[Fields], object]) -> Damage:
+    """Change the safetensors header, which keeps its length."""
+
+    def rewrite(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8 : 8 + length])
+        change(entries)
+        text = json.dumps(entries, separators=(",", ":")).encode().ljust(length)
+        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+    return weights(rewrite)
 
 
-def nested(levels: int) -> list[object]:
-    value: list[object] = []
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
     for _ in range(levels):
         value = [value]
     return value
 
 
-def directory(path: Path) -> None:
+def folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -95,188 +102,112 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def overlap(path: Path) -> None:
-    """The second member claims to lie where the first does, sizes and all."""
-    data = path.read_bytes()
-    central(1, 42, b"\0\0\0\0")(path)
-    assert path.read_bytes() != data
-
-
 def gap(path: Path) -> None:
-    """Eight bytes that belong to nobody, before the central directory."""
+    """Eight bytes that belong to no member, before the central directory."""
     data = path.read_bytes()
     count, size, begin = struct.unpack("<H2I", data[-12:-2])
-    end = data[-END.size :][:10] + struct.pack("<H2I", count, size, begin + 8) + b"\0\0"
-    path.write_bytes(data[:begin] + b"whatever" + data[begin : -END.size] + end)
+    end = data[-22:-12] + struct.pack("<H2I", count, size, begin + 8) + b"\0\0"
+    path.write_bytes(data[:begin] + b"whatever" + data[begin:-22] + end)
 
 
-def swap_members(path: Path) -> None:
-    rezip(("weights.safetensors", "pef.json"))(path)
-
-
-def large_without_record(path: Path) -> None:
-    damage.patch(path, -6, b"\xff\xff\xff\xff")
-
-
-SIZE_CENTRAL, CRC_CENTRAL, FLAGS_CENTRAL, METHOD_CENTRAL = 20, 16, 8, 10
-BOTH_SIZES = struct.pack("<2I", 1 << 31, 1 << 31)
+SIZES, METHOD, FLAGS = 20, 10, 8
+"""Where they are in an entry of the central directory."""
 
 CASES: dict[str, tuple[Damage, int, str]] = {
     "missing": (Path.unlink, 1, "cannot be read: No such file"),
-    "a folder": (directory, 1, "not a regular file"),
+    "a folder": (folder, 1, "it cannot be read: Is a directory"),
     "a pipe": (pipe, 1, "not a regular file"),
     "empty": (lambda p: p.write_bytes(b""), 2, "it is empty, so it is no PEF"),
-    "text": (lambda p: p.write_text("hello"), 2, "begins with b'hell'"),
     "a pickle": (lambda p: p.write_bytes(b"\x80\x04."), 2, "so it is no PEF"),
     "only a zip mark": (lambda p: p.write_bytes(b"PK\3\4"), 2, "cut short"),
     "cut short": (lambda p: p.write_bytes(p.read_bytes()[:-40]), 2, "cut short"),
     "bytes added": (lambda p: p.write_bytes(p.read_bytes() + b"\n"), 2, "something was added"),
     "a script before it": (lambda p: p.write_bytes(b"#!/bin/sh\n" + p.read_bytes()), 2, "begins with b'#!/b'"),
     "a zip comment": (rezip(comment=b"hi"), 2, "does not end as a zip does"),
-    "zip64 without its record": (large_without_record, 2, "no zip64 end record"),
-    "damaged directory": (central(0, 0, b"XX"), 2, "central directory is damaged"),
-    "directory cut": (lambda p: damage.patch(p, -10, struct.pack("<I", 60)), 2, "central directory is damaged"),
-    "one member": (rezip(("pef.json",)), 3, "it has 1 members"),
-    "three members": (rezip(("pef.json", "weights.safetensors", "run.py")), 3, "it has 3 members"),
-    "a name in disguise": (
-        rename(b"weights.safetensors", b"pef.json".ljust(19, b"\0")),
-        3, "its members are pef.json and pef.j",
+    "damaged directory": (central(0, 0, b"XX"), 2, "damaged zip archive"),
+    "directory cut": (lambda p: damage.patch(p, -10, struct.pack("<I", 60)), 2, "damaged zip archive"),
+    "one member": (rezip(("pef.json",)), 3, "it has 1 members ('pef.json')"),
+    "three members": (rezip(("weights.safetensors", "pef.json", "run.py")), 3, "it has 3 members"),
+    "twice pef.json": (rezip(("pef.json", "pef.json")), 3, "it has 2 members ('pef.json', 'pef.json')"),
+    "members swapped": (rezip(("pef.json", "weights.safetensors")), 3, "it has 2 members ('pef.json', 'weights"),
+    "compressed": (rezip(method=zipfile.ZIP_DEFLATED), 3, "weights.safetensors is compressed or encrypted"),
+    "claims to be compressed": (central(1, METHOD, b"\x08\0"), 3, "pef.json is compressed or encrypted"),
+    "encrypted": (central(0, FLAGS, b"\1\0"), 3, "weights.safetensors is compressed or encrypted"),
+    "two sizes": (central(0, SIZES, b"\1\0\0\0"), 3, "weights.safetensors is compressed or encrypted"),
+    "weights that are not aligned": (rezip(), 4, "do not follow one another, aligned"),
+    "overlapping members": (central(1, 42, b"\0\0\0\0"), 4, "do not follow one another"),
+    "a lying size": (central(0, SIZES, struct.pack("<2I", 1 << 31, 1 << 31)), 4, "do not follow one another"),
+    "a gap": (gap, 4, "do not follow one another"),
+    "a huge manifest": (central(1, SIZES, struct.pack("<2I", 1 << 31, 1 << 31)), 5, "2.0 GiB, and at most 64.0 MiB"),
+    "a flipped bit": (lambda p: damage.replace_bytes(p, b'"batch_size":4', b'"batch_size":8'), 6, "it is damaged"),
+    "another format": (fields(lambda f: f.update(format="onnx")), 7, "so this is no PEF"),
+    "no format": (fields(lambda f: f.pop("format")), 7, "so this is no PEF"),
+    "a newer version": (
+        fields(lambda f: f.update(version="3", writer="sambasim 3.1", news=1)),
+        8, "it is a PEF of format 3, written by sambasim 3.1; sambasim 0.1.0 reads format 2",
     ),
-    "twice pef.json": (rezip(("pef.json", "pef.json")), 3, "both its members are called pef.json"),
-    "members swapped": (swap_members, 3, "its members are weights.safetensors and pef.json"),
-    "a path as a name": (rename(b"pef.json", b"../.json"), 3, "its members are ../.json"),
-    "compressed": (rezip(method=zipfile.ZIP_DEFLATED), 4, "pef.json is compressed (zip method 8)"),
-    "claims to be compressed": (central(1, METHOD_CENTRAL, b"\x08\0"), 4, "weights.safetensors is compressed"),
-    "two sizes": (central(1, SIZE_CENTRAL, b"\1\0\0\0"), 4, "claims 1 stored bytes for"),
-    "encrypted": (central(1, FLAGS_CENTRAL, b"\1\0"), 5, "weights.safetensors is encrypted"),
-    "data descriptor": (central(0, FLAGS_CENTRAL, b"\x08\0"), 5, "has the zip flags 0x0008"),
-    "overlapping members": (overlap, 6, "weights.safetensors is at byte 0, and must be at"),
-    "weights of a lying size": (central(1, SIZE_CENTRAL, BOTH_SIZES), 6, "the central directory is at byte"),
-    "a gap": (gap, 6, "members neither overlap nor leave gaps"),
-    "directory beyond the file": (lambda p: damage.patch(p, -6, b"\0\0\0\x7f"), 6, "its directory claims bytes"),
-    "another timestamp": (central(0, 12, b"\1\0"), 7, "the central directory is not the one"),
-    "another permission": (central(1, 38, b"\xff\xff\xff\xff"), 7, "the central directory is not the one"),
-    "local header disagrees": (lambda p: damage.patch(p, 18, b"\1\0\0\0"), 7, "the header of pef.json is not the one"),
-    "not aligned": (lambda p: damage.replace_bytes(p, b"\x35\xd9", b"\x36\xd9"), 7, "header of weights.safetensors"),
-    "a huge manifest": (central(0, SIZE_CENTRAL, BOTH_SIZES), 8, "it claims 2.0 GiB; at most 256.0 MiB are read"),
-    "a flipped bit of the manifest": (lambda p: damage.patch(p, LOCAL.size + 20, b"!"), 9, "checksum of the archive"),
-    "not JSON": (lambda p: damage.change_manifest(p, lambda d: d[:-1]), 10, "it is not strict JSON"),
-    "NaN": (manifest(b'"epochs":3', b'"epochs":NaN'), 10, "NaN is not JSON"),
-    "a number beyond doubles": (manifest(b'"epochs":3', b'"epochs":1e999'), 10, "it is not strict JSON"),
-    "not UTF-8": (manifest(b"logreg", b"\xff\xfe"), 10, "it is not strict JSON"),
-    "a lone surrogate": (manifest(b"LogReg", b"\\ud800"), 10, "it is not strict JSON"),
-    "a number of 5,000 digits": (manifest(b'"epochs":3', b'"epochs":' + b"3" * 5000), 10, "it is not strict JSON"),
-    "an array": (lambda p: damage.change_manifest(p, lambda d: b"[]"), 10, "not a JSON object"),
-    "deeply nested": (lambda p: damage.change_manifest(p, lambda d: b"[" * 200_000), 10, "nested too deeply"),
-    "another format": (fields(lambda f: f.update(format="onnx")), 11, "so this is no PEF"),
-    "no format": (fields(lambda f: f.pop("format")), 11, "so this is no PEF"),
-    "newer major version": (
-        fields(lambda f: f.update(version="2.0", writer="sambasim 3.1")),
-        12, "written by sambasim 3.1",
+    "an older version": (fields(lambda f: f.update(version="1.0")), 8, "it is a PEF of format 1.0, written by"),
+    "no version": (fields(lambda f: f.pop("version")), 8, "it is a PEF of format ,"),
+    "a hostile version": (fields(lambda f: f.update(version="\x1b[2K" * 90)), 8, r"it is a PEF of format \x1b[2K"),
+    "not JSON": (lambda p: damage.change_manifest(p, lambda d: d[:-1]), 9, "the whole: Invalid JSON"),
+    "not UTF-8": (manifest(b"logreg", b"\xff\xfe"), 9, "the whole: Invalid JSON"),
+    "a lone surrogate": (manifest(b"LogReg", b"\\ud800"), 9, "the whole: Invalid JSON"),
+    "a number of 5,000 digits": (manifest(b'"epochs":3', b'"epochs":' + b"3" * 5000), 9, "the whole: Invalid JSON"),
+    "an array": (lambda p: damage.change_manifest(p, lambda d: b"[]"), 9, "the whole: Input should be an object"),
+    "deeply nested": (lambda p: damage.change_manifest(p, lambda d: b"[" * 200_000), 9, "recursion limit exceeded"),
+    "a nested argument": (node(0, args=nested(300)), 9, "recursion limit exceeded"),
+    "an unknown key": (fields(lambda f: f.update(hook="os.system")), 9, "hook: Unexpected keyword argument"),
+    "an unknown key of a node": (node(0, hook=1), 9, "program.training.nodes.0.hook: Unexpected"),
+    "a missing key": (fields(lambda f: f.pop("metadata")), 9, "metadata: Field required"),
+    "text for a number": (program(lambda p: p.update(batch_size="4")), 9, "program.batch_size: Input should be"),
+    "an unknown kind": (program(lambda p: p["symbols"]["x"].update(kind="code")), 9, "program.symbols.x.kind"),
+    "an object as argument": (node(0, args=[{"py": "os"}]), 9, "program.training.nodes.0.args.0"),
+    "results that are numbers": (node(0, results=[1]), 9, "program.training.nodes.0.results.0"),
+    "a keyword without a value": (node(0, kwargs=[["dim"]]), 9, "program.training.nodes.0.kwargs.0"),
+    "a name that is a path": (program(lambda p: p.update(name="../../etc/passwd")), 9, "program.name"),
+    "a name of two lines": (program(lambda p: p.update(name="x\n  try:\trm")), 9, "program.name"),
+    "metadata that is no text": (fields(lambda f: f.update(metadata={"a": 1})), 9, "metadata.a"),
+    "a forbidden operator": (node(0, operator="aten.from_file.default"), 10, "invariant 3: node t is aten.from_file"),
+    "a forbidden constant": (
+        node(0, kwargs=[["dtype", {"kind": "dtype", "name": "load"}]]), 10, "invariant 3: node t takes the dtype load",
     ),
-    "newer minor version": (fields(lambda f: f.update(version="1.9")), 12, "a PEF of format 1.9"),
-    "older major version": (fields(lambda f: f.update(version="0.4")), 12, "reads format 1.0 to 1.0"),
-    "no version": (fields(lambda f: f.pop("version")), 12, "its format version is 'None'"),
-    "a hostile version": (fields(lambda f: f.update(version="9" * 50 + ".0")), 12, "which is no version"),
-    "spaces": (manifest(b'"format":', b'"format": '), 13, "not canonical JSON"),
-    "a key twice": (manifest(b'"format":', b'"format":"x","format":'), 13, "a key is there twice"),
-    "edited by hand": (manifest(b'"epochs":3', b'"epochs":9'), 14, "it was changed after it was written"),
-    "no digest": (manifest(b'"digest":', b'"dihest":'), 14, "it was changed after it was written"),
-    "an unknown key": (fields(lambda f: f.update(hook="os.system")), 15, "hook: Extra inputs are not permitted"),
-    "a missing key": (fields(lambda f: f.pop("metadata")), 15, "metadata: Field required"),
-    "text for a number": (
-        program(lambda p: p.update(batch_size="4")),
-        15, "program.batch_size: Input should be a valid integer",
-    ),
-    "an unknown kind": (program(lambda p: p["symbols"][0].update(kind="code")), 15, "program.symbols.0.kind"),
+    "an unknown kind of constant": (node(0, args=[[{"kind": "module", "name": "os"}]]), 10, "takes the module os"),
     "an unknown optimizer": (
-        program(lambda p: p["optimizers"][0].update(kind="lion")),
-        15, "program.optimizers.0.kind",
+        program(lambda p: p["optimizers"][0].update(kind="os")), 10, "invariant 3: the optimizer os is not permitted",
     ),
-    "a negative address": (program(lambda p: p["symbols"][0].update(offset=-512)), 15, "greater than or equal to 0"),
+    "an optimizer without a group": (node(13, args=[]), 10, "invariant 11: the optimizer nodes update"),
+    "a group without optimizer": (
+        program(lambda p: p["groups"][0].update(optimizer=7)), 10, "invariant 8: group0 has no optimizer 7",
+    ),
+    "a negative address": (program(lambda p: p["symbols"]["x"].update(offset=-512)), 10, "invariant 7: x lies at -512"),
     "an astronomical shape": (
-        program(lambda p: p["symbols"][0].update(shape=[2**63])),
-        15, "program.symbols.0.shape.0",
+        program(lambda p: p["symbols"]["loss"]["type"].update(shape=[2**63])), 10, "invariant 12: loss has the shape",
     ),
-    "a thousand dimensions": (program(lambda p: p["symbols"][0].update(shape=[1] * 1000)), 15, "at most 64 items"),
-    "a name that is a path": (program(lambda p: p.update(name="../../etc/passwd")), 15, "program.name"),
-    "metadata that is no text": (fields(lambda f: f.update(metadata={"a": 1})), 15, "metadata.a"),
-    "a short node": (program(lambda p: p["training"]["nodes"].__setitem__(0, ["t"])), 16, "a node is an array of 7"),
-    "an object as argument": (node(0, 2, [{"py": "os"}]), 16, "an object is no argument"),
-    "an untagged text": (node(0, 2, ["weight"]), 16, "'weight' is no argument"),
-    "an unknown constant": (node(0, 2, ["@module:os"]), 16, "'@module:os' is no argument"),
-    "a nested argument": (node(0, 2, nested(40)), 16, "nested more than 32 levels"),
-    "a source that is not there": (node(0, 6, 99), 16, "node t has no source line 99"),
-    "a source before the first": (node(0, 6, -1), 16, "node t has no source line -1"),
-    "True as a source": (node(0, 6, True), 16, "node t has no source line True"),
-    "results that are numbers": (node(0, 4, [1]), 16, "the results of node t are [1]"),
-    "a keyword without a value": (node(0, 3, [["dim"]]), 16, "a keyword argument of node t"),
-    "an optimizer without a group": (node(11, 2, []), 16, "node sgd updates no group"),
-    "a symbol twice": (program(lambda p: p["symbols"].append(p["symbols"][0])), 16, "the symbol x is there twice"),
-    "a value twice": (
-        program(lambda p: p["training"]["values"].append(["t", "bool", []])),
-        16, "the value t is there twice",
-    ),
-    "a region twice": (program(lambda p: p["groups"][0]["regions"].append(["gradient", 0])), 16, "the region gradient"),
-    "a group without optimizer": (program(lambda p: p["groups"][0].update(optimizer=7)), 16, "names optimizer 7 of 1"),
-    "nested options": (
-        fields(lambda f: f["data_source"].update(a=nested(60))),
-        16, "data_source is nested more than 32",
-    ),
-    "a forbidden operator": (node(0, 1, "aten.from_file.default"), 17, "invariant 3: node t is aten.from_file.default"),
-    "a dangling reference": (node(0, 2, ["%nowhere"]), 17, "invariant 2: node t reads nowhere"),
-    "a name of two lines": (
-        node(0, 2, ["%nowhere\n  try:\trm\x1b[2K"]),
-        17, "invariant 2: node t reads nowhere\\n  try:\\trm\\x1b[2K",
+    "a thousand dimensions": (
+        program(lambda p: p["symbols"]["loss"]["type"].update(shape=[1] * 1000)), 10, "loss has 1000 dimensions",
     ),
     "an unknown dtype": (
-        program(lambda p: p["symbols"][0].update(dtype="complex64")),
-        17, "invariant 12: x has the unknown",
+        program(lambda p: p["symbols"]["x"]["type"].update(dtype="complex64")), 10, "invariant 12: x has the unknown",
+    ),
+    "a symbol under another name": (
+        program(lambda p: p["symbols"].update(y=p["symbols"].pop("x"))), 10, "invariant 1: symbol x is filed under y",
+    ),
+    "a dangling reference": (
+        node(0, args=[{"name": "nowhere\n  try:\trm\x1b[2K"}]),
+        10, "invariant 2: node t reads nowhere\\n  try:\\trm\\x1b[2K",
     ),
     "overlapping symbols": (
-        program(lambda p: p["symbols"][1].update(offset=0)),
-        17, "invariant 7: x and target overlap",
+        program(lambda p: p["symbols"]["target"].update(offset=0)), 10, "invariant 7: x and target overlap",
     ),
-    "weights of another size": (fields(lambda f: f["weights"].update(size_bytes=64)), 18, "and 64 were written"),
-    "weights cut short": (weights(lambda w: w[:-8]), 22, "its tensors take"),
-    "weights cut in the header": (weights(lambda w: w[:100]), 19, "ends inside its header, after 100 bytes"),
-    "no weights at all": (weights(lambda w: b""), 19, "ends inside its header, after 0 bytes"),
-    "a lying header length": (
-        weights(lambda w: b"\xff" * 8 + w[8:]),
-        19, "its header claims 18446744073709551615 bytes",
-    ),
-    "a header that is no JSON": (weights(lambda w: w[:8] + b"?" + w[9:]), 19, "its header is not JSON"),
-    "a header that nests": (weights(lambda w: w[:8] + b"[" * 400 + w[408:]), 19, "its header is not JSON"),
-    "an array as header": (weights(lambda w: w[:8] + b"[]".ljust(len(w) - 128) + w[-120:]), 19, "its header is not"),
-    "header with other spaces": (
-        weights(lambda w: w.replace(b'"format":"pt"', b'"format":"pu"')),
-        19, "not canonical JSON",
-    ),
-    "an entry that is no object": (header(lambda h: h.update(logreg__mask=1)), 19, "its entry logreg__mask is not"),
-    "a tensor missing": (header(lambda h: h.pop("logreg__mask")), 20, "it has no tensor logreg__mask"),
-    "a tensor renamed": (
-        header(lambda h: h.update(a=h.pop("logreg__mask"))),
-        20, "its tensor 'a' belongs to no symbol",
-    ),
-    "another dtype": (header(lambda h: h["logreg__mask"].update(dtype="U8")), 21, "logreg__mask is not bool[3]"),
-    "another shape": (
-        header(lambda h: h["logreg__lin_layer__weight"].update(shape=[3, 2])),
-        21, "is not float32[2, 3]",
-    ),
-    "overlapping tensors": (header(lambda h: h["logreg__mask"].update(data_offsets=[0, 3])), 22, "must lie at bytes"),
-    "bytes after the tensors": (weights(lambda w: w + b"\0"), 22, "and it holds"),
-    "a function as a dtype": (
-        node(0, 2, ["@dtype:load"]),
-        24, "'load' is no dtype that a PEF may name; it may name bfloat16, bool, float16,",
-    ),
-    "a dtype of no tensor": (node(0, 3, [["dtype", "@dtype:complex64"]]), 24, "'complex64' is no dtype that"),
-    "a dtype without a name": (node(0, 2, ["@dtype:"]), 24, "'' is no dtype that a PEF may name"),
-    "a sparse layout": (node(0, 2, ["@layout:sparse_coo"]), 24, "no layout that a PEF may name; it may name strided"),
-    "a function as a memory format": (
-        node(0, 2, [["@memory_format:hub"]]),
-        24, "it may name channels_last, channels_last_3d, contiguous_format, preserve_format",
-    ),
-    "another device": (node(0, 2, ["@device:cuda:0"]), 24, "'cuda:0' is no device that a PEF may name; it may"),
+    "weights cut short": (weights(lambda w: w[:-8]), 11, "bytes, and header and tensors take"),
+    "bytes after the tensors": (weights(lambda w: w + b"\0"), 11, "bytes, and header and tensors take"),
+    "weights cut in the header": (weights(lambda w: w[:100]), 11, "its header is not the one"),
+    "no weights at all": (weights(lambda w: b""), 11, "its header is not the one"),
+    "a lying header length": (weights(lambda w: b"\xff" * 8 + w[8:]), 11, "its header has more than"),
+    "a header that nests": (weights(lambda w: w[:8] + b"[" * 400 + w[408:]), 11, "its header is not the one"),
+    "a tensor missing": (header(lambda h: h.pop("logreg__mask")), 11, "its tensor 'logreg__mask' is missing"),
+    "another dtype": (header(lambda h: h["logreg__mask"].update(dtype="U8")), 11, "its tensor 'logreg__mask'"),
+    "a tensor too many": (header(lambda h: h.update(a=1)), 11, "its header"),
 }  # fmt: skip
 
 
@@ -286,80 +217,41 @@ def test_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     damage_it, number, text = CASES[name]
     damage_it(path)
-    for reader in (pef.read, pef.map_weights, pef.check):
+    readers: list[Callable[[Path], object]] = [
+        pef.read,
+        pef.map_weights,
+        pef.check,
+        *([pef.peek] if number <= 8 else []),
+    ]
+    for reader in readers:
         with pytest.raises(PefError, match=re.escape(text)) as caught:
             reader(path)
         rule = RULES[number - 1]
         assert f"logreg.pef breaks rule {number} of the PEF format ({rule.name})" in caught.value.what
-        assert str(path) in str(caught.value.where)
+        assert caught.value.where == f"{rule.part}, {path}"
         assert caught.value.what.isprintable()
         assert caught.value.remedy
         assert caught.value.exit_code == 3
 
 
-SEEN_ON_WRITING_IT_AGAIN = {"a number beyond doubles", "a lone surrogate"}
-SEEN_BY_PEEK = [name for name, (_, number, _) in CASES.items() if number <= 12 and name not in SEEN_ON_WRITING_IT_AGAIN]
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("name", SEEN_BY_PEEK)
-def test_peek_refuses_what_cannot_be_opened(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [lambda f: f["program"].pop("name"), lambda f: f["program"].update(name="a/b"),
+                                    lambda f: f.pop("metadata")])  # fmt: skip
+def test_peek_refuses_a_manifest_without_its_keys(change: Callable[[Fields], object], tmp_path: Path) -> None:
     path = write_sample(tmp_path)
-    damage_it, number, _ = CASES[name]
-    damage_it(path)
-    with pytest.raises(PefError, match=f"breaks rule {number} "):
+    damage.change_fields(path, change)
+    with pytest.raises(PefError, match="breaks rule 9 "):
         pef.peek(path)
-
-
-@pytest.mark.parametrize("key", ["name", "batch_size"])
-def test_peek_refuses_a_manifest_without_its_keys(key: str, tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    damage.change_fields(path, lambda f: f["program"].pop(key))
-    with pytest.raises(PefError, match=f"its key {key} is not of type"):
-        pef.peek(path)
-
-
-def test_peek_refuses_a_manifest_without_metadata(tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    damage.change_fields(path, lambda f: f.pop("metadata"))
-    with pytest.raises(PefError, match="its key metadata is not of type dict"):
-        pef.peek(path)
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "x\n  try:\trm", "x\x9b2K", "x\u2028y", "x" * 256])
-def test_a_program_is_called_as_a_file_can_be(name: str, tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    damage.change_fields(path, lambda f: f["program"].update(name=name))
-    for reader in (pef.peek, pef.read):
-        with pytest.raises(PefError, match=r"breaks rule 15 .*name"):
-            reader(path)
 
 
 def test_a_flipped_bit_of_the_weights_is_found_where_they_are_checked_or_mapped(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
-    good, stored = damage.unpack(path)
     damage.change_weights(path, lambda data: data[:-1] + b"\0")
     pef.read(path)
     for reader in (pef.check, pef.map_weights):
-        with pytest.raises(PefError, match=r"breaks rule 23 .*was written") as caught:
+        with pytest.raises(PefError, match=r"breaks rule 12 .*was written") as caught:
             reader(path)
         assert str(caught.value.where).startswith("weights.safetensors, ")
     assert set(pef.map_weights(path, check=False)) == set(sample_weights())
-    path.write_bytes(damage.pack(damage.seal(good), stored))
-    pef.check(path)
-    pef.map_weights(path)
-
-
-def test_a_wrong_checksum_of_the_weights_is_found_by_check(tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    crc32 = path.read_bytes()[-END.size - CENTRAL.size - 19 :][CRC_CENTRAL : CRC_CENTRAL + 4]
-    assert path.read_bytes().count(crc32) == 2
-    damage.replace_bytes(path, crc32, b"\1\2\3\4", 2)
-    pef.read(path)
-    for reader in (pef.check, pef.map_weights):
-        with pytest.raises(PefError, match=r"rule 9 .*checksum of the archive") as caught:
-            reader(path)
-        assert "weights.safetensors" in str(caught.value.where)
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -371,11 +263,15 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             pef.read(path)
 
 
-def test_another_version_says_who_wrote_it_and_what_to_do(tmp_path: Path) -> None:
+def test_a_million_bad_items_take_no_memory_for_errors(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
-    damage.change_fields(path, lambda f: f.update(version="2.1", writer="sambasim 7.0.2"))
-    with pytest.raises(PefError) as caught:
+    damage.change_manifest(path, lambda data: data.replace(b'"args":[', b'"args":[' + b"{}," * 1_000_000, 1))
+    with pytest.raises(PefError, match=r"program\.training\.nodes\.0\.args\.0") as caught:
         pef.read(path)
-    assert "a PEF of format 2.1, written by sambasim 7.0.2; sambasim 0.1.0 reads format 1.0 to 1.0" in caught.value.what
-    assert caught.value.remedy == "compile the model again with sambasim 0.1.0, or run it with sambasim 7.0.2"
-    assert str(caught.value.where).startswith("pef.json, ")
+    assert len(str(caught.value)) < 2000
+
+
+def test_the_readme_numbers_the_rules_of_the_table_and_each_is_broken_here() -> None:
+    found = re.findall(r"^(\d+)\. \*\*(\w+)\*\*:", README, re.MULTILINE)
+    assert [(int(number), name) for number, name in found] == [(rule.number, rule.name) for rule in RULES]
+    assert {number for _, number, _ in CASES.values()} | {archive.CONTENT.number} == {rule.number for rule in RULES}

@@ -14,7 +14,7 @@ from sambasim.collectives.slices import Slice
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.pef.parts import PartDigests, part_digests
+from sambasim.pef.document import PartDigests, part_digests
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.plan import Position
 from sambasim.runtime.setup import Setup

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.errors import CheckpointError
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.version import unread
+from sambasim.pef.document import WRITER
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.manifest import FORMAT_NAME, FORMAT_VERSION, Manifest, TensorModel, buffer_name
 from sambasim.units import MIB
@@ -158,10 +158,14 @@ def _read_manifest(path: Path) -> Manifest:
         raise damaged(path, MANIFEST_FILE, f"it is not JSON: {error}") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT_NAME:
         raise damaged(path, MANIFEST_FILE, f'it is not a JSON object whose "format" is "{FORMAT_NAME}"')
-    if (fault := unread(fields, "checkpoint", FORMAT_VERSION)) is not None:
-        if fault.writer is None:
-            raise damaged(path, MANIFEST_FILE, fault.what)
-        raise CheckpointError(f"{path.name}: {fault.what}", where=str(path), remedy=f"resume it with {fault.writer}")
+    version, own = fields.get("version"), ".".join(map(str, FORMAT_VERSION))
+    if not isinstance(version, str):
+        raise damaged(path, MANIFEST_FILE, "its format version is no version")
+    if version != own:
+        writer = ascii(fields.get("writer"))[1:-1][:40]
+        found = ascii(version)[1:-1][:40]
+        what = f"it is a checkpoint of format {found}, written by {writer}; {WRITER} reads format {own}"
+        raise CheckpointError(f"{path.name}: {what}", where=str(path), remedy=f"resume it with {writer}")
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from sambasim.errors import PefError, SambasimError
-from sambasim.pef.rules import COMPILE_AGAIN
+from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.parts import Part
 from sambasim.runtime.instructions import Instruction, Registers
 

@@ -30,7 +30,7 @@ def _version(fields: damage.Fields) -> None:
 
 
 def _lose_a_symbol(fields: damage.Fields) -> None:
-    fields["program"]["symbols"].pop()
+    fields["program"]["symbols"].popitem()
 
 
 def _save(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
@@ -89,26 +89,24 @@ ARTIFACTS: tuple[Fault, ...] = (
         "JSON edited in place",
         "run --pef net",
         3,
-        ("breaks rule 9 of the PEF format (checksum)", "where: pef.json, out/net/net.pef", "compile the model again"),
+        ("breaks rule 6 of the PEF format (checksum)", "where: pef.json, out/net/net.pef", "compile the model again"),
         pefs=("net",),
         prepare=_on_pef(partial(damage.replace_bytes, old=b'"batch_size":4', new=b'"batch_size":8')),
     ),
     Fault(
         "JSON edited, and zipped again",
         "run --pef net",
-        3,
-        ("breaks rule 14 of the PEF format (digest)", "it was changed after it was written", "compile the model again"),
+        2,
+        ("this account did not compile net.pef", "where: out/net/net.pef", "add --trust"),
         pefs=("net",),
-        prepare=_on_pef(
-            partial(damage.change_manifest, change=lambda text: text.replace(b'"batch_size":4', b'"batch_size":8', 1))
-        ),
+        prepare=_on_pef(partial(damage.change_manifest, change=lambda text: text.replace(b'"seed":0', b'"seed":7', 1))),
     ),
     Fault(
         "a program that contradicts itself",
         "run --pef net",
         3,
         (
-            "error[pef]: net.pef breaks rule 17 of the PEF format (program)",
+            "error[pef]: net.pef breaks rule 10 of the PEF format (program)",
             "where: pef.json, out/net/net.pef",
             "compile the model again",
         ),
@@ -119,7 +117,7 @@ ARTIFACTS: tuple[Fault, ...] = (
         "weights that were changed",
         "verify net",
         3,
-        ("breaks rule 23 of the PEF format (content)", "was written", "where: weights.safetensors, out/net/net.pef"),
+        ("breaks rule 12 of the PEF format (content)", "was written", "where: weights.safetensors, out/net/net.pef"),
         pefs=("net",),
         prepare=_on_pef(partial(damage.change_weights, change=lambda data: data[:-1] + b"\x55")),
     ),
@@ -127,7 +125,7 @@ ARTIFACTS: tuple[Fault, ...] = (
         "of a newer version",
         "run --pef net",
         3,
-        ("it is a PEF of format 9.0, written by sambasim 9.1; sambasim", "reads format", "or run it with sambasim 9.1"),
+        ("it is a PEF of format 9.0, written by sambasim 9.1; sambasim", "reads format", "compile the model again"),
         pefs=("net",),
         prepare=_on_pef(partial(damage.change_fields, change=_version)),
     ),

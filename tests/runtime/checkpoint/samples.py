@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.parts import PartDigests
+from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, Claim
 from sambasim.runtime.checkpoint.manifest import (
     Manifest,

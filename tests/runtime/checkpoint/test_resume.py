@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import CheckpointError, OptionError
-from sambasim.pef.parts import PartDigests
+from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.manifest import Manifest
