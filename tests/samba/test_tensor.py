@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import DataError, OptionError
-from sambasim.samba import SambaTensor, from_named_dict, from_torch, from_torch_tensor, randn, to_torch
-from sambasim.samba.absent import AbsentNameError
+from sambasim.samba import SambaTensor, from_torch, from_torch_tensor, randn, to_torch
 
 
 def image() -> SambaTensor:
@@ -34,51 +33,12 @@ def test_it_shares_memory_with_the_tensor_it_is_made_from() -> None:
     assert plain.tolist() == [1, 5, 7]
 
 
-@pytest.mark.parametrize("unwrap", [to_torch, SambaTensor.torch, SambaTensor.torch_tensor])
-def test_it_becomes_a_plain_tensor_in_the_same_memory(unwrap: Callable[[SambaTensor], Tensor]) -> None:
-    tensor = image()
-    plain = unwrap(tensor)
-    assert type(plain) is Tensor
-    assert plain.data_ptr() == tensor.data_ptr()
-
-
-def test_a_plain_tensor_stays_what_it_is() -> None:
-    plain = torch.ones(2)
-    assert to_torch(plain) is plain
-
-
-def test_outputs_become_plain_tensors_as_a_whole() -> None:
-    loss, logits = from_torch_tensor(torch.ones(2), name="loss"), torch.zeros(3)
-    for outputs in ((loss, logits), [loss, logits]):
-        plain = to_torch(outputs)  # type: ignore[type-var]  # tensors of both kinds
-        assert type(plain) is type(outputs)
-        assert [type(tensor) for tensor in plain] == [Tensor, Tensor]
-        assert plain[0].data_ptr() == loss.data_ptr()
-
-
-def test_a_dictionary_gives_its_keys_as_names() -> None:
-    ids, mask = torch.arange(3), torch.ones(3)
-    tensors = from_named_dict({"ids": ids, "mask": mask})
-    assert [(key, tensor.name) for key, tensor in tensors.items()] == [("ids", "ids"), ("mask", "mask")]
-    assert tensors["ids"].data_ptr() == ids.data_ptr()
-
-
 def test_what_an_app_says_of_its_place_is_kept() -> None:
     tensor = from_torch_tensor(torch.ones(2, 3), name="x", sized_dims=[2, None], region_name="weights")
     assert (tensor.sized_dims, tensor.sn_region_name) == ([2, None], "weights")
     tensor.sn_region_name = "state"
     copied: Any = tensor.clone()
     assert tensor.region_name == copied.sn_region_name == "state"
-
-
-def test_the_graph_of_the_vendors_compiler_is_not_here() -> None:
-    tensor = image()
-    for name in ("dsts", "inputs"):
-        assert not hasattr(tensor, name)
-        with pytest.raises(AbsentNameError, match=f"a SambaTensor has no {name} here") as caught:
-            getattr(tensor, name)
-        assert str(caught.value.where).startswith(f"{__file__}:")
-        assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -210,10 +170,6 @@ def test_a_materializer_gives_the_data() -> None:
     assert (tensor.region_name, tensor.sized_dims) == ("weights", (2,))
 
 
-def test_another_dtype_converts() -> None:
-    assert SambaTensor(torch.ones(2), dtype=torch.int16).dtype is torch.int16
-
-
 def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
     loss: Any = from_torch_tensor(torch.tensor(2.0), name="loss")
     assert loss.sn_grad is None
@@ -230,8 +186,8 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: SambaTensor(), "a SambaTensor is made from a tensor or from a shape, and neither was given"),
-        (lambda: SambaTensor(torch.ones(2), shape=(3,)), "the tensor has the shape (2,), and the shape (3,) was given"),
+        (lambda: SambaTensor(), "SambaTensor needs a tensor or a shape"),
+        (lambda: SambaTensor(torch.ones(2), shape=(3,)), "the tensor has the shape (2,), and shape= is (3,)"),
         (lambda: randn(2, 3, name="x", batch_dim=2), "the tensor x has no dimension 2: its shape is (2, 3)"),
         (lambda: from_torch_tensor(torch.ones(2), batch_dim=-2), "the tensor has no dimension -2: its shape is (2,)"),
         (lambda: SambaTensor(torch.ones(2), is_complex=True), "a SambaTensor holds real numbers, and the tensor is"),
@@ -239,9 +195,9 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
             lambda: from_torch_tensor(torch.ones(2, dtype=torch.complex64), name="x"),
             "a SambaTensor holds real numbers, and the tensor x is complex",
         ),
-        (lambda: SambaTensor((torch.ones(1), torch.ones(2))), "it is of type tuple"),  # type: ignore[arg-type]  # the mistake
-        (lambda: to_torch((torch.ones(1), None)), "it is of type NoneType"),  # type: ignore[type-var]
-        (lambda: from_torch_tensor([1, 2]), "this must be a tensor, and it is of type list"),  # type: ignore[arg-type]
+        (lambda: SambaTensor((torch.ones(1), torch.ones(2))), "a tensor is needed, not tuple"),  # type: ignore[arg-type]  # the mistake
+        (lambda: to_torch((torch.ones(1), None)), "a tensor is needed, not NoneType"),  # type: ignore[type-var]
+        (lambda: from_torch_tensor([1, 2]), "a tensor is needed, not list"),  # type: ignore[arg-type]
         (lambda: setattr(image(), "sn_data", torch.ones(3, 4)), "the tensor image has the shape (4, 3), and the data"),
     ],
 )
@@ -252,14 +208,14 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> Non
 
 
 def test_a_model_in_place_of_a_tensor_is_told_what_to_call() -> None:
-    with pytest.raises(DataError, match="of type Linear") as caught:
+    with pytest.raises(DataError, match="not Linear") as caught:
         from_torch(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     assert caught.value.remedy == "samba.from_torch_model_(model) for a model"
 
 
 def test_the_backward_of_a_result_without_a_graph_says_who_does_it() -> None:
     loss = SambaTensor(torch.ones(2), name="loss")
-    with pytest.raises(OptionError, match=r"the host has no graph of what session\.run gives") as caught:
+    with pytest.raises(OptionError, match=r"the host has no autograd graph of a result of session\.run") as caught:
         (loss.mean() * 2).backward()
     assert "session.run does both" in str(caught.value.remedy)
     weight = torch.ones(2, requires_grad=True)
