@@ -167,9 +167,8 @@ def measure_sections(
 
     The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
     one after another, without overlap of sync and backward, so their sum can exceed a step. With one replica REDUCE and
-    GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the prediction of REDUCE includes GATHER. With
-    several replicas, `reduce_on_rdu` and 64 KiB of gradients or more, REDUCE, OPT and GATHER are one pass over memory,
-    and have one row.
+    GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the prediction of REDUCE includes GATHER. Sections
+    that the runtime fuses into one pass over memory, such as REDUCE, OPT and GATHER with `reduce_on_rdu`, have one row.
     """
     program = session.program(model)
     kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
