@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sambasim.samba.absent import AbsentNameError
 from torch import nn
 
 from sambasim import samba
 from sambasim.samba.checks.findings import FINDINGS
 from sambasim.samba.modules import add_old_methods
+from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.session import Session
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names
 from sambasim.samba.trace import _trace_graph

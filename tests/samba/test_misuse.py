@@ -107,8 +107,8 @@ torch.save(torch.ones(1), SAVED)
         (lambda: CUDA.Stream(), "device cuda"),
         (lambda: torch.load(io.BytesIO(SAVED.getvalue()), map_location="cuda"), "device cuda"),
         (lambda: torch.load(io.BytesIO(SAVED.getvalue()), map_location="rdu"), "that torch does not know"),
-        (lambda: torch.ones(1).to(0), "by its number"),
-        (lambda: nn.Linear(1, 1).to(0), "by its number"),
+        (lambda: torch.ones(1).to(0), "by number"),
+        (lambda: nn.Linear(1, 1).to(0), "by number"),
         (lambda: torch.ones(1).pin_memory(), "or for pinned memory"),
         (lambda: torch.ones(1, pin_memory=True), "or for pinned memory"),
         (lambda: torch.ones(1).to("rdu"), "that torch does not know"),
@@ -126,11 +126,11 @@ def test_a_device_that_is_not_there_is_told_as_such(call: Callable[[], object], 
 @pytest.mark.parametrize(
     ("call", "what"),
     [
-        (dist.get_rank, "calls torch.distributed, which is not up"),
-        (dist.get_world_size, "calls torch.distributed, which is not up"),
-        (lambda: DistributedSampler([1, 2]), "calls torch.distributed, which is not up"),  # type: ignore[arg-type]  # it has a length
-        (lambda: dist.init_process_group("mpi"), "calls init_process_group, and this torch has no MPI"),
-        (lambda: dist.init_process_group("gloo"), "calls init_process_group, which looks for"),
+        (dist.get_rank, "calls torch.distributed, which is not initialised"),
+        (dist.get_world_size, "calls torch.distributed, which is not initialised"),
+        (lambda: DistributedSampler([1, 2]), "calls torch.distributed, which is not initialised"),  # type: ignore[arg-type]  # it has a length
+        (lambda: dist.init_process_group("mpi"), "calls init_process_group for MPI"),
+        (lambda: dist.init_process_group("gloo"), "calls init_process_group, which needs the environment of torchrun"),
     ],
 )
 def test_so_is_torch_distributed_where_it_is_not_up(
