@@ -1,29 +1,28 @@
-"""SambaFlow's shape: what `from sambaflow import samba` gives, on the compiler and the runtime.
+"""The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime.
 
     tensors        SambaTensor, from_torch_tensor, from_named_dict, to_torch, randn, randint
     models         from_torch_model_, lazy_param, materialize
     data           SambaLoader
     session        session, which compiles and runs
     optimizers     optim.SGD, optim.Adam, optim.AdamW
-    the rest       utils, nn, env, directives, schema, test
+    others         utils, nn, test; env, directives and schema by the table in door/
     operators      cat, addmm, sigmoid …: torch's, under the same names
 
-What each of them does, and what it leaves out, is in README.md. Importing it imports torch, and no MPI.
+README.md compares each name with SambaFlow. Importing it imports torch, and no MPI.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from sambasim.samba import directives, env, nn, optim, plain_tensors, schema, test, utils
-from sambasim.samba.env import is_internal, patched_torch
+from sambasim.samba import nn, optim, test, utils
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
-from sambasim.samba.lazy_param import lazy_param
+from sambasim.samba.lazy import lazy_param, materialize
 from sambasim.samba.loader import SambaLoader, install_sampler_of_one_replica
-from sambasim.samba.materialize import materialize
 from sambasim.samba.modules import from_torch_model_
 from sambasim.samba.session import session
-from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, to_torch
-from sambasim.samba.utils.seeds import seed_from_environment
+from sambasim.samba.switches import is_internal, patched_torch
+from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, install_attributes, to_torch
+from sambasim.samba.utils.helpers import seed_from_environment
 
 # The older names.
 from_torch = from_torch_tensor
@@ -33,8 +32,6 @@ __all__ = [
     "SambaLoader",
     "SambaTensor",
     "addmm",
-    "directives",
-    "env",
     "from_named_dict",
     "from_torch",
     "from_torch_",
@@ -49,7 +46,6 @@ __all__ = [
     "patched_torch",
     "randint",
     "randn",
-    "schema",
     "session",
     "test",
     "to_torch",
@@ -57,7 +53,7 @@ __all__ = [
     "utils",
 ]
 
-plain_tensors.install()
+install_attributes()
 install_sampler_of_one_replica()
 seed_from_environment()
 

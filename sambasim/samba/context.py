@@ -1,7 +1,6 @@
-"""What the command line of this process said, and the communicator that connects it to the other ranks of its job.
+"""The context of this process: its parsed command line, and the communicator of its ranks.
 
-There is one context a process, because there is one command line and one MPI. `utils.argparser` fills it, and the
-session reads it.
+`utils.argparser` sets it, and the session reads it.
 """
 
 import atexit
@@ -24,17 +23,20 @@ from sambasim.samba.checks import job
 from sambasim.samba.shim import ending
 
 if TYPE_CHECKING:
-    from sambasim.samba.utils.next_run import NextRun
+    from sambasim.samba.utils.parser import NextRun
 
 STARTED_IN = os.getcwd()
-"""Where the app was started: it may go elsewhere."""
+"""The folder in which the app was started; it may change it."""
 
 
 @dataclass(slots=True)
 class Context:
-    """`command` is compile, run, …; `arguments` the whole of what `parse_app_args` returned. Both are None before it
-    was called; `alone` says that the command runs in one process. `communicator` is None until somebody needed one.
-    `next_run` is there where a shell's command line compiles."""
+    """command: compile, run, …; None before `parse_app_args`
+    arguments: what `parse_app_args` returned
+    communicator: None before its first use
+    alone: whether the command runs in a single process
+    next_run: what makes the run command, if a command line compiles
+    """
 
     command: str | None = None
     arguments: Namespace | None = None
@@ -44,8 +46,8 @@ class Context:
 
     @property
     def trains(self) -> bool:
-        """Whether the app may be about to train. Measured and tested is by whole steps, too, on the same data
-        everywhere, and nothing is wrong with that."""
+        """Whether the app may train. Measuring and testing run steps on the same data everywhere, so the checks of data
+        parallelism do not apply."""
         return self.command in (None, "run")
 
 
@@ -58,7 +60,7 @@ def current() -> Context:
 
 
 def communicator() -> Communicator:
-    """The communicator of this process. The first call is collective, and starts MPI; later calls return the same.
+    """The communicator of this process. The first call is collective, and starts MPI.
 
     Raises LaunchError or MachineError as `sambasim.runtime.communicator.connect` does.
     """
@@ -66,33 +68,33 @@ def communicator() -> Communicator:
     if context.communicator is None:
         context.communicator = connect(typed_command())
         if context.communicator.world_size > 1:
-            ending.install()  # an app that was started by plain `python` has nobody else around it
+            ending.install()  # for apps that were started by plain `python`
             print_whole_lines()
         job.begin(context.communicator)
     return context.communicator
 
 
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
-    """What was typed to start this process, without mpirun: `["python", "app.py", "run", …]`. Remedies repeat it.
+    """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages.
 
-    original: the whole argument vector of the process, interpreter and its flags included
+    original: the argument vector of the process, with the interpreter and its flags
     """
     interpreter, *rest = original
-    if rest and Path(rest[0]).name == "sambasim":  # the installed command, which the shell starts by its interpreter
+    if rest and Path(rest[0]).name == "sambasim":  # the installed command
         return ["sambasim", *rest[1:]]
     return [interpreter, *rest]
 
 
 def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None:
-    """Make `arguments` those of this process; collective if `connected` is true.
+    """Makes `arguments` those of this process; collective if `connected` is true.
 
-    arguments: with a `command`, and with a `world_size` where `connected` is true: the least number of replicas that
-        was asked for on the way in, the number that mpirun started on the way out
-    connected: whether the ranks of the job must find each other, and `torch.distributed` be up, before this returns
-    alone: whether `torch.distributed` is to come up, for this process alone, when the app first needs it
+    arguments: with a `command`; if `connected`, with a `world_size`, the least number of replicas, which is set to the
+        number that mpirun started
+    connected: whether to connect the ranks and initialize `torch.distributed`
+    alone: whether to initialize `torch.distributed` for this process alone when the app first uses it
 
-    Raises LaunchError if fewer ranks were started than were asked for, or if the app has started `torch.distributed`
-    itself with another number of ranks than the job has; and what `communicator` raises.
+    Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
+    with another number of ranks; and what `communicator` raises.
     """
     context = current()
     context.command, context.arguments = arguments.command, arguments
@@ -120,7 +122,7 @@ def _check_replicas(started: int, wanted: int) -> None:
 
 
 def _check_process_group(world: Communicator) -> None:
-    """`init_process_group` is not the app's to call: the library does it, as soon as it has read --data-parallel."""
+    """The library calls `init_process_group`, when it reads --data-parallel; the app must not."""
     if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
         raise LaunchError(
             f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, "

@@ -1,12 +1,11 @@
-"""Tensors made for a session, and torch's operators under the same names.
+"""Functions of `samba` and `samba.functional`: torch's operators under the same names, and SambaFlow's own.
 
-`samba.cat`, `samba.sigmoid` and the like are torch's own functions, so a model whose `forward` calls them is traced as
-if it called torch. What makes a tensor out of nothing (`samba.zeros`) takes a name and a batch dimension as well.
-`addmm` and `triu_fill` are SambaFlow's own.
+`samba.cat`, `samba.sigmoid` and the like are torch's own functions. Functions that make a tensor (`samba.zeros`) also
+take a name and a batch dimension. `addmm`, `triu_fill` and the functions of `functional.stir` are SambaFlow's.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -14,13 +13,14 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 
-from sambasim.samba.absent import no_such_name
+from sambasim.errors import OptionError
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
-__all__ = ["addmm", "randint", "randn", "triu_fill"]
+__all__ = ["addmm", "randint", "randn", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
 
 _OF_EVERY_MAKER = ("dtype", "layout", "device", "pin_memory")
 
@@ -44,12 +44,11 @@ _MAKERS: Mapping[str, tuple[str, ...]] = {
     "zeros": ("size", "out"),
     "zeros_like": ("input", "memory_format"),
 }
-"""Functions of torch that make a tensor by themselves, so that the tensor may be given a name; and which keywords each
-has beside `_OF_EVERY_MAKER`."""
+"""Functions of torch that make a tensor, and their keywords besides `_OF_EVERY_MAKER`."""
 
 
 def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callable[..., SambaTensor]:
-    """`function` of torch, which also takes what describes a SambaTensor, and `shape` for `size`."""
+    """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
 
     @checks_keywords_beside(f"samba.{function.__name__}", (*keywords, *_OF_EVERY_MAKER))
     def make(
@@ -69,12 +68,12 @@ def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callabl
             tensor = function(*arguments, **torch_options)
         except TypeError as error:
             raise KeywordError(
-                f"AP04: samba.{function.__name__} cannot be called so: {str(error).splitlines()[0]}",
+                f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}",
                 where=app_line(),
                 remedy=f"give it the arguments of torch.{function.__name__}",
             ) from error
         if torch.compiler.is_compiling():
-            # Inside a model's forward, which is being traced, a tensor is a value like any other.
+            # In a forward that is being traced, the tensor stays plain.
             return cast(SambaTensor, tensor)
         named = from_torch_tensor(tensor, name, batch_dim, named_dims, sized_dims, region_name)
         if requires_grad:
@@ -119,18 +118,70 @@ def triu_fill(input: Tensor, value: float) -> Tensor:
     return input.masked_fill(above, value)
 
 
-_OWN: Mapping[str, Callable[..., Any]] = {
-    "addmm": addmm,
-    "randint": randint,
-    "randn": randn,
-    "triu_fill": triu_fill,
+_OWN: Mapping[str, Callable[..., Any]] = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
+
+_REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "MIN": torch.amin,
+    "MAX": torch.amax,
+    "SUM": torch.sum,
+    "MEAN": torch.mean,
 }
+
+
+@checks_keywords
+def sn_imm(value: float, dtype: torch.dtype | None = None) -> Tensor:
+    """A constant: a tensor without dimensions."""
+    return torch.full((), value, dtype=dtype)
+
+
+@checks_keywords
+def sn_select(cond: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+    """`a` where `cond` is not 0, and `b` elsewhere; the shapes broadcast."""
+    return torch.where(cond.bool(), a, b)
+
+
+@checks_keywords
+def sn_iteridx(attrs: Mapping[str, Any], dim: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """The index of each element along `dim`: a tensor that broadcasts to `attrs["shape"]`."""
+    shape = attrs["shape"]
+    index = torch.arange(shape[dim], dtype=dtype)
+    return index.reshape([-1 if axis == dim % len(shape) else 1 for axis in range(len(shape))])
+
+
+@checks_keywords
+def sn_zipmapreduce(
+    func: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    reduce_func: str | None = None,
+    reduce_dim: Sequence[int] | int | None = None,
+) -> Tensor:
+    """`func(attrs, *tensors)`, called once with whole tensors, and a reduction of its result over `reduce_dim`.
+
+    tensors: their shapes broadcast to one, which is `attrs["shape"]` and the shape of the result before the reduction
+    reduce_func: MIN, MAX, SUM, MEAN, in any case of letters, or None for no reduction
+    reduce_dim: None for all dimensions
+
+    Raises OptionError for another reduction.
+    """
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]  # torch's
+    mapped = func({"shape": shape}, *tensors).expand(shape)
+    if reduce_func is None:
+        return mapped
+    if reduce_func.upper() not in _REDUCTIONS:
+        raise OptionError(
+            f"sn_zipmapreduce has no reduction {reduce_func}",
+            where=app_line(),
+            remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}",
+        )
+    if reduce_dim is None:
+        reduce_dim = range(len(shape))
+    return _REDUCTIONS[reduce_func.upper()](mapped, [reduce_dim] if isinstance(reduce_dim, int) else [*reduce_dim])
 
 
 @functools.cache
 def operators() -> Mapping[str, Callable[..., Any]]:
-    """Every function that `samba` has, by name: the operators of `torch` and of `torch.nn.functional`, the former where
-    both have one, those that make a tensor, and SambaFlow's own."""
+    """Every function of `samba` by name: those of `torch` and `torch.nn.functional` (torch's if both have one), those
+    that make a tensor, and SambaFlow's own."""
     overridable = torch.overrides.get_overridable_functions()
     known = {*overridable[torch], *overridable[torch.functional], *overridable[torch.nn.functional]}
     found = {
@@ -145,7 +196,7 @@ def operators() -> Mapping[str, Callable[..., Any]]:
 
 def operator(name: str) -> Callable[..., Any]:
     """The operator of this name. Raises AttributeError, with names that are near, if there is none."""
-    if name.startswith("__"):  # what Python itself looks for, often and in vain
+    if name.startswith("__"):  # Python probes for these
         raise AttributeError(f"sambasim.samba has no {name}")
     if name not in operators():
         raise no_such_name("sambasim.samba", name, operators())
@@ -153,5 +204,5 @@ def operator(name: str) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Apps have the operators under `samba.functional` too."""
+    """The operators, which apps also use as `samba.functional.relu`."""
     return operator(name)

@@ -1,22 +1,34 @@
-"""`hyperparam_dict`: hyperparameters of all optimizers, and dropout rates, from one step on."""
+"""`hyperparam_dict` of `session.run`: hyperparameters of all optimizers, and dropout rates.
+
+A PEF has the rate of each dropout as a constant of its operators; another rate makes a copy of the graph with other
+constants. Dropout of elements is `native_dropout` and its backward. Dropout of channels (Dropout1d, 2d and 3d) is
+`bernoulli`, whose result is divided by the share that is kept. AlphaDropout keeps its compiled rate.
+"""
 
 import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 
 from torch import Tensor
 
 from sambasim.errors import OptionError
+from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.keywords import OTHER_WORDS, nearest
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.dropout import ALL, rate_names, with_rates
 from sambasim.samba.machine import Machine
+
+ALL_DROPOUTS = "p"
+"""The name of the rate of all dropouts."""
+
+_ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
+_BACKWARD = "aten.native_dropout_backward.default"
 
 
 class Hyperparameters:
-    """What a loaded PEF takes from `hyperparam_dict`, and what it was told last."""
+    """The hyperparameters and dropout rates of a loaded PEF."""
 
     def __init__(self, machine: Machine) -> None:
         program = machine.program
@@ -24,19 +36,18 @@ class Hyperparameters:
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
         self.rates = () if program.training is None else rate_names(program.training)
-        """The names of the dropout rates of the training step."""
-        self.told: dict[str, float] = {}
-        """What the optimizers were told so far."""
-        self._told_rates: dict[str, float] = {}
+        """The names of the dropout rates."""
+        self.given: dict[str, float] = {}
+        """The hyperparameters that were given so far."""
+        self._rates: dict[str, float] = {}
         self._rates_changed = False
         self._last: Mapping[str, object] = {}
 
     def take(self, given: Mapping[str, object]) -> None:
-        """`given` holds from now on; dropout rates from the next forward on. Names that nothing here takes are left
-        out, with a notice.
+        """Takes `given` from now on, and dropout rates from the next forward on. Ignores unknown names, with a notice.
 
-        Raises OptionError for a value that is no number of 0 or more, for a dropout rate of 1 or more, for a name that
-        is nearly a known one, and for a momentum where the PEF has no memory for one.
+        Raises OptionError for a value that is not a number of at least 0, for a dropout rate of at least 1, for a name
+        that is nearly a known one, and for a momentum if the PEF has no state for it.
         """
         if given == self._last:
             return
@@ -57,15 +68,15 @@ class Hyperparameters:
         self._last = {**given} if not any(isinstance(value, Tensor) for value in given.values()) else {}
 
     def begin_forward(self) -> None:
-        """Dropout rates that were taken since the last forward hold from now on."""
+        """Applies dropout rates that were given since the last forward."""
         training = self._machine.program.training
         if self._rates_changed and training is not None:
-            self._machine.replica.run_graph(with_rates(training, self._told_rates))
+            self._machine.replica.run_graph(with_rates(training, self._rates))
             self._rates_changed = False
 
     def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
         known: dict[str, object] = {}
-        takes = {*self._of_optimizers, *((ALL, *self.rates) if self.rates else ())}
+        takes = {*self._of_optimizers, *((ALL_DROPOUTS, *self.rates) if self.rates else ())}
         for name, value in given.items():
             if name in takes:
                 known[name] = value
@@ -92,13 +103,13 @@ class Hyperparameters:
                 where=app_line(),
                 remedy=f'hyperparam_dict={{"{high}": 0.1}}',
             )
-        before = {} if ALL in rates else self._told_rates  # the rate for all takes the place of single ones
+        before = {} if ALL_DROPOUTS in rates else self._rates  # the rate of all replaces single rates
         now = {**before, **rates}
-        if now != self._told_rates:
-            self._told_rates, self._rates_changed = now, True
+        if now != self._rates:
+            self._rates, self._rates_changed = now, True
 
     def _take_for_optimizers(self, numbers: Mapping[str, float]) -> None:
-        changed = {name: value for name, value in numbers.items() if self.told.get(name) != value}
+        changed = {name: value for name, value in numbers.items() if self.given.get(name) != value}
         for index, optimizer in enumerate(self._machine.program.optimizers):
             taken = {name: value for name, value in changed.items() if f"{optimizer.name}__{name}" in self._arguments}
             if taken.get("momentum") and not optimizer.states:
@@ -110,11 +121,11 @@ class Hyperparameters:
             if taken:
                 self._machine.replica.change(index, taken)
         if changed:
-            self.told = {**self.told, **changed}
+            self.given = {**self.given, **changed}
 
 
 def _short(names: set[str]) -> list[str]:
-    """Names that fit into a line: without the rates of single dropouts."""
+    """Without the rates of single dropouts."""
     return sorted(name for name in names if "__" not in name)
 
 
@@ -124,6 +135,50 @@ def _number(name: str, value: object) -> float:
         return float(number)
     remedy = f"give {name} as one number, 0 or more"
     if isinstance(number, list | tuple) and len(number) == 1:
-        remedy = f'hyperparam_dict={{"{name}": …[0]}}: one number, and no {type(number).__name__}'
+        remedy = f'hyperparam_dict={{"{name}": …[0]}}: one number, not a {type(number).__name__}'
     shown = repr(number) if isinstance(number, Real | str | list | tuple) else f"a {type(number).__name__}"
     raise OptionError(f"AP04: {name} in hyperparam_dict is {shown}", where=app_line(), remedy=remedy)
+
+
+def rate_names(graph: Graph) -> tuple[str, ...]:
+    """The name of each dropout's rate: `net__drop__dropout_p`, or `…__dropout2d_p`."""
+    return tuple(name for node in graph.nodes if (name := _rate_name(graph, node)) is not None)
+
+
+def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
+    """`graph` with `rates`, each at least 0 and below 1, by the name of a dropout or for `ALL_DROPOUTS`."""
+    kept: dict[str, float] = {}  # by value: the share that is kept
+    nodes = []
+    for node in graph.nodes:
+        name = _rate_name(graph, node)
+        rate = None if name is None else rates.get(name, rates.get(ALL_DROPOUTS))
+        first = node.args[0] if node.args else None
+        if rate is not None and node.operator == _ELEMENTS:
+            node = replace(node, args=(node.args[0], rate, *node.args[2:]))
+            kept |= {result: 1 - rate for result in node.results[1:] if result is not None}
+        elif rate is not None:
+            node = replace(node, args=(node.args[0], 1 - rate, *node.args[2:]))
+            kept |= {result: 1 - rate for result in node.results if result is not None}
+        elif node.operator == _BACKWARD and isinstance(node.args[1], Ref) and node.args[1].name in kept:
+            node = replace(node, args=(*node.args[:2], 1 / kept[node.args[1].name]))
+        elif node.operator.startswith("aten.div.") and isinstance(first, Ref) and first.name in kept:
+            node = replace(node, args=(first, kept[first.name], *node.args[2:]))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _rate_name(graph: Graph, node: Node) -> str | None:
+    owner = node.name.rpartition("__")
+    if node.operator == _ELEMENTS:
+        return f"{owner[0]}__{owner[2].replace('native_dropout', 'dropout')}_p"
+    if node.operator == _CHANNELS and node.results[0] is not None and _is_divided(graph, node):
+        dimensions = len(graph.values[node.results[0]].shape) - 2
+        return f"{owner[0]}__{owner[2].replace('bernoulli', f'dropout{dimensions}d')}_p"
+    return None
+
+
+def _is_divided(graph: Graph, node: Node) -> bool:
+    """Whether the only reader divides the result by its share, as in dropout of channels."""
+    reference, share = Ref(node.results[0] or ""), node.args[1]
+    readers = [one for one in graph.nodes if reference in one.args]
+    return len(readers) == 1 and readers[0].operator.startswith("aten.div.") and readers[0].args[1] == share

@@ -1,28 +1,33 @@
-"""What a session keeps of the PEF that it has loaded: its outputs and inputs, and the names that they go by."""
+"""A PEF that a session has loaded: its inputs and outputs, their names, and the sections that a run names."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sambasim.compiler.names import gradient_name
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, OptionError
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
-from sambasim.samba.binding import bind, inputs_of
+from sambasim.samba.checks.keywords import nearest
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.hyperparameters import Hyperparameters
+from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.machine import Machine
-from sambasim.samba.request import Inputs, flat
-from sambasim.samba.start import Start
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.start import Start, as_gradient
+from sambasim.samba.tensor import SambaTensor, to_torch
+
+_PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
+"""Kinds that run with OPT, whether they are named or not."""
 
 
 class Loaded:
-    """One PEF that is loaded, and what the session keeps of its runs."""
+    """A loaded PEF, and the inputs and outputs of its last run."""
 
     def __init__(
         self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool
@@ -35,58 +40,146 @@ class Loaded:
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(one.sn_name) for one in traced], loss_is_chosen=loss_is_chosen)
         self.output_gradients: dict[str, Tensor] = {}
-        self.differs_in_evaluation = _trains_otherwise(program)
+        self.differs_in_evaluation = _differs_in_evaluation(program)
         names = {gradient_name(name): name for name in self.wanted}
         self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
         self.aliases = _output_aliases(program)
-        self.accepted: object = None
         self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
-        self.traced_inputs = samba_tensors(self.inputs, inputs)
+        self.traced_inputs = _samba_tensors(self.inputs, inputs)
         self.given: Mapping[str, SambaTensor] = {}
         self.gradients: dict[str, Tensor] = {}  # of inputs
         for output in traced:
             output.keep_gradients_in(self.output_gradients)
         self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
+        self._accepted: object = None
+
+    def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
+        """The batch of a run, by the names of the PEF's inputs."""
+        batch = bind(self.wanted, self.machine.program.batch_size, self.machine.model, inputs)
+        if self.input_gradients:
+            self.given = _samba_tensors(batch, inputs)
+        return batch
+
+    def check_outputs(self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor]) -> None:
+        """Raises OptionError for outputs of a model that was traced before, and DataError for anything but tensors."""
+        if wanted is self._accepted:
+            return
+        if not isinstance(wanted, Iterable):
+            raise DataError(
+                f"output_tensors must be tensors, not {type(wanted).__name__}",
+                where=app_line(),
+                remedy="give model.output_tensors, or some of them",
+            )
+        if any(tensor in of_other_models for tensor in flat(wanted)):
+            raise OptionError(
+                f"output_tensors are of another model than the {type(self.machine.model).__name__} that was traced "
+                "last",
+                where=app_line(),
+                remedy="call trace_graph for a model before its run: a session holds one PEF at a time",
+            )
+        self._accepted = wanted
+
+    def answer(self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
+        """Keeps the results `found` of a run; returns the outputs that are `wanted`, or all."""
+        outputs = self.outputs
+        for name, value in found.items():
+            if name in outputs:
+                outputs[name] = outputs[name].with_data(value, name)
+            else:
+                self.gradients[name] = value
+                for inputs in (self.traced_inputs, self.given):
+                    if self.input_gradients[name] in inputs:
+                        inputs[self.input_gradients[name]].sn_grad = value
+        if wanted is None:
+            return tuple(outputs.values())
+        tensors = flat(wanted)
+        answers = [outputs.get(name_of(tensor) or "") for tensor in tensors]
+        known = tuple(answer for answer in answers if answer is not None)
+        if len(known) < len(answers):
+            unknown = name_of(tensors[answers.index(None)])
+            raise OptionError(
+                f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
+                where=app_line(),
+                remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",
+            )
+        return known
+
+    def named_tensor(self, name: str) -> SambaTensor:
+        """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
+        symbol = self.machine.program.symbols.get(name)
+        if symbol is None and name in self.aliases:
+            name = self.aliases[name]
+        if name in self.outputs:
+            return self.outputs[name]
+        for tensors in (self.inputs, self.gradients):
+            if name in tensors:
+                return SambaTensor(tensors[name], name=name)
+        if symbol is None or symbol.offset is None:
+            raise OptionError(
+                f"the PEF has no tensor {name}",
+                where=app_line(),
+                remedy=f"sambasim inspect {self.machine.program.name} lists them",
+            )
+        return SambaTensor(self.machine.replica.read(name), name=name)
+
+    def set_tensors(self, tensors: Mapping[str, object]) -> None:
+        """`session.ctx.set_tensors`: sets tensors on the device by name. The next backward starts from the gradient of
+        an output, `<output>__grad`.
+
+        Raises OptionError for a name that the PEF does not have, and DataError for another shape.
+        """
+        symbols, replica = self.machine.program.symbols, self.machine.replica
+        outputs = {name: name for name in self.outputs}
+        of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
+        for name, value in dict(tensors).items():
+            plain = to_torch(torch.as_tensor(value))
+            if name in symbols and symbols[name].offset is not None:
+                if tuple(plain.shape) != symbols[name].type.shape:
+                    raise DataError(
+                        f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}",
+                        where=app_line(),
+                        remedy="give data of that shape",
+                    )
+                replica.meet()
+                replica.write(name, plain)
+                replica.meet()
+            elif name in of_outputs:
+                self.outputs[of_outputs[name]].sn_grad = as_gradient(plain)
+            else:
+                self.named_tensor(name)  # raises: the PEF has no such tensor
 
 
-def samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
-    """The SambaTensors of `inputs`, by the names that they are `bound` to."""
-    return {name: one for name, one in zip(bound, flat(inputs), strict=True) if isinstance(one, SambaTensor)}
+def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collection[SectionKind]:
+    """The kinds that `section_types` name, in any case, without those that are part of OPT. The default is a whole
+    training step, or the forward of an inference PEF.
 
-
-def named_tensor(now: Loaded, name: str) -> SambaTensor:
-    """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
-    symbol = now.machine.program.symbols.get(name)
-    if symbol is None and name in now.aliases:
-        name = now.aliases[name]
-    if name in now.outputs:
-        return now.outputs[name]
-    for tensors in (now.inputs, now.gradients):
-        if name in tensors:
-            return SambaTensor(tensors[name], name=name)
-    if symbol is None or symbol.offset is None:
+    Raises OptionError for an unknown word, and for kinds that an inference PEF does not have.
+    """
+    if section_types is None:
+        return STEP if program.training is not None else frozenset({SectionKind.FWD})
+    if isinstance(section_types, str):
         raise OptionError(
-            f"the PEF has no tensor {name}",
+            f"section_types must be a list of words, not the word {section_types!r}",
             where=app_line(),
-            remedy=f"sambasim inspect {now.machine.program.name} lists them",
+            remedy=f'section_types=["{section_types}"]',
         )
-    return SambaTensor(now.machine.replica.read(name), name=name)
-
-
-def _output_aliases(program: Program) -> Mapping[str, str]:
-    """Other names of the outputs, after the operator that computes each: `net__fc__linear__outputs__0`, and the same
-    without the model's prefix, as compilers write them and apps type them."""
-    graph = program.training or program.evaluation
-    outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
-    outputs = [one for one in outputs if one.value in graph.values]  # and not a parameter that the model returns
-    aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
-    return {**aliases, **{one.value: one.symbol for one in outputs}}
-
-
-def _trains_otherwise(program: Program) -> bool:
-    """Whether a training step draws what evaluation does not, or normalizes by its batch."""
-    nodes = program.training.nodes if program.training is not None else ()
-    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
+    kinds = set()
+    for word in section_types:
+        try:
+            kinds.add(SectionKind(str(word).upper()))
+        except ValueError as error:
+            raise OptionError(
+                f"section_types has {word!r}, which is no type of section",
+                where=app_line(),
+                remedy=nearest(str(word).upper(), [kind.value for kind in SectionKind]),
+            ) from error
+    if program.training is None and kinds != {SectionKind.FWD}:
+        raise OptionError(
+            f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
+            where=app_line(),
+            remedy="run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers",
+        )
+    return frozenset(kinds - _PART_OF_OPT)
 
 
 def outputs_of(program: Program) -> Iterator[SambaTensor]:
@@ -103,3 +196,24 @@ def outputs_of(program: Program) -> Iterator[SambaTensor]:
                 name=symbol.name,
                 batch_dim=0 if batched else None,
             )
+
+
+def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
+    """The SambaTensors of `inputs`, by the names that they are `bound` to."""
+    return {name: one for name, one in zip(bound, flat(inputs), strict=True) if isinstance(one, SambaTensor)}
+
+
+def _output_aliases(program: Program) -> Mapping[str, str]:
+    """Names of outputs after the operators that compute them, as apps use them: `net__fc__linear__outputs__0`, and the
+    same without the prefix of the model."""
+    graph = program.training or program.evaluation
+    outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
+    aliases = {one.value.partition("__")[2]: one.symbol for one in outputs}
+    return {**aliases, **{one.value: one.symbol for one in outputs}}
+
+
+def _differs_in_evaluation(program: Program) -> bool:
+    """Whether a training step has dropout or batch normalization."""
+    nodes = program.training.nodes if program.training is not None else ()
+    return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)

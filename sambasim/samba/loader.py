@@ -12,13 +12,14 @@ from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
+__all__ = ["SambaLoader"]
+
 
 class SambaLoader:
     """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
 
-    The tensors of a batch are named in order; from a mapping they are taken by name. Dimension 0 of a tensor is its
-    batch dimension. `torch_loader` is the given loader: a DataLoader, or anything that can be iterated over. `len()`
-    is its number of batches.
+    A batch is a sequence, named in order, or a mapping, taken by name. Dimension 0 is the batch dimension. The loader
+    is a DataLoader, or anything iterable.
     """
 
     @checks_keywords_beside("samba.SambaLoader", ())
@@ -30,20 +31,20 @@ class SambaLoader:
         return_original_batch: bool = False,
     ) -> None:
         """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
-        return_original_batch: an item is then a pair: the list of SambaTensors, and the batch before the hook
+        return_original_batch: yield pairs of the SambaTensors and the batch before the hook
 
         Raises DataError if the loader cannot be iterated over, or if `names` is not a list of names.
         """
         # Python also iterates over objects that have __getitem__ alone.
         if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
             raise DataError(
-                f"SambaLoader was given an object of type {type(torch_loader).__name__}, which has no batches",
+                f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}",
                 where=app_line(),
                 remedy=f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})",
             )
         if isinstance(names, str) or not isinstance(names, Iterable):
             remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
-            raise DataError(f"the names must be a list, and they are {names!r}", where=app_line(), remedy=remedy)
+            raise DataError(f"the names must be a list, not {names!r}", where=app_line(), remedy=remedy)
         self.torch_loader = torch_loader
         self.names = tuple(names)
         self.function_hook = function_hook
@@ -74,7 +75,7 @@ class SambaLoader:
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
             raise DataError(
-                f"a batch has {_count(len(values), 'value')}, and SambaLoader was given "
+                f"a batch has {_count(len(values), 'value')}, and SambaLoader "
                 f"{_count(len(self.names), 'name')}: {', '.join(self.names)}",
                 where=app_line(),
                 remedy="give SambaLoader one name for each value that the dataset returns",
@@ -84,7 +85,7 @@ class SambaLoader:
     def _tensor(self, value: object, name: str) -> SambaTensor:
         if not isinstance(value, Tensor):
             raise DataError(
-                f"{name} is of type {type(value).__name__} in a batch, and a session takes tensors",
+                f"{name} of a batch must be a tensor, not {type(value).__name__}",
                 where=app_line(),
                 remedy="return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook",
             )
@@ -96,9 +97,10 @@ def _count(number: int, word: str) -> str:
 
 
 def install_sampler_of_one_replica() -> None:
-    """From now on `DistributedSampler(dataset, num_replicas=1)` has rank 0.
+    """Makes 0 the default rank of `DistributedSampler(dataset, num_replicas=1)`.
 
-    Apps leave out the rank; torch would then ask the process group for it, which may be absent or larger."""
+    Torch would read it from the process group, which may be absent or larger.
+    """
     make = DistributedSampler.__init__
 
     @wraps(make)

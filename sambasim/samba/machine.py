@@ -1,4 +1,4 @@
-"""A PEF that a session has loaded: its program, the app's model and optimizers, and the replica that runs it."""
+"""The device of a session: a loaded PEF, the app's model and optimizers, and the replica that runs the PEF."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba.request import Optimizer
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}
-"""Names of states in a PEF that torch.optim calls otherwise."""
+"""torch.optim's names of states, where a PEF has another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`model` and `optimizers` are the app's, on the host; `replica` has weights of its own, on the device."""
+    """`model` and `optimizers` are on the host; `replica` has the weights of the device."""
 
     document: PefDocument
     model: nn.Module
@@ -31,19 +31,19 @@ class Machine:
 
     @property
     def program(self) -> Program:
-        """What the PEF holds."""
+        """The program of the PEF."""
         return self.document.program
 
     def to_device(self) -> None:
-        """Collective where a node's replicas share their parameters. The weights and buffers of the host, and the state
-        of its optimizers, to the device, in bf16 rounded to nearest; a state that the host does not have begins anew.
+        """Copies weights, buffers and optimizer state of the host to the device, rounded to nearest in bf16; states
+        that the host does not have are reset. Collective if a node's replicas share their parameters.
 
-        Raises WeightsError for a tensor of the model that has another shape than in the PEF.
+        Raises WeightsError for a tensor of another shape than in the PEF.
         """
         tensors = self._host_tensors()
         self.replica.meet()
         self.replica.forget()
-        for symbol, path in self._kept():
+        for symbol, path in self._state_dict_symbols():
             if tuple(tensors[path].shape) != symbol.type.shape:
                 raise WeightsError(
                     f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}",
@@ -58,7 +58,7 @@ class Machine:
         self.replica.meet()
 
     def follow_first(self, communicator: Communicator) -> None:
-        """Collective. Every replica takes over the parameters, buffers and optimizer state of replica 0."""
+        """Copies parameters, buffers and optimizer state of replica 0 to all replicas. Collective."""
         for symbol in self.program.symbols.values():
             if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE):
                 own = self.replica.read(symbol.name) if communicator.rank == 0 else None
@@ -66,41 +66,40 @@ class Machine:
         self.replica.steps = communicator.broadcast_object(self.replica.steps)
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
-        """The gradient on the device of a parameter of the model; None for any other tensor, and for one untrained."""
+        """The gradient on the device of a trained parameter of the model; None for any other tensor."""
         symbol = self._symbol_of(tensor)
         if symbol is None or gradient_name(symbol.name) not in self.program.symbols:
             return None
         return self.replica.read(gradient_name(symbol.name))
 
     def value(self, tensor: Tensor) -> Tensor | None:
-        """What the device has for a parameter or buffer of the model; None for any other tensor."""
+        """The value on the device of a parameter or buffer of the model; None for any other tensor."""
         symbol = self._symbol_of(tensor)
         return None if symbol is None else self.replica.read(symbol.name)
 
     def _symbol_of(self, tensor: Tensor) -> Symbol | None:
-        named = self.program.symbols.get(str(tensor.__dict__.get("sn_name")))  # what from_torch_model_ gives it
+        named = self.program.symbols.get(str(tensor.__dict__.get("sn_name")))  # set by from_torch_model_
         if named is not None and named.torch_names and self._host_tensor(named.torch_names[0]) is tensor:
             return named
         tensors = self._host_tensors()
-        return next((symbol for symbol, path in self._kept() if tensors[path] is tensor), None)
+        return next((symbol for symbol, path in self._state_dict_symbols() if tensors[path] is tensor), None)
 
     def _host_tensor(self, path: str) -> object:
         owner, _, name = path.rpartition(".")
         return getattr(self.model.get_submodule(owner), name, None)
 
     def note_step(self) -> None:
-        """The device has taken an optimizer step: the app's schedulers may go on."""
+        """Tells torch's schedulers that there was an optimizer step."""
         for optimizer in self.optimizers:
             optimizer._opt_called = True
 
     def to_host(self) -> None:
-        """The weights and buffers of the device, and the state of its optimizers, to the host: without a change of
-        value, each in the type that it has there."""
+        """Copies weights, buffers and optimizer state of the device to the host, in the types of the host."""
         tensors = self._host_tensors()
         states = self._states() if self.replica.steps else []
         values = [self.replica.read(name) for name, *_ in states]
         with torch.no_grad():
-            for symbol, path in self._kept():
+            for symbol, path in self._state_dict_symbols():
                 tensors[path].copy_(self.replica.read(symbol.name))
         for (_, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
@@ -109,21 +108,20 @@ class Machine:
                 entry["step"] = torch.tensor(float(self.replica.steps))
 
     def _steps_of_host(self) -> list[int]:
-        """What the optimizers of the host count for each parameter. SGD counts none: with momentum it has had a first
-        step, and that is all that matters to it."""
+        """The step counts in the states of the host's optimizers. SGD has none: 1 if it has momentum."""
         entries = [entry for one in self.optimizers for entry in one.state.values() if entry]
         return [int(entry.get("step", 1)) for entry in entries]
 
     def _host_tensors(self) -> Mapping[str, Tensor]:
         return {**dict(self.model.named_parameters(remove_duplicate=False)), **dict(self.model.named_buffers())}
 
-    def _kept(self) -> list[tuple[Symbol, str]]:
-        """The parameters and buffers that a state_dict of the model has, each with a path."""
+    def _state_dict_symbols(self) -> list[tuple[Symbol, str]]:
+        """The parameters and buffers of the model's state_dict, with their paths."""
         kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
 
     def _states(self) -> list[tuple[str, nn.Parameter, str, Optimizer]]:
-        """Of every state on the device: its symbol, its parameter on the host, its name, and the optimizer there."""
+        """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         owner = {id(p): one for one in self.optimizers for group in one.param_groups for p in group["params"]}
         symbols = self.program.symbols

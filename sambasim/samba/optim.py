@@ -1,9 +1,7 @@
-"""SGD, Adam and AdamW: torch's optimizers, which also clip, and which tell what a PEF has to know of them.
+"""SGD, Adam and AdamW: torch's optimizers with `max_grad_norm`, whose options a session compiles into a PEF.
 
-On the device the optimizer is part of the graph, and a session reads `options()`. On the host each is torch's own:
-`step`, `zero_grad`, `state_dict` and `load_state_dict` do what they do there, and a checkpoint may be of either.
-`max_grad_norm` bounds on the device the norm of the gradients of all optimizers; on the host, where an optimizer knows
-of no other, that of its own.
+On the host each is torch's: `step`, `zero_grad`, `state_dict` and `load_state_dict` work as there, and a checkpoint may
+be torch's. `max_grad_norm` bounds the norm of all gradients together on the device; of an optimizer's own on the host.
 """
 
 import inspect
@@ -18,8 +16,8 @@ from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.absent import no_such_name
 from sambasim.samba.checks.keywords import Answer, Arguments, checks_keywords_beside
+from sambasim.samba.notices import no_such_name
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -29,25 +27,25 @@ _NOT_IN_A_PEF: Mapping[str, str] = {
     "capturable": "leave it out: it is for graphs of another device",
     "differentiable": "leave it out",
 }
-"""What torch's optimizers can do and those of a PEF cannot, and what to do instead."""
+"""Options of torch's optimizers that a PEF does not have, with remedies."""
 
 
 class _OnDevice(torch.optim.Optimizer):
-    """What the three classes below have in common; each has one of torch's optimizers behind this one."""
+    """The base of the three classes below; each has one of torch's optimizers as its next base."""
 
     kind: ClassVar[Literal["sgd", "adam", "adamw"]]
     _clips: bool = False
     _opt_called: bool = False
-    """Torch's schedulers look here whether there was a step, and warn if not; a session sets it after one."""
+    """Torch's schedulers warn unless it is set; a session sets it after a step."""
 
-    # Torch keeps its tracer away from these, and for that imports it, which takes seconds. Nothing traces them here.
+    # Without torch's wrappers, which import its tracer for seconds. Nothing traces these methods here.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def options(self) -> tuple[OptimizerOptions, ...]:
-        """What a PEF has to know, one for each of `param_groups`.
+        """The options of each of `param_groups` for a PEF.
 
         Raises OptionError for an option that a PEF's optimizer does not have, for a value out of range, and if the
         groups differ in `max_grad_norm`, which bounds the norm of all gradients together.
@@ -66,8 +64,8 @@ class _OnDevice(torch.optim.Optimizer):
         self._bound_gradients(self.defaults["max_grad_norm"])
 
     def _bound_gradients(self, max_grad_norm: float | None) -> None:
-        """Gives `max_grad_norm` to the groups that have none, as those of a checkpoint of torch's optimizer, and has
-        gradients clipped before each step on the host."""
+        """Sets `max_grad_norm` of groups that have none, as those of a checkpoint of torch's optimizer, and clips
+        gradients before each step on the host."""
         self.defaults["max_grad_norm"] = max_grad_norm
         for group in self.param_groups:
             group.setdefault("max_grad_norm", max_grad_norm)
@@ -90,7 +88,7 @@ class _OnDevice(torch.optim.Optimizer):
 def _checks_keywords(
     optimizer: type[torch.optim.Optimizer],
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """Of the class here that has the name of torch's `optimizer`, and passes on what it does not know itself."""
+    """The decorator of a constructor that passes other keywords on to torch's `optimizer`."""
     passed_on = tuple(inspect.signature(optimizer).parameters)
     return checks_keywords_beside(f"samba.optim.{optimizer.__name__}", passed_on, refused_later=_NOT_IN_A_PEF)
 
@@ -113,7 +111,7 @@ class SGD(_OnDevice, torch.optim.SGD):
         max_grad_norm: float | None = None,
         **torch_options: Any,
     ) -> None:
-        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **torch_options)
         self._bound_gradients(max_grad_norm)
         self.options()
@@ -137,7 +135,7 @@ class Adam(_OnDevice, torch.optim.Adam):
         max_grad_norm: float | None = None,
         **torch_options: Any,
     ) -> None:
-        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
         self._bound_gradients(max_grad_norm)
         self.options()
@@ -161,7 +159,7 @@ class AdamW(_OnDevice, torch.optim.AdamW):
         max_grad_norm: float | None = None,
         **torch_options: Any,
     ) -> None:
-        """Raises OptionError as `options` does; what torch itself refuses is a ValueError or TypeError."""
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
         self._bound_gradients(max_grad_norm)
         self.options()
@@ -170,7 +168,7 @@ class AdamW(_OnDevice, torch.optim.AdamW):
 def _clip_first(
     optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before a step on the host: clips the gradients, or, where a closure is yet to compute them, has it clip them."""
+    """Clips the gradients before a step on the host; with a closure, after the closure has computed them."""
     bound = optimizer.param_groups[0]["max_grad_norm"]
     if bound is None:
         return None
@@ -191,7 +189,7 @@ def _clip_first(
 
 
 def _number(value: Any) -> Any:
-    """What a group holds, without tensors: torch also takes a learning rate or a beta as a tensor of one element."""
+    """A value of a group; of a tensor of one element, which torch also accepts, the number."""
     if isinstance(value, tuple | list):
         return tuple(_number(part) for part in value)
     return value.item() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Events of an app, with the time that each took: `session.profiler`."""
+"""`session.profiler`: named events of an app and their times."""
 
 import json
 import statistics
@@ -20,7 +20,7 @@ _MEASUREMENTS = ("latency", "throughput")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that an app timed."""
+    """A timed event that has ended."""
 
     name: str
     elapsed_s: float
@@ -28,36 +28,36 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Running:
-    """What `start_event` returns and `end_event` takes."""
+    """The handle of a started event."""
 
     name: str
     began_s: float
 
 
 class Profiler:
-    """Times what an app brackets, by the wall's clock, on this rank. Events of one name may overlap."""
+    """Times events of an app on this rank, in wall-clock time. Events of one name may overlap."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        """Those that have ended, in that order."""
+        """Events in the order in which they ended."""
         self._running: list[Running] = []
 
     @checks_keywords
     def start_event(self, name: str) -> Running:
-        """`name` begins. Returns a handle for `end_event`."""
+        """Starts the event `name`. Returns a handle for `end_event`."""
         running = Running(name, time.perf_counter())
         self._running.append(running)
         return running
 
     @checks_keywords
     def end_event(self, event: Running | str) -> None:
-        """The event of this handle ends, or the one of this name that began last. Raises OptionError if none runs."""
+        """Ends the event of this handle, or the last started one of this name. Raises OptionError if there is none."""
         ended_s = time.perf_counter()
         running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
         if running is None:
             name = event.name if isinstance(event, Running) else event
             raise OptionError(
-                f"the event {name} ends, and has not begun",
+                f"the event {name} was not started",
                 where=app_line(),
                 remedy=f"profiler.start_event({name!r}) first",
             )
@@ -66,7 +66,7 @@ class Profiler:
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
-        """`with profiler.event("step"):` around what is to be timed, or `@profiler.event("step")` on a function."""
+        """`with profiler.event("step"):` around code, or `@profiler.event("step")` on a function."""
         running = self.start_event(name)
         try:
             yield
@@ -84,9 +84,9 @@ class Profiler:
         """A table, a line for each event name: how often, and the mean, least and most milliseconds.
 
         keys: the names, or None for all
-        warmup_steps: how many of the first events of each name are left out
-        num_samples_per_iter: samples that one event handles; with it there is a column of samples per second
-        measurements: the columns: "latency", "throughput", or None for all that are known
+        warmup_steps: how many first events of each name to leave out
+        num_samples_per_iter: samples of one event, for samples per second
+        measurements: "latency", "throughput"; None for both, if known
 
         Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
         """
@@ -114,13 +114,13 @@ class Profiler:
     def get_throughputs(
         self, keys: Iterable[str], num_samples_per_iter: int, warmup_steps: int = 0
     ) -> dict[str, float]:
-        """Samples per second by event name, where one event handles `num_samples_per_iter`; 0 for one that has not
-        been timed. The first `warmup_steps` events of each name are left out."""
+        """Samples per second by event name, for `num_samples_per_iter` an event, without the first `warmup_steps`
+        events; 0 without events."""
         times_s = self._times_s(warmup_steps)
         return {key: num_samples_per_iter / statistics.fmean(times_s[key]) if times_s.get(key) else 0.0 for key in keys}
 
     def write(self, path: str | Path) -> None:
-        """The events that have ended, in that order, as a JSON list of `{"name": …, "elapsed_s": …}`."""
+        """Writes the ended events in order as a JSON list of `{"name": …, "elapsed_s": …}`."""
         events = [asdict(event) for event in self.events]
         Path(path).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
 

@@ -1,9 +1,8 @@
-"""Where a backward starts: from which outputs, and from which gradients.
+"""The gradients of outputs from which a backward starts.
 
-The app sets the gradient of an output by `output.sn_grad`, which holds until it is set again, or for one run by
-`grad_of_outputs=`. Where it sets none, a backward starts from the gradient of the mean of the loss, which is one
-number, or one for each sample. A model that computes its loss outside may have several outputs from which a backward
-can start; those whose gradient is not set get zeros.
+The app sets `output.sn_grad`, which holds until it is set again, or `grad_of_outputs=` for one run. Otherwise a
+backward starts from the gradient of the mean of the loss, which is one number, or one for each sample. If the app
+computes the loss itself, a backward can start from several outputs; those without a gradient get zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,11 @@ from sambasim.samba.tensor import to_torch
 
 
 class Start:
-    """The outputs of one program from which its backward starts."""
+    """The outputs of a program from which its backward starts."""
 
     def __init__(self, program: Program, outputs: Sequence[str], *, loss_is_chosen: bool) -> None:
         """outputs: the names of all outputs, in order
-        loss_is_chosen: whether the app said, by `loss_indices`, which outputs are losses
+        loss_is_chosen: whether the app gave `loss_indices`
         """
         symbols = program.symbols
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
@@ -36,24 +35,24 @@ class Start:
         self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
         self._means = {name: _gradient_of_mean(type_) for name, type_ in self._types.items()}
         self.is_loss = loss_is_chosen or all(_may_be_loss(type_) for type_ in self._types.values())
-        """Whether the backward may start from a mean: of one number, of one for each sample, or as the app said."""
+        """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(
         self, given: Mapping[str, Tensor], for_this_run: Tensor | float | Sequence[Tensor | float | None] | None
     ) -> Tangent:
-        """What the backward starts from; None for a program without a backward.
+        """The gradients from which the backward starts; None for a program without a backward.
 
         given: the `sn_grad` of outputs, by name
-        for_this_run: `grad_of_outputs`, one for each output in order; then `given` does not count
+        for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
 
-        Tells once if the mean of something that is no loss is differentiated (AP09). Raises OptionError for a gradient
-        of an output from which this PEF does not start, and DataError for one of another shape than its output, and
-        where several outputs might be the loss and none has a gradient.
+        Reports once if it is the mean of an output that is no loss (AP09). Raises OptionError for a gradient of an
+        output from which this PEF does not start; DataError for one of another shape than its output, and if several
+        outputs might be the loss and none has a gradient.
         """
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         if not gradients:
             if not self.is_loss and not str(context.current().command).startswith("measure"):
-                self._tell_of_no_loss()
+                self._report_no_loss()
             return self._started(self._means)
         shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
         return self._started({name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()})
@@ -67,7 +66,7 @@ class Start:
         listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
         if len(listed) > len(self._outputs):
             raise OptionError(
-                f"grad_of_outputs has {len(listed)} gradients, and there are {len(self._outputs)} outputs",
+                f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs",
                 where=app_line(),
                 remedy="give one for each output, and None for those that the backward does not start from",
             )
@@ -77,7 +76,7 @@ class Start:
     def _shaped(self, name: str, gradient: Tensor) -> Tensor:
         if name not in self._types:
             raise OptionError(
-                f"sn_grad is set on {name}, and the backward of this PEF starts from {', '.join(self._types)} alone",
+                f"sn_grad is set on {name}, and the backward of this PEF starts only from {', '.join(self._types)}",
                 where=app_line(),
                 remedy=f"set sn_grad on {next(iter(self._types), 'the loss')}; or compile with loss_indices=[…]",
             )
@@ -92,7 +91,7 @@ class Start:
         shaped = plain.reshape(()).expand(type_.shape) if gradient.numel() == 1 else plain.reshape(type_.shape)
         return shaped.contiguous()
 
-    def _tell_of_no_loss(self) -> None:
+    def _report_no_loss(self) -> None:
         first, *others = self._types or ("",)
         if others:
             raise DataError(
@@ -106,12 +105,12 @@ class Start:
 
 
 def as_gradient(value: object) -> Tensor:
-    """A gradient that an app gives, as a plain tensor: a tensor or a number. Raises DataError for anything else."""
+    """A gradient from an app as a plain tensor. Raises DataError for anything but a tensor or a number."""
     if isinstance(value, Real):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
         raise DataError(
-            f"a gradient is of type {type(value).__name__}, and must be a tensor or a number",
+            f"a gradient must be a tensor or a number, not {type(value).__name__}",
             where=app_line(),
             remedy="give a tensor of the output's shape",
         )

@@ -1,10 +1,19 @@
-"""SambaTensor: a torch tensor that knows its name and which of its dimensions counts samples.
+"""SambaTensor, a torch tensor with a name and a batch dimension; and SambaFlow's attributes of every torch tensor.
 
-It is a `torch.Tensor` in every respect: arithmetic, `mean()`, `backward()`, printing with a format and saving work, and
-what is computed from a SambaTensor is one. Two kinds of results are told apart:
+A SambaTensor is a `torch.Tensor`: arithmetic, `mean()`, `backward()`, formatting and saving work, and results are
+SambaTensors:
 
-    the same tensor in another form   `x.float()`, `x.clone()`, `x.detach()` …   keeps name, batch_dim and the rest
-    a new value                       `x + 1`, `x.mean()`, `x[:4]` …             has none of them
+    `x.float()`, `x.clone()`, `x.detach()` …   keep name, batch_dim and the other attributes
+    `x + 1`, `x.mean()`, `x[:4]` …             do not
+
+`install_attributes` gives every `torch.Tensor`, such as a parameter, these attributes:
+
+    torch(), torch_tensor()   the tensor itself
+    sn_grad                   of a parameter of the loaded model: its gradient on the device
+    sn_data                   of a parameter or buffer of the loaded model: its value on the device
+    sn_name                   None, until it is assigned
+
+Of other tensors, `sn_grad` and `sn_data` are what the app assigned; before that, None and the detached tensor.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,9 +26,11 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from sambasim.errors import DataError, OptionError
-from sambasim.samba.absent import AbsentNameError
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import AbsentNameError
+
+__all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...], list[Tensor])
@@ -30,14 +41,13 @@ _DESCRIPTION = (
 
 
 class SambaTensor(Tensor):
-    """A tensor with a name and a batch dimension, which shares memory with the tensor that it is made from.
+    """A tensor with a name and a batch dimension, in the memory of the tensor that it is made from.
 
-    sn_name       what inputs of a session are bound by; `name` is the same attribute
+    sn_name       the name by which a session binds inputs; `name` is the same attribute
     batch_dim     the dimension that counts samples, or None
     named_dims    a word for each dimension, or None
     sized_dims, region_name, host_memory, mem_type
-                  what an app says about the place of the tensor. They are kept for the app to read; here every tensor
-                  that an app holds lies in the memory of its process.
+                  kept for the app to read, without an effect
     """
 
     sn_name: str | None = None
@@ -49,7 +59,7 @@ class SambaTensor(Tensor):
     mem_type: object = None
     _sn_grad: Tensor | None = None
     _sn_grads: dict[str, Tensor] | None = None
-    """Of an output of a session: where the session keeps the gradients that are set on its outputs, by name."""
+    """Of an output: the session's dictionary of gradients that are set on outputs, by name."""
     _version_when_made: int | None = None
 
     @checks_keywords_beside("samba.SambaTensor", ())
@@ -68,20 +78,20 @@ class SambaTensor(Tensor):
     ) -> "SambaTensor":
         """From a tensor, from a `materializer` that returns one and is called at once, or from a shape alone.
 
-        A tensor made from a shape alone holds zeros, and `has_data` is False until something is written to it. With
-        another `dtype` than the given tensor's, memory is not shared. Raises DataError for what cannot be a tensor, a
-        shape that is not the tensor's, a dimension that it does not have, and complex numbers.
+        A tensor from a shape holds zeros, and `has_data` is False until it is written to. With another `dtype` than the
+        tensor's, memory is not shared. Raises DataError for anything but a tensor, a shape that is not the tensor's, a
+        dimension that it does not have, and complex numbers.
         """
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
         if given is None and shape is None:
             raise DataError(
-                "a SambaTensor is made from a tensor or from a shape, and neither was given",
+                "SambaTensor needs a tensor or a shape",
                 remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))",
             )
         if given is None:
-            with torch.inference_mode(False):  # tensors made in inference mode do not count what is written to them
+            with torch.inference_mode(False):  # inference tensors have no version counter
                 plain = torch.zeros(tuple(shape or ()), dtype=dtype)
         else:
             plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
@@ -105,14 +115,13 @@ class SambaTensor(Tensor):
         return tensor
 
     def with_data(self, data: Tensor, name: str) -> "SambaTensor":
-        """A tensor called `name`, of the same batch dimension and `sn_grad`, that shares memory with `data`, which is a
-        plain tensor of this one's shape."""
+        """`data`, a plain tensor of this one's shape, as a SambaTensor `name` with its batch_dim and `sn_grad`."""
         tensor = data.as_subclass(SambaTensor)
         tensor.sn_name, tensor.batch_dim, tensor._sn_grads = name, self.batch_dim, self._sn_grads
         return tensor
 
     def keep_gradients_in(self, gradients: dict[str, Tensor]) -> None:
-        """An `sn_grad` that is set on this output, or on it in another form, is kept there from now on."""
+        """An `sn_grad` that is set on this output, or on `float()` of it, is kept in `gradients` from now on."""
         self._sn_grads = gradients
 
     def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:
@@ -129,12 +138,12 @@ class SambaTensor(Tensor):
                 setattr(self, attribute, getattr(other, attribute))
 
     def backward(self, *args: Any, **keywords: Any) -> None:
-        """As torch's. Raises OptionError for what no gradient can be taken of, such as a result of the device."""
+        """As torch's. Raises OptionError for a tensor without a graph, such as a result of the device."""
         if not self.requires_grad:
             raise OptionError(
-                f"backward() of {_called(self.sn_name)}: the host has no graph of what session.run gives",
+                f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run",
                 where=app_line(),
-                remedy="leave backward() and optimizer.step() out, and section_types too: session.run does both itself",
+                remedy="leave out backward(), optimizer.step() and section_types: session.run does both itself",
             )
         super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 
@@ -171,12 +180,12 @@ class SambaTensor(Tensor):
 
     @property
     def dsts(self) -> object:
-        """Not here: raises AbsentNameError."""
+        """Raises AbsentNameError."""
         raise _no_graph("dsts")
 
     @property
     def inputs(self) -> object:
-        """Not here: raises AbsentNameError."""
+        """Raises AbsentNameError."""
         raise _no_graph("inputs")
 
     @property
@@ -186,8 +195,8 @@ class SambaTensor(Tensor):
 
     @property
     def sn_data(self) -> Tensor:
-        """The numbers as a plain tensor, outside autograd, in the same memory. Setting it copies numbers in, and raises
-        DataError if their shape is another."""
+        """The detached plain tensor, in the same memory. Assigning copies values into it, and raises DataError for
+        another shape."""
         return self.torch().detach()
 
     @sn_data.setter
@@ -203,8 +212,8 @@ class SambaTensor(Tensor):
 
     @property
     def sn_grad(self) -> Tensor | None:
-        """The gradient at this tensor as a plain tensor. On an output of a session it is what backwards start from,
-        until it is set again; a number, too, may be set."""
+        """The gradient as a plain tensor. On an output, backwards start from it until it is set again. A number may be
+        assigned too."""
         return self._sn_grad if self._sn_grads is None else self._sn_grads.get(str(self.sn_name))
 
     @sn_grad.setter
@@ -220,19 +229,16 @@ class SambaTensor(Tensor):
             self._sn_grads[str(self.sn_name)] = plain
 
     def rdu(self) -> "SambaTensor":
-        """This tensor: what an app holds is in the memory of its process, and a session sends it where it is needed."""
+        """This tensor: `session.run` copies inputs to the device."""
         return self
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
-        """The numbers as an array in the same memory, also where autograd follows the tensor.
-
-        Those of bfloat16, which numpy does not have, as a copy in float32.
-        """
+        """An array in the same memory, detached; of a bfloat16 tensor a copy in float32."""
         plain = to_torch(self).detach()
         return (plain.float() if plain.dtype is torch.bfloat16 else plain).numpy(force=force)
 
     def new_empty(self, *arguments: Any, **options: Any) -> Any:
-        """As torch's; `copy.deepcopy` insists that it gives a SambaTensor."""
+        """As torch's; `copy.deepcopy` requires a SambaTensor."""
         return super().new_empty(*arguments, **options).as_subclass(SambaTensor)
 
     def torch(self) -> Tensor:
@@ -260,7 +266,7 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
     }
 )  # fmt: skip
 
-# A checkpoint that holds an output of a session reads back by torch.load, which refuses classes that it does not know.
+# torch.load reads checkpoints that contain SambaTensors.
 torch.serialization.add_safe_globals([SambaTensor])
 
 
@@ -273,7 +279,7 @@ def from_torch_tensor(
     sized_dims: object = None,
     region_name: str | None = None,
 ) -> SambaTensor:
-    """`tensor` as a SambaTensor that shares its memory. In a forward that is being traced, `tensor` itself.
+    """`tensor` as a SambaTensor in the same memory. In a forward that is being traced, `tensor` itself.
 
     Raises DataError if it is no tensor, if it is complex, or if it has no dimension `batch_dim`.
     """
@@ -290,8 +296,8 @@ def from_torch_tensor(
 
 
 def from_named_dict(tensors: Mapping[str, Tensor]) -> dict[str, SambaTensor]:
-    """Each tensor as a SambaTensor that has its key as its name, and shares its memory. Raises DataError for a value
-    that is no tensor."""
+    """Each tensor as a SambaTensor named by its key, in the same memory. Raises DataError for a value that is no
+    tensor."""
     return {name: from_torch_tensor(tensor, name=name) for name, tensor in tensors.items()}
 
 
@@ -318,23 +324,21 @@ def _no_tensor(value: object) -> DataError:
         remedy = "samba.from_torch_model_(model) for a model"
     elif isinstance(value, tuple) and any(isinstance(one, Tensor) for one in value):
         remedy = f"give one of them: session.run returns all {len(value)} outputs, as loss, logits = session.run(…)"
-    return DataError(
-        f"this must be a tensor, and it is of type {type(value).__name__}", where=app_line(), remedy=remedy
-    )
+    return DataError(f"a tensor is needed, not {type(value).__name__}", where=app_line(), remedy=remedy)
 
 
 def _no_graph(name: str) -> AbsentNameError:
     return AbsentNameError(
-        f"a SambaTensor has no {name} here: it belongs to the graph of SambaFlow's compiler",
+        f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph",
         where=app_line(),
-        remedy="sambasim inspect lists the operators of a PEF with what they take and give",
+        remedy="sambasim inspect lists the operators of a PEF with their operands and results",
     )
 
 
 def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
     if shape is not None and tuple(shape) != tuple(tensor.shape):
         raise DataError(
-            f"the tensor has the shape {tuple(tensor.shape)}, and the shape {tuple(shape)} was given beside it",
+            f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}",
             remedy="leave out shape=, or reshape the tensor",
         )
 
@@ -349,3 +353,72 @@ def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) ->
 
 def _called(name: str | None) -> str:
     return "the tensor" if name is None else f"the tensor {name}"
+
+
+_GRADIENT, _DATA = "_assigned_sn_grad", "_assigned_sn_data"
+
+
+def install_attributes() -> None:
+    """Gives `torch.Tensor` SambaFlow's attributes."""
+    for name, value in {
+        "torch": _itself,
+        "torch_tensor": _itself,
+        "sn_grad": property(_gradient, _assign_gradient),
+        "sn_data": property(_data, _assign_data),
+        "sn_name": None,
+    }.items():
+        setattr(Tensor, name, value)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    """This tensor."""
+    return tensor
+
+
+def _gradient(tensor: Tensor) -> Tensor | None:
+    """The gradient on the device; else what the app assigned, or None."""
+    from sambasim.samba.session import session  # it imports this module
+
+    found = session.device_gradient(tensor)
+    return vars(tensor).get(_GRADIENT) if found is None else found
+
+
+def _assign_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+    """Raises OptionError for a parameter or buffer of the loaded model."""
+    _check_not_on_device(tensor, "sn_grad", "set sn_grad on an output: from it, session.run computes the gradients")
+    vars(tensor)[_GRADIENT] = gradient
+
+
+def _data(tensor: Tensor) -> Tensor:
+    """The value on the device; else what the app assigned, or the detached tensor."""
+    from sambasim.samba.session import session
+
+    found = session.device_value(tensor)
+    if found is not None:
+        return found
+    assigned: Tensor | None = vars(tensor).get(_DATA)
+    return tensor.detach() if assigned is None else assigned
+
+
+def _assign_data(tensor: Tensor, data: Tensor) -> None:
+    """Raises OptionError for a parameter or buffer of the loaded model, DataError for data of another shape."""
+    _check_not_on_device(tensor, "sn_data", "param.data.copy_(…), and then samba.session.to_device(model)")
+    plain = to_torch(data)
+    if plain.shape != tensor.shape:
+        raise DataError(
+            f"the tensor has the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}",
+            where=app_line(),
+            remedy="give sn_data the tensor's own shape",
+        )
+    vars(tensor)[_DATA] = plain
+
+
+def _check_not_on_device(tensor: Tensor, name: str, remedy: str) -> None:
+    from sambasim.samba.session import session
+
+    if session.device_value(tensor) is not None:
+        raise OptionError(
+            f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned",
+            where=app_line(),
+            remedy=remedy,
+        )

@@ -1,7 +1,7 @@
 """Tests of an app's device results: `TestWithGold` and `consistency_test`.
 
-A gold file holds one batch and what PyTorch computes from it. It is written the first time, and compared with from then
-on: a later version of the app, or of sambasim, is held to earlier results.
+A gold file has one batch and PyTorch's results. The first test writes it, and later ones compare with it, also after
+changes of the app or of sambasim.
 """
 
 import functools
@@ -24,13 +24,13 @@ from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.weights import write_tensors
 from sambasim.samba import context
-from sambasim.samba.binding import inputs_of
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.closeness import assert_close
-from sambasim.samba.request import Inputs, Optimizer, name_inputs
+from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
+from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, to_torch
 from sambasim.samba.trace import trace_graph
+from sambasim.samba.utils.accuracy import assert_close
 
 __all__ = ["TestWithGold", "consistency_test"]
 
@@ -44,15 +44,15 @@ _DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_S
 class TestWithGold:
     """A test of a PEF: `TestWithGold(args, "logreg", model, None, optimizer).test()`.
 
-    args: with `gold_file_path`, a .safetensors file; None computes on the host each time, and keeps nothing
-    name: stands before the names of the outputs in messages
-    inputs: one batch; None for that of `trace_graph`. If no PEF is loaded for the model, the one of `args.pef` is, with
-        a batch of seeded normal numbers, and zeros for whole numbers. A gold file that exists has its own batch.
+    args: with `gold_file_path`, a .safetensors file; None to compute on the host each time
+    name: the prefix of outputs in messages
+    inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded normal numbers, and zeros for
+        whole numbers, with the PEF of `args.pef`. A gold file that exists has its own batch.
     optimizer: what the PEF was compiled with; None for an inference PEF
     threshold, rtol: as for `utils.assert_close`
     """
 
-    __test__ = False  # pytest takes a class of this name for one of its own
+    __test__ = False  # pytest collects classes of such names
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class TestWithGold:
         self._threshold, self._rtol = threshold, rtol
 
     def test(self) -> dict[str, Tensor]:
-        """Compare the outputs of the device, by FWD alone, with gold ones; where there is no gold file yet, it is
-        written from the outputs of the host. Returns the gold outputs by name.
+        """Compares the outputs of FWD on the device with the gold file; writes it from the host's outputs if there is
+        none. Returns the gold outputs by name.
 
-        The weights of the host are brought from the device first, so that both compute with the same ones. Raises
-        AssertionError as `utils.assert_close` does, WeightsError for a file that holds other outputs than the PEF's,
-        OptionError if the file cannot be written, and what `trace_graph` raises.
+        Copies the weights from the device to the host first. Raises AssertionError as `utils.assert_close` does,
+        WeightsError for a file with other outputs than the PEF's, OptionError if the file cannot be written, and what
+        `trace_graph` raises.
         """
         batch = self._batch()
         gold = None
@@ -90,7 +90,7 @@ class TestWithGold:
         if expected.keys() != device.keys():
             raise WeightsError(
                 f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}",
-                remedy="give the gold file of this model; or delete it, and it is written anew",
+                remedy="give the gold file of this model, or delete it to write a new one",
             )
         for name, value in device.items():
             assert_close(value, expected[name], f"{self._name}: {name}", self._threshold, self._rtol)
@@ -139,9 +139,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            f"{path} is no safetensors file: {error}", remedy="delete it, and it is written anew"
-        ) from error
+        raise WeightsError(f"{path} is no safetensors file: {error}", remedy="delete it to write a new one") from error
 
 
 def _made_up(program: Program) -> dict[str, Tensor]:
@@ -165,12 +163,12 @@ def consistency_test(check: None = None) -> Callable[[Check], Check]: ...
 
 
 def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Check]:
-    """Decorate `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
-    runs it twice from the same state of the device, and returns the list.
+    """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
+    runs it twice from the same state, and returns the list.
 
     The state is the parameters, buffers and optimizer states, the count of steps, and torch's random generator.
-    Raises AssertionError, with the name, for the first tensor whose bits differ, and OptionError if the function
-    returns something else or no PEF is loaded. Used as `@consistency_test()` and as `@consistency_test`.
+    Raises AssertionError, with the name, for the first tensor whose bits differ; OptionError if the function returns
+    something else or no PEF is loaded. Used as `@consistency_test()` and as `@consistency_test`.
     """
     if check is None:
         return consistency_test
@@ -180,7 +178,7 @@ def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Ch
     def twice(*args: Any, **kwargs: Any) -> Results:
         if session.machine is None:
             raise OptionError(
-                "consistency_test has no PEF to run",
+                "consistency_test needs a loaded PEF",
                 where=app_line(),
                 remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it",
             )

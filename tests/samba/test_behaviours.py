@@ -63,7 +63,7 @@ def test_an_output_that_is_not_there_cannot_be_the_loss(pef: str) -> None:
 def test_an_optimizer_of_torch_is_refused_with_ours() -> None:
     model, _ = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(OptionError, match=r"SGD cannot be put into a graph") as caught:
+    with pytest.raises(OptionError, match=r"SGD cannot be compiled") as caught:
         session.compile(model, _inputs(), optimizer)  # type: ignore[arg-type]  # the mistake
     assert "samba.optim.SGD" in str(caught.value.remedy)
 

@@ -9,7 +9,7 @@ import torch
 
 from sambasim import samba
 from sambasim.errors import DataError
-from sambasim.samba.closeness import assert_close
+from sambasim.samba.utils.accuracy import assert_close
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,8 +48,8 @@ def test_what_is_close_passes(found: Any, expected: Any, tolerances: dict[str, A
         (
             torch.tensor([1.0]).bfloat16(), torch.tensor([1.01]), {},
             "loss: 1 of 1 elements differ by more than 0.003 + 0.00390625 of the expected value; "
-            "the worst at [0] is 1, and 1.01 was expected; in bf16: were both given the same "
-                "inputs, as of samba.randn(…).bfloat16().float()?",
+            "the worst at [0] is 1, and 1.01 was expected; in bf16: are both inputs the same, "
+                "as of samba.randn(…).bfloat16().float()?",
         ),
         (
             torch.tensor([9.0, NAN]), torch.tensor([0.0, NAN]), {},
@@ -75,8 +75,6 @@ def test_threshold_and_rtol_are_also_given_by_position() -> None:
 
 @pytest.mark.parametrize("value", [None, "text", object()])
 def test_what_cannot_be_compared_is_refused(value: object) -> None:
-    with pytest.raises(
-        DataError, match=f"^grad: this cannot be compared: it is of type {type(value).__name__}"
-    ) as caught:
+    with pytest.raises(DataError, match=f"^grad: a {type(value).__name__} cannot be compared") as caught:
         assert_close(torch.ones(2), value, "grad")
     assert caught.value.remedy

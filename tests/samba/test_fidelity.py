@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from sambasim import samba
-from sambasim.samba.absent import AbsentNameError
 from sambasim.samba.checks.findings import FINDINGS
 from sambasim.samba.modules import add_old_methods
+from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.session import Session
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names
 from sambasim.samba.trace import _trace_graph
@@ -110,8 +110,9 @@ def test_every_name_of_a_module_has_a_row() -> None:
     listed |= {name.rpartition(".")[0] for name in listed}
     values = {id(resolved(name)) for name in HERE}  # what several modules export has one row
     for module in MODULES.keys() - whole:
-        # A thing that its module is named after has the module's row.
-        names = {f"{module}.{name}" for name in {*exported_names(module)} - {module.rpartition(".")[2]}}
+        # A thing that a module is named after has the module's row.
+        of_modules = {one.rpartition(".")[2] for one in MODULES}
+        names = {f"{module}.{name}" for name in {*exported_names(module)} - of_modules}
         missing = names - MODULES.keys() - listed
         assert [name for name in missing if id(resolved(name.removeprefix(f"{ROOT}."))) not in values] == []
 

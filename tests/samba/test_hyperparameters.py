@@ -28,7 +28,7 @@ def loaded(tmp_path: Path) -> nn.Module:
 @pytest.mark.parametrize(
     ("value", "words", "remedy"),
     [
-        ([0.1], "AP04: lr in hyperparam_dict is [0.1]", 'hyperparam_dict={"lr": …[0]}: one number, and no list'),
+        ([0.1], "AP04: lr in hyperparam_dict is [0.1]", 'hyperparam_dict={"lr": …[0]}: one number, not a list'),
         ("0.1", "AP04: lr in hyperparam_dict is '0.1'", "give lr as one number, 0 or more"),
         (-0.1, "AP04: lr in hyperparam_dict is -0.1", "give lr as one number, 0 or more"),
         (float("nan"), "AP04: lr in hyperparam_dict is nan", "give lr as one number, 0 or more"),

@@ -1,7 +1,5 @@
 """SambaFlow's names on models and parameters."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from sambasim.errors import DataError, ModelError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
-from sambasim.samba.nn.parameter import Parameter, SambaParameter
+from sambasim.samba.nn import Parameter, SambaParameter
 
 
 class LogReg(nn.Module):
@@ -36,22 +34,6 @@ def names(model: nn.Module) -> dict[str, str]:
     return {path: parameter.sn_name for path, parameter in model.named_parameters()}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "convert", [samba.from_torch_model_, samba.from_torch_model, samba.from_torch_], ids=lambda f: f.__name__
-)
-def test_a_model_gets_its_names_in_place(convert: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Linear(3, 2)
-    assert convert(model) is model
-    assert model.name == "linear"
-    assert names(model) == {"weight": "linear__weight", "bias": "linear__bias"}
-
-
-def test_a_prefix_goes_before() -> None:
-    model = samba.from_torch_model_(nn.Linear(3, 2), parent_module_prefix="net")
-    assert model.name == "net__linear"
-    assert names(model) == {"weight": "net__linear__weight", "bias": "net__linear__bias"}
-
-
 def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
     model = samba.from_torch_model_(LogReg())
     options = CompileOptions(
@@ -67,7 +49,7 @@ def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"^this must be an nn\.Module, and it is of type Tensor") as caught:
+    with pytest.raises(ModelError, match=r"^an nn\.Module is needed, not Tensor") as caught:
         samba.from_torch_model_(torch.ones(2))  # type: ignore[type-var]
     assert caught.value.remedy == "samba.from_torch_tensor(tensor, name=…) for a tensor"
 
@@ -79,7 +61,7 @@ class Named(nn.Module):
 
 
 def test_a_model_whose_name_is_taken_is_refused() -> None:
-    with pytest.raises(ModelError, match="the model Named has something called name"):
+    with pytest.raises(ModelError, match="the model Named has an attribute name"):
         samba.from_torch_model_(Named())
 
 
@@ -115,9 +97,9 @@ def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:
     assert (scale.tolist(), scale.dtype, scale.requires_grad) == ([[0] * 3] * 2, torch.bfloat16, False)
     made = SambaParameter(shape=(2,), dtype=torch.float64, materializer=lambda: torch.full((2,), 3.0))
     assert (made.tolist(), made.dtype, type(made)) == ([3, 3], torch.float64, nn.Parameter)
-    with pytest.raises(DataError, match=r"the tensor has the shape \(3,\), and the shape \(2,\) was given"):
+    with pytest.raises(DataError, match=r"the tensor has the shape \(3,\), and shape= is \(2,\)"):
         SambaParameter(shape=(2,), materializer=lambda: torch.ones(3))
-    with pytest.raises(DataError, match="neither was given"):
+    with pytest.raises(DataError, match="needs a tensor or a shape"):
         SambaParameter(requires_grad=True)
 
 
@@ -165,5 +147,5 @@ def test_a_model_is_named_twice_and_converted_around_it() -> None:
 def test_every_parameter_is_a_samba_parameter() -> None:
     assert isinstance(nn.Linear(1, 1).weight, SambaParameter)
     assert not isinstance(torch.ones(1), SambaParameter)
-    with pytest.raises(DataError, match="of type list"):
+    with pytest.raises(DataError, match="not list"):
         SambaParameter([1.0])  # type: ignore[arg-type]

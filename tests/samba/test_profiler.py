@@ -27,7 +27,7 @@ def test_an_event_ends_by_its_handle_or_its_name() -> None:
     assert [event.name for event in profiler.events] == ["step", "data", "step"]
     assert profiler.events[0].elapsed_s < profiler.events[2].elapsed_s
     for ended in (outer, "step"):
-        with pytest.raises(OptionError, match="the event step ends, and has not begun") as caught:
+        with pytest.raises(OptionError, match="the event step was not started") as caught:
             profiler.end_event(ended)
         assert str(caught.value.where).startswith(f"{__file__}:")
 

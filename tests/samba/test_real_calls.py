@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.samba import context, hyperparameters, notices, start
-from sambasim.samba.binding import bind
 from sambasim.samba.checks import replicas
 from sambasim.samba.checks.findings import Reporter
+from sambasim.samba.inputs import bind
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -154,12 +153,6 @@ class TwoViews(Returning):
         return h, h.squeeze(1)
 
 
-class OfVariables(Returning):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x if isinstance(x, Variable) else Variable(x))
-        return y.square().mean()
-
-
 class WithWeight(Returning):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.linear(x).square().mean(), self.linear.weight
@@ -237,7 +230,7 @@ def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp
         weight = session.device_gradient(model.linear.weight)
         assert weight is not None
         torch.testing.assert_close(weight, expected)
-    with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients, and there are 2 outputs"):
+    with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients for 2 outputs"):
         session.run([x], grad_of_outputs=[gradient, None, None])
 
 
@@ -274,12 +267,6 @@ def test_two_views_of_one_output_and_no_loss(tmp_path: Path) -> None:
     gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
     assert _starts_from(model, 1, gradient, grad_of_outputs=[None, gradient])
     assert _starts_from(model, 0, gradient.unsqueeze(1), grad_of_outputs=[gradient, None])
-
-
-def test_a_model_that_asks_for_variables(tmp_path: Path) -> None:
-    model, (x, _) = _traced(tmp_path, OfVariables), _inputs()
-    (loss,) = session.run([x])
-    torch.testing.assert_close(loss.torch(), model(samba.to_torch(x)))
 
 
 def test_an_input_whose_gradient_is_that_of_the_output(tmp_path: Path) -> None:
@@ -430,7 +417,7 @@ def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_withou
     _typed(monkeypatch, inference=False)
     with pytest.raises(OptionError) as caught:
         trace_graph(_made()[0], _inputs(), None, pef=pef)
-    assert caught.value.what == "net.pef trains, and trace_graph was given no optimizer"
+    assert caught.value.what == "net.pef trains, and trace_graph needs its optimizers"
     assert str(caught.value.remedy).endswith("or, to predict with this PEF, type --inference")
 
 
@@ -469,20 +456,6 @@ def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     with pytest.raises(DataError, match=r"the input target is None, and Net\.forward has no default for it") as caught:
         trace_graph(net, [x, None], samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
     assert "write target=None in forward" in str(caught.value.remedy)
-
-
-def test_old_methods_of_a_model(net: Net) -> None:
-    inputs = _inputs()
-    first = net.run(*inputs, section_types=["FWD"], hyperparam_dict={"p": 0.0})
-    second = net.run(inputs, section_types=["FWD"])
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    for fetch in (net.cpu, net.write_host_params):
-        before = net.first.weight.detach().clone()
-        net.run(*inputs)
-        assert torch.equal(net.first.weight, before)
-        fetch()
-        assert not torch.equal(net.first.weight, before)
-        assert torch.equal(net.first.weight, _on_device("net__first__weight"))
 
 
 class Busy(nn.Module):
@@ -526,22 +499,6 @@ def test_tensors_are_set_and_read_by_name(net: Net) -> None:
         session.ctx.set_tensors({"net__third": bias})
 
 
-def test_after_a_reset_nothing_is_loaded_and_nothing_set_up(net: Net, tmp_path: Path) -> None:
-    session.setup({"output_folder": str(tmp_path), "pef_name": "other"})
-    session.reset()
-    assert session.machine is None
-    with pytest.raises(OptionError, match="no PEF is loaded"):
-        session.run(_inputs())
-    assert session._config is None
-    assert _eager(net, _inputs())[0].shape == (BATCH, 3), "the model computes on the host as before"
-
-
-def test_a_compile_without_config_dict_takes_what_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    typed = Namespace(command="compile", pef_name="typed", output_folder=str(tmp_path), inference=True)
-    monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context(arguments=typed))
-    assert session.compile(_made()[0], _inputs()) == str(tmp_path / "typed" / "typed.pef")
-
-
 def test_what_changes_nothing_is_taken_with_one_notice(net: Net, pef: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected, _ = _forward(_inputs())
     wrapped = nn.DataParallel(net)
@@ -553,7 +510,7 @@ def test_what_changes_nothing_is_taken_with_one_notice(net: Net, pef: str, capsy
     session.to_cpu(wrapped)
     told = capsys.readouterr().err.splitlines()
     assert told[0] == (
-        "notice: nn.DataParallel has no effect: the model inside of it is used; --data-parallel makes replicas"
+        "notice: nn.DataParallel has no effect: the model inside it is used; --data-parallel makes replicas"
     )
     assert told[2] == ("notice: session.run(num_copies=…) has no effect: sambasim does not know this keyword")
     assert [line.startswith(f"  where: {__file__}:") for line in told] == [False, True, False, True]

@@ -1,4 +1,4 @@
-"""SambaTensor: a torch tensor with a name, in the memory of the tensor it is made from."""
+"""SambaTensor, and SambaFlow's attributes of plain tensors."""
 
 # Torch has no types for backward().
 # mypy: no-disallow-untyped-calls
@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sambasim import samba
+from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.errors import DataError, OptionError
-from sambasim.samba import SambaTensor, from_named_dict, from_torch, from_torch_tensor, randn, to_torch
-from sambasim.samba.absent import AbsentNameError
+from sambasim.samba import SambaTensor, from_torch, from_torch_tensor, randn, to_torch
+from sambasim.samba.session import Session
 
 
 def image() -> SambaTensor:
@@ -34,51 +36,12 @@ def test_it_shares_memory_with_the_tensor_it_is_made_from() -> None:
     assert plain.tolist() == [1, 5, 7]
 
 
-@pytest.mark.parametrize("unwrap", [to_torch, SambaTensor.torch, SambaTensor.torch_tensor])
-def test_it_becomes_a_plain_tensor_in_the_same_memory(unwrap: Callable[[SambaTensor], Tensor]) -> None:
-    tensor = image()
-    plain = unwrap(tensor)
-    assert type(plain) is Tensor
-    assert plain.data_ptr() == tensor.data_ptr()
-
-
-def test_a_plain_tensor_stays_what_it_is() -> None:
-    plain = torch.ones(2)
-    assert to_torch(plain) is plain
-
-
-def test_outputs_become_plain_tensors_as_a_whole() -> None:
-    loss, logits = from_torch_tensor(torch.ones(2), name="loss"), torch.zeros(3)
-    for outputs in ((loss, logits), [loss, logits]):
-        plain = to_torch(outputs)  # type: ignore[type-var]  # tensors of both kinds
-        assert type(plain) is type(outputs)
-        assert [type(tensor) for tensor in plain] == [Tensor, Tensor]
-        assert plain[0].data_ptr() == loss.data_ptr()
-
-
-def test_a_dictionary_gives_its_keys_as_names() -> None:
-    ids, mask = torch.arange(3), torch.ones(3)
-    tensors = from_named_dict({"ids": ids, "mask": mask})
-    assert [(key, tensor.name) for key, tensor in tensors.items()] == [("ids", "ids"), ("mask", "mask")]
-    assert tensors["ids"].data_ptr() == ids.data_ptr()
-
-
 def test_what_an_app_says_of_its_place_is_kept() -> None:
     tensor = from_torch_tensor(torch.ones(2, 3), name="x", sized_dims=[2, None], region_name="weights")
     assert (tensor.sized_dims, tensor.sn_region_name) == ([2, None], "weights")
     tensor.sn_region_name = "state"
     copied: Any = tensor.clone()
     assert tensor.region_name == copied.sn_region_name == "state"
-
-
-def test_the_graph_of_the_vendors_compiler_is_not_here() -> None:
-    tensor = image()
-    for name in ("dsts", "inputs"):
-        assert not hasattr(tensor, name)
-        with pytest.raises(AbsentNameError, match=f"a SambaTensor has no {name} here") as caught:
-            getattr(tensor, name)
-        assert str(caught.value.where).startswith(f"{__file__}:")
-        assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -210,10 +173,6 @@ def test_a_materializer_gives_the_data() -> None:
     assert (tensor.region_name, tensor.sized_dims) == ("weights", (2,))
 
 
-def test_another_dtype_converts() -> None:
-    assert SambaTensor(torch.ones(2), dtype=torch.int16).dtype is torch.int16
-
-
 def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
     loss: Any = from_torch_tensor(torch.tensor(2.0), name="loss")
     assert loss.sn_grad is None
@@ -230,8 +189,8 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: SambaTensor(), "a SambaTensor is made from a tensor or from a shape, and neither was given"),
-        (lambda: SambaTensor(torch.ones(2), shape=(3,)), "the tensor has the shape (2,), and the shape (3,) was given"),
+        (lambda: SambaTensor(), "SambaTensor needs a tensor or a shape"),
+        (lambda: SambaTensor(torch.ones(2), shape=(3,)), "the tensor has the shape (2,), and shape= is (3,)"),
         (lambda: randn(2, 3, name="x", batch_dim=2), "the tensor x has no dimension 2: its shape is (2, 3)"),
         (lambda: from_torch_tensor(torch.ones(2), batch_dim=-2), "the tensor has no dimension -2: its shape is (2,)"),
         (lambda: SambaTensor(torch.ones(2), is_complex=True), "a SambaTensor holds real numbers, and the tensor is"),
@@ -239,9 +198,9 @@ def test_the_gradient_is_a_plain_tensor_or_a_number() -> None:
             lambda: from_torch_tensor(torch.ones(2, dtype=torch.complex64), name="x"),
             "a SambaTensor holds real numbers, and the tensor x is complex",
         ),
-        (lambda: SambaTensor((torch.ones(1), torch.ones(2))), "it is of type tuple"),  # type: ignore[arg-type]  # the mistake
-        (lambda: to_torch((torch.ones(1), None)), "it is of type NoneType"),  # type: ignore[type-var]
-        (lambda: from_torch_tensor([1, 2]), "this must be a tensor, and it is of type list"),  # type: ignore[arg-type]
+        (lambda: SambaTensor((torch.ones(1), torch.ones(2))), "a tensor is needed, not tuple"),  # type: ignore[arg-type]  # the mistake
+        (lambda: to_torch((torch.ones(1), None)), "a tensor is needed, not NoneType"),  # type: ignore[type-var]
+        (lambda: from_torch_tensor([1, 2]), "a tensor is needed, not list"),  # type: ignore[arg-type]
         (lambda: setattr(image(), "sn_data", torch.ones(3, 4)), "the tensor image has the shape (4, 3), and the data"),
     ],
 )
@@ -252,17 +211,113 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], what: str) -> Non
 
 
 def test_a_model_in_place_of_a_tensor_is_told_what_to_call() -> None:
-    with pytest.raises(DataError, match="of type Linear") as caught:
+    with pytest.raises(DataError, match="not Linear") as caught:
         from_torch(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     assert caught.value.remedy == "samba.from_torch_model_(model) for a model"
 
 
 def test_the_backward_of_a_result_without_a_graph_says_who_does_it() -> None:
     loss = SambaTensor(torch.ones(2), name="loss")
-    with pytest.raises(OptionError, match=r"the host has no graph of what session\.run gives") as caught:
+    with pytest.raises(OptionError, match=r"the host has no autograd graph of a result of session\.run") as caught:
         (loss.mean() * 2).backward()
     assert "session.run does both" in str(caught.value.remedy)
     weight = torch.ones(2, requires_grad=True)
     (loss * weight).sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [1, 1]
+
+
+@pytest.fixture
+def weight() -> Any:
+    return nn.Linear(3, 2).weight
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
+    """By the id of a tensor of the model: its value and its gradient on the device."""
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(part: int) -> Callable[[Session, Tensor], Tensor | None]:
+        return lambda session, tensor: held[id(tensor)][part] if id(tensor) in held else None
+
+    monkeypatch.setattr(Session, "device_value", of(0))
+    monkeypatch.setattr(Session, "device_gradient", of(1))
+    return held
+
+
+def test_a_plain_tensor_becomes_itself() -> None:
+    tensor: Any = torch.ones(2)
+    assert tensor.torch() is tensor.torch_tensor() is tensor
+    assert tensor.sn_name is None
+
+
+def test_a_tensor_of_the_model_is_what_the_device_has(weight: Any, device: dict[int, tuple[Tensor, Tensor]]) -> None:
+    device[id(weight)] = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
+    assert weight.sn_data.equal(torch.full((2, 3), 5.0))
+    assert weight.sn_grad.equal(torch.full((2, 3), 7.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("sn_grad", "set sn_grad on an output"), ("sn_data", r"param.data.copy_\(…\).* samba.session.to_device\(model\)")],
+)
+def test_a_tensor_of_the_model_cannot_be_assigned_to(
+    name: str, remedy: str, weight: Any, device: dict[int, tuple[Tensor, Tensor]]
+) -> None:
+    device[id(weight)] = torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)
+    before = getattr(weight, name)
+    with pytest.raises(OptionError, match=f"{name} of a parameter or buffer of the loaded model") as caught:
+        setattr(weight, name, torch.zeros(2, 3))
+    assert str(caught.value.where).startswith(__file__)
+    assert re.search(remedy, str(caught.value.remedy))
+    assert getattr(weight, name).equal(before)
+
+
+def test_any_other_is_what_the_app_assigned(weight: Any, device: object) -> None:
+    assert weight.sn_grad is None
+    assert weight.sn_data.data_ptr() == weight.data_ptr()
+    assert not weight.sn_data.requires_grad
+    weight.sn_grad, weight.sn_data = torch.ones(2, 3), torch.zeros(2, 3)
+    assert weight.sn_grad.equal(torch.ones(2, 3))
+    assert weight.sn_data.equal(torch.zeros(2, 3))
+    with pytest.raises(DataError, match=r"the tensor has the shape \(2, 3\), and the data the shape \(3, 2\)"):
+        weight.sn_data = torch.zeros(3, 2)
+    weight.sn_grad = None
+    assert weight.sn_grad is None
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(2), lambda: nn.Parameter(torch.ones(2))])
+def test_tensors_are_copied_and_saved_as_before(make: Callable[[], Any]) -> None:
+    tensor = make()
+    tensor.sn_name, tensor.sn_grad = "weight", torch.ones(2)
+    file = io.BytesIO()
+    torch.save({"plain": make(), "named": tensor}, file)
+    file.seek(0)
+    for copied in (torch.load(file)["named"], copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        assert type(copied) is type(tensor)
+        assert copied.equal(tensor)
+
+
+class Model(nn.Module):
+    """Uses the names in its forward, and a SambaTensor that it made in its constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.matrix = samba.from_torch_tensor(torch.eye(3).bfloat16().float(), name="matrix")
+
+    def forward(self, x: Any) -> Tensor:
+        hidden: Any = self.layer(x.torch()) @ self.matrix
+        hidden.host_memory = False
+        weight: Any = self.layer.weight
+        named = weight.sn_name is not None
+        loss: Tensor = (hidden.torch_tensor() @ samba.to_torch(self.matrix) * (2 if named else 1)).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("capture", [capture_training, capture_evaluation])
+def test_a_forward_that_uses_them_is_captured(capture: Callable[..., object]) -> None:
+    captured: Any = capture(samba.from_torch_model_(Model()), [torch.randn(2, 3)])
+    constants = [feed.name for feed in captured.feeds.values() if "matrix" in feed.name]
+    assert constants == ["matrix"]
+    assert any(str(node.target) == "aten.mul.Tensor" and node.args[1] == 2 for node in captured.graph.nodes)

@@ -7,7 +7,7 @@ Each finding has a stable code, a row in `findings.py`, and one file that looks 
     DP03, DP07         replicas.py     weights and hyperparameters of the replicas
     DP04..DP06, AP03   data.py         DistributedSamplers, and the batches
     DP08, DP09         job.py          files, and the number of steps
-    AP01               ../binding.py   the shapes of a batch
+    AP01               ../inputs.py    the shapes of a batch
     AP04               keywords.py     arguments of library functions
     AP05               unsent.py       changes on the host that do not reach the device
     AP06, AP07         unfetched.py    weights that host and device do not exchange

@@ -70,8 +70,7 @@ def changed(typed: Namespace | None, metadata: Mapping[str, str]) -> Iterator[tu
 
 
 def _free_to_differ(command: str) -> Collection[str]:
-    from sambasim.samba.utils.flag import MEASURING  # its package imports the session, which imports this
-    from sambasim.samba.utils.flags import FLAGS
+    from sambasim.samba.utils.flags import FLAGS, MEASURING  # its package imports the session, which imports this
 
     free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
     # When measuring, --inference selects what is measured.

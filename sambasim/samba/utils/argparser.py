@@ -1,10 +1,13 @@
-"""The command line of an app: `parse_app_args`, and the same from a YAML file or from keywords."""
+"""The settings of an app: `parse_app_args` for a command line, and the same from a YAML file or from keywords."""
 
 import argparse
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
 
 from sambasim.errors import OptionError
 from sambasim.runtime.launcher import find_launcher, launched_rank
@@ -12,24 +15,29 @@ from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.notices import say_once
-from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
-from sambasim.samba.utils.flags import FLAGS
-from sambasim.samba.utils.next_run import NextRun
-from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
-from sambasim.samba.utils.yaml_file import named_values, read_yaml
+from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
+from sambasim.samba.utils.parser import AddArguments, Arguments, NextRun, command_parser, overview, parse, program_name
+
+__all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]
 
 _LEVELS = ("o0", "o1", "o3")
-_LOGGER = "sambaflow"  # that of sambaflow.logging.samba_logger
+_LOGGER = "sambaflow"  # the name of sambaflow.logging.samba_logger
+
+
+class SNConfig(argparse.Namespace):
+    """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, as attributes.
+
+    `samba.session.setup` takes one, and `config_dict=` takes its `vars`: there the names of flags count.
+    """
 
 
 class SambaConfig(Arguments):
-    """What `parse_app_args` returns, made from keywords: `SambaConfig("compile", batch_size=32, hidden=64)`; or a copy
-    of what it returned: `SambaConfig(args, SNConfig)`.
+    """Arguments made from keywords, `SambaConfig("compile", batch_size=32, hidden=64)`, or copied from those that
+    `parse_app_args` returned, `SambaConfig(args, SNConfig)`.
 
-    settings: an SNConfig whose settings are added where `args` has none of that name; a class adds nothing
+    settings: an SNConfig that adds settings which `args` does not have; a class adds nothing
 
-    Keywords that are flags of the library are checked as those are, the others are the app's own. The library's flags
-    that are not named have their defaults. Nothing is started: `parse_yaml_to_args` does that.
+    Flags of the library are checked, and have their defaults if they are not given. Other keywords are the app's.
     Raises OptionError for an unknown command, and for a value that the flag cannot have.
     """
 
@@ -58,22 +66,21 @@ def parse_app_args(
     test_parser_fn: AddArguments | None = None,
     run_parser_fn: AddArguments | None = None,
 ) -> argparse.Namespace:
-    """Parse the command line of an app: a command, its flags, and the app's own.
+    """Parses the command line of an app: a command, the flags of the library, and the app's.
 
-    argv: the words behind the name of the program, or with it; None is what this process was started with
-    dev_mode: there is nothing that it would add: every flag is taken without it
-    common_parser_fn: adds the app's flags for every command
-    compile_parser_fn, test_parser_fn, run_parser_fn: add those of one command
+    argv: the words after the name of the program, or with it; None for the command line of this process
+    dev_mode: no effect: every flag is accepted without it
+    common_parser_fn: adds the app's flags of every command
+    compile_parser_fn, test_parser_fn, run_parser_fn: add the app's flags of one command
 
-    Returns a Namespace with `command` and every flag of the library, by its default where it was not given, so that
-    code that all commands share may read any of them; and with the app's flags of this command. Where app and library
-    have the same flag, the app's counts.
+    Returns a Namespace with `command`, every flag of the library (also those of other commands, with their defaults),
+    and the app's flags of this command. A flag of the app replaces the library's.
 
-    With --data-parallel, on every command but compile, it is collective: when it returns, this process has found the
-    other ranks, `torch.distributed` is up, and `world_size` is the number of ranks that mpirun started. A process that
-    is alone has `torch.distributed` too, as soon as the app needs it.
+    With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
+    `torch.distributed`, and sets `world_size` to the number of ranks. In a single process `torch.distributed` is
+    initialized when the app first uses it.
 
-    Raises OptionError for what is typed wrong; LaunchError and MachineError if the ranks cannot find each other.
+    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
     """
     words = _words_of(argv)
     if words and words[0] in ("-h", "--help"):
@@ -93,12 +100,12 @@ def parse_app_args(
 
 
 def _words_of(argv: Sequence[str] | None) -> list[str]:
-    """The command and what follows it."""
+    """The command and the words after it."""
     if argv is None:
         return sys.argv[1:]
     if isinstance(argv, str) or not isinstance(argv, Sequence):
         raise OptionError(
-            f"parse_app_args was given argv of type {type(argv).__name__}, and argv is a list of words",
+            f"argv of parse_app_args must be a list of words, not {type(argv).__name__}",
             where=app_line(),
             remedy="parse_app_args(argv=sys.argv[1:], …)",
         )
@@ -108,30 +115,30 @@ def _words_of(argv: Sequence[str] | None) -> list[str]:
 
 
 def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespace | str | None = None) -> SambaConfig:
-    """What `parse_app_args` returns and does, from a YAML file of flags and values, alone or beside a command line.
+    """Does what `parse_app_args` does, from a YAML file of flags and values, alone or beside a command line.
 
-    path: of a file such as
+    path: a file such as
 
         command: run
         batch_size: 32
-        hidden: 64            # no flag of the library: the app's own
-        run:                  # holds for run alone
+        hidden: 64            # not a flag of the library: the app's
+        run:                  # for run only
           pef: out/net/net.pef
 
-    args_cli: what `parse_app_args` returned. Its command counts, and what was typed; for all else the value of the
-        file counts before a default. Or the command alone, where the file does not name it or names another.
+    args_cli: what `parse_app_args` returned: its command and typed flags win over the file, and the file over
+        defaults; or a command, which wins over the file's
 
     Raises OptionError, with the file, for a wrong value; otherwise as `parse_app_args`.
     """
     file = os.fspath(path)
-    content = read_yaml(path)
+    content = _read_yaml(path)
     named = content.pop("command", None)
     cli = args_cli if isinstance(args_cli, argparse.Namespace) else argparse.Namespace(command=args_cli)
     chosen = _checked_command(cli.command or (None if named is None else str(named)))
     of_commands = {name for name, value in content.items() if name in COMMANDS and isinstance(value, dict)}
     values = {name: value for name, value in content.items() if name not in of_commands}
     if chosen in of_commands:
-        values |= named_values(content[chosen], f"{file}, {chosen}")
+        values |= _named_values(content[chosen], f"{file}, {chosen}")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     typed = cli.typed if isinstance(cli, Arguments) else frozenset()
     for name, default in vars(cli).items():
@@ -152,6 +159,33 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     return config
 
 
+def _read_yaml(path: str | os.PathLike[str]) -> dict[str, object]:
+    file = Path(path)
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise OptionError(f"the file {file} cannot be read: {reason}", remedy="check the path") from None
+    except yaml.YAMLError as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        what = getattr(error, "problem", None) or "it holds a character that is not allowed"
+        where = str(file) if mark is None else f"{file}:{mark.line + 1}"
+        raise OptionError(f"this is not plain YAML: {what}", where=where, remedy="correct that line") from None
+    return {} if content is None else _named_values(content, str(file))
+
+
+def _named_values(content: object, where: str) -> dict[str, object]:
+    """`content` if it is a mapping with text as keys: YAML reads the names `no:` and `1:` as other types."""
+    if not isinstance(content, dict):
+        what = f"this YAML has {content!r} instead of names with values"
+        raise OptionError(what, where=where, remedy="one `name: value` in each line")
+    not_text = [name for name in content if not isinstance(name, str)]
+    if not_text:
+        what = f"YAML reads a name here as {not_text[0]!r}, which is not text"
+        raise OptionError(what, where=where, remedy="put quotation marks around the name")
+    return content
+
+
 def _as_float(text: object) -> object:
     try:
         return float(str(text))
@@ -162,12 +196,12 @@ def _as_float(text: object) -> object:
 def _checked_command(word: str | None) -> str:
     if word in COMMANDS:
         return str(word)
-    what = "no command is named" if word is None else f"{word!r} is no command"
-    raise OptionError(f"{what}; they are {', '.join(COMMANDS)}", remedy=f"{program_name()} compile --help")
+    what = "a command is missing" if word is None else f"{word!r} is not a command"
+    raise OptionError(f"{what}; commands are {', '.join(COMMANDS)}", remedy=f"{program_name()} compile --help")
 
 
 def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespace:
-    """The Namespace of a command line that says what `values` say; those that are no flags of it are laid over it."""
+    """The arguments of a command line with these `values`; values that are not flags are added to it."""
     command = _checked_command(command)
     spelled = {name.replace("-", "_"): value for name, value in values.items()}
     words: list[str] = []
@@ -182,10 +216,12 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
 
 
 def _words(name: str, value: object, *, switch: bool) -> list[str]:
-    """What would be typed to give a flag this value. Raises OptionError if nothing would."""
+    """The words of a command line that give a flag this value. Raises OptionError if there are none."""
     if switch:
         if not isinstance(value, bool):
-            raise OptionError(f"{name} is true or false, not {value!r}", remedy=f"{name[2:].replace('-', '_')}: true")
+            raise OptionError(
+                f"{name} must be true or false, not {value!r}", remedy=f"{name[2:].replace('-', '_')}: true"
+            )
         return [name] if value else []
     if isinstance(value, list | tuple):
         return [name, *map(str, value)]
@@ -193,9 +229,9 @@ def _words(name: str, value: object, *, switch: bool) -> list[str]:
 
 
 def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
-    """Refuse what cannot be, tell what changes nothing, log as asked, and find the other ranks if there are to be any.
+    """Checks the arguments, prints a notice of inert flags, sets the log level, and connects the ranks.
 
-    flags: those of the library, for which `arguments` has the values; what an app's own flags mean is not known here
+    flags: the library's flags that no flag of the app replaces
     """
     destinations = {flag.destination for flag in flags}
     levels = [f"--{level}" for level in _LEVELS if level in destinations and getattr(arguments, level)]
@@ -203,21 +239,21 @@ def _enter(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
         raise OptionError(f"{' and '.join(levels)} exclude each other", remedy=f"leave out all but {levels[-1]}")
     if "log_level" in destinations and arguments.log_level is not None:
         logging.getLogger(_LOGGER).setLevel(arguments.log_level.upper())
-    _tell_inert(arguments, [flag for flag in flags if flag.inert])
+    _print_inert(arguments, [flag for flag in flags if flag.inert])
     rounds = arguments.dtype == "bf16" and not arguments.inference
-    # An RDU computes in bf16 unless told otherwise, so existing command lines have this flag without --dtype.
+    # An RDU computes in bf16 by default, so existing command lines have this flag without --dtype.
     if "enable_stoc_rounding" in destinations and arguments.enable_stoc_rounding and not rounds:
         arguments.enable_stoc_rounding = False
-        say_once("--enable-stoc-rounding", "only optimizer steps of --dtype bf16 round at random")
+        say_once("--enable-stoc-rounding", "only optimizer steps with --dtype bf16 round stochastically")
     launcher = find_launcher(os.environ)
-    alone = launcher is None or launcher.world_size == 1  # such apps, too, ask torch.distributed for their rank
+    alone = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
     runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
     context.enter(arguments, connected=runs and replicated, alone=runs and alone and not replicated)
 
 
-def _tell_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
-    """One notice on stderr, of rank 0, that names each given flag that has no effect."""
-    typed = arguments.typed if isinstance(arguments, Arguments) else ()  # empty where the values are not of typed words
+def _print_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
+    """One notice on stderr, on rank 0, with each given flag that has no effect."""
+    typed = arguments.typed if isinstance(arguments, Arguments) else ()  # empty if they come from keywords
     given = [
         flag
         for flag in flags
@@ -226,4 +262,4 @@ def _tell_inert(arguments: argparse.Namespace, flags: Sequence[Flag]) -> None:
     ]
     if given and launched_rank(os.environ) == 0:
         lines = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in given)
-        sys.stderr.write(f"notice: taken, and without effect here:\n{lines}")
+        sys.stderr.write(f"notice: accepted, without an effect here:\n{lines}")

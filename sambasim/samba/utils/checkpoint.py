@@ -1,7 +1,6 @@
-"""Checkpoints as apps write them: the `state_dict` of the model and of its optimizers, and what the app adds.
+"""Checkpoints: the `state_dict` of the model and its optimizers, and what the app adds, in a file for `torch.load`.
 
-The files are torch's, and have no code in them: `torch.load` reads them as it does any other. Weights alone are read
-from Hugging Face's layout, too.
+`load_sharded_checkpoint` also reads weights in Hugging Face's layout.
 """
 
 import json
@@ -21,7 +20,7 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
 from sambasim.samba.tensor import to_torch
-from sambasim.samba.utils.ranks import is_main_process
+from sambasim.samba.utils.helpers import is_main_process
 
 __all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
 
@@ -34,11 +33,11 @@ def save_checkpoint(
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     **others: object,
 ) -> None:
-    """Bring weights and optimizer state from the device, and write them; rank 0 alone writes. All ranks may call it.
+    """Copies weights and optimizer state from the device, and writes them on rank 0. All ranks may call it.
 
-    others: kept under their names, as `epoch=3`: numbers, texts, tensors, and lists and dictionaries of these
+    others: kept by name, as `epoch=3`: numbers, texts, tensors, and lists and dictionaries of these
 
-    The file appears whole or not at all. Raises OptionError if no PEF is loaded for `model`, or it cannot be written.
+    The file is replaced atomically. Raises OptionError if no PEF is loaded for `model`, or it cannot be written.
     """
     session.to_cpu(model)
     if not is_main_process():
@@ -61,10 +60,10 @@ def load_checkpoint(
     model: nn.Module,
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> dict[str, object]:
-    """Give `model` and its optimizers, on the host, the state of a checkpoint; returns what was saved beside it.
+    """Loads a checkpoint into `model` and its optimizers on the host; returns the `others` of `save_checkpoint`.
 
-    Before `trace_graph`, which sends it to the device; or before `session.to_device`. Raises WeightsError if the file
-    is not there, is no checkpoint, or is of another model or of other optimizers.
+    Call it before `trace_graph` or `session.to_device`, which copy the state to the device. Raises WeightsError if the
+    file is not there, is no checkpoint, or is of another model or of other optimizers.
     """
     target, listed = Path(path), as_sequence(optimizers)
     try:
@@ -93,12 +92,11 @@ def load_checkpoint(
 def load_sharded_checkpoint(
     model: nn.Module, path: str | os.PathLike[str], strict: bool = True, ignore_dtype_mismatch: bool = False
 ) -> None:
-    """Give `model`, on the host, the weights of a .safetensors, .bin or .pt file, or of a folder of such files.
+    """Loads the weights of a .safetensors, .bin or .pt file, or of a folder of them, into `model` on the host.
 
-    path: a folder is read as Hugging Face writes it: the files that *.index.json names, or without one all of one
-        suffix, .safetensors first
-    strict: whether files and model must have the same tensors; one that shares memory with a loaded one may be missing
-    ignore_dtype_mismatch: convert a tensor of another dtype than the model's
+    path: of a folder, the files that *.index.json names are read; without one, all of one suffix, .safetensors first
+    strict: whether files and model must have the same tensors; a tensor tied to a loaded one may be missing
+    ignore_dtype_mismatch: convert tensors of another dtype than the model's
 
     Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype.
     """
@@ -127,9 +125,9 @@ def load_sharded_checkpoint(
 def save_tensors(
     tensors: Iterable[Tensor] | Mapping[str, Tensor], path: str | os.PathLike[str] | None = None
 ) -> dict[str, Tensor]:
-    """The values of `tensors` by name, those that the loaded PEF has from the device, as plain tensors.
+    """The values of `tensors` by name as plain tensors, from the device if the loaded PEF has them.
 
-    path: a .safetensors file to write them to, from rank 0
+    path: a .safetensors file that rank 0 writes them to
 
     Raises OptionError for a tensor without a name, or if the file cannot be written.
     """
@@ -144,7 +142,7 @@ def _name(tensor: Tensor) -> str:
     name = getattr(tensor, "sn_name", None)
     if name is None:
         raise OptionError(
-            "save_tensors was given a tensor without a name",
+            "save_tensors needs names, and a tensor has none",
             where=app_line(),
             remedy="give it SambaTensors and parameters of the model that was traced, or {name: tensor}",
         )

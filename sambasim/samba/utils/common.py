@@ -7,13 +7,13 @@ from pathlib import Path
 from torch import nn
 
 from sambasim.samba.checks.keywords import checks_keywords
-from sambasim.samba.request import Inputs, Optimizer
+from sambasim.samba.inputs import Inputs
+from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
-from sambasim.samba.utils.flag import MEASURE_PERFORMANCE, MEASURING
-from sambasim.samba.utils.measuring import measure_performance
+from sambasim.samba.utils.flags import MEASURE_PERFORMANCE, MEASURING
+from sambasim.samba.utils.measuring import measure_performance, measure_sections
 from sambasim.samba.utils.pef_utils import get_pefmeta
-from sambasim.samba.utils.section_measuring import measure_sections
 
 
 @checks_keywords
@@ -28,17 +28,15 @@ def common_app_driver(
     squeeze_bs_dim: bool = False,
     get_output_grads: bool = True,
 ) -> None:
-    """Do what `args.command` asks for, if that is compile, measure-performance or measure-sections. For run and test,
-    which are the app's to do, it returns at once.
+    """Does `args.command` if it is compile, measure-performance or measure-sections; run and test are left to the app.
 
-    init_output_grads, squeeze_bs_dim, get_output_grads: no effect
-
+    No effect: init_output_grads, squeeze_bs_dim, get_output_grads.
     Raises what `session.compile`, `trace_graph` and the functions that measure raise.
     """
     if args.command == "compile":
         compile(args, model, inputs, None if args.inference else optim, name, app_dir)
     elif args.command in MEASURING:
-        # With --inference too: a training PEF is the same graph then, of which the forward alone runs.
+        # With --inference too: of a training PEF only the forward runs.
         trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
         measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
         measure(

@@ -1,307 +1,243 @@
-"""Every flag of a SambaFlow app, as data: one row a flag, with its commands, its default and what it does here.
+"""Commands and flags of a SambaFlow app, as data: one row a flag. `parser.py` makes the parsers from these rows.
 
-`parser.py` makes parsers from the rows; nothing else says what a flag is. A flag that the vendor's stack knows and that
-can mean nothing without the hardware is `inert`: it is taken, and a notice says that it changes nothing and why.
+A flag of SambaFlow that needs the hardware is `inert`: it is accepted, and a notice says that it has no effect and why.
 """
 
-from sambasim.samba.utils.flag import (
-    COMPILE,
-    EVERYWHERE,
-    MEASURE_PERFORMANCE,
-    MEASURING,
-    WITH_PEF,
-    Flag,
-    at_least_one,
-    log_level,
-    number,
-    pef_name,
-    seconds,
-    switch,
-    time_and_process,
-)
+import logging
+import math
+import os
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+COMPILE, RUN, TEST = "compile", "run", "test"
+MEASURE_PERFORMANCE, MEASURE_SECTIONS = "measure-performance", "measure-sections"
+
+COMMANDS: Mapping[str, str] = {
+    COMPILE: "Compile the model into a PEF.",
+    RUN: "Train or predict with a compiled PEF.",
+    TEST: "Compare the results of the PEF with PyTorch's.",
+    MEASURE_PERFORMANCE: "Measure how long a step of the PEF takes.",
+    MEASURE_SECTIONS: "Measure how long each section of the PEF takes.",
+}
+"""The commands of an app, with their help."""
+
+EVERYWHERE = tuple(COMMANDS)
+WITH_PEF = (RUN, TEST, MEASURE_PERFORMANCE, MEASURE_SECTIONS)
+MEASURING = (MEASURE_PERFORMANCE, MEASURE_SECTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag.
+
+    names: the spellings, the long one first; `--pef_name` is accepted for `--pef-name` too
+    commands: those that accept it
+    meaning: its line of the help
+    default: its value if it is not typed; a function is called for each command line
+    convert: from the typed text to the value; None for a switch, which has no text
+    count: how many texts it takes, in argparse's notation: None for one, "?" for one or none, "+" for one or more
+    choices: the only values that it can have
+    bare: its value if it is typed without a text, which `count` "?" permits
+    required: the commands that need it
+    placeholder: what stands for the value in the help
+    inert: why it has no effect; None for a flag that has one
+    """
+
+    names: tuple[str, ...]
+    commands: tuple[str, ...]
+    meaning: str
+    default: object | Callable[[], object] = None
+    convert: Callable[[str], object] | None = str
+    count: str | None = None
+    choices: tuple[str, ...] | None = None
+    bare: str | None = None
+    required: tuple[str, ...] = ()
+    placeholder: str = "TEXT"
+    inert: str | None = None
+
+    @property
+    def destination(self) -> str:
+        """Its attribute of the Namespace: `pef_name` for `--pef-name`."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+    def default_for(self, command: str) -> object:
+        """Its value if it is not typed. A computed default is None for commands that do not accept the flag."""
+        if callable(self.default):
+            return self.default() if command in self.commands else None
+        return self.default
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _not_negative(text: str, what: str = "a number of at least 0") -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not {what}")
+    return value
+
+
+def _log_level(text: str) -> str:
+    levels = logging.getLevelNamesMapping()
+    if text.upper() not in levels:
+        raise ArgumentTypeError(f"{text!r} is no logging level; the levels are {', '.join(levels).lower()}")
+    return text
+
+
+def _pef_name(text: str) -> str:
+    return text.removesuffix(".pef")
+
+
+def _time_and_process() -> str:
+    """The default name of a PEF: `20240131_235959_4711`."""
+    return f"{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}"
+
+
+_switch = partial(Flag, default=False, convert=None)
+_count = partial(Flag, convert=_at_least_one, placeholder="N")
+_file = partial(Flag, placeholder="FILE")
 
 _ONLY_COMPILE = (COMPILE,)
-_NO_CHIP_LAYOUT = "one replica is one device here, and is not laid out over chips"
-_OWN_HEURISTICS = "sections are cut and placed by sambasim's own rules, which take no such advice"
+_ONE_DEVICE = "a replica is one device, which is not divided into chips"
+_OWN_PLACEMENT = "sambasim cuts and places sections by its own rules"
 _NO_TILING = "device memory holds each tensor whole"
 
-
-_COMMON = (
-    Flag(("--batch-size", "-b"), EVERYWHERE, "Samples of one replica in one batch.", 1, at_least_one, placeholder="N"),
-    Flag(
-        ("--microbatch-size", "-mb"),
-        EVERYWHERE,
-        "Samples that go through the device together.",
-        None,
-        at_least_one,
-        placeholder="N",
-        inert="the whole batch goes through at once",
+FLAGS: tuple[Flag, ...] = (
+    _count(("--batch-size", "-b"), EVERYWHERE, "Samples of one replica in one batch.", 1),
+    _count(
+        ("--microbatch-size", "-mb"), EVERYWHERE, "Samples that the device computes together.",
+        inert="the device computes the whole batch at once",
     ),
-    Flag(
-        ("--grad-accumulation-steps",),
-        EVERYWHERE,
-        "Batches whose gradients make one optimizer step.",
-        1,
-        at_least_one,
-        placeholder="N",
-    ),
-    switch(("--inference",), EVERYWHERE, "Forward only: no loss, no optimizer. For compile and for run."),
-    switch(
-        ("--data-parallel",),
-        EVERYWHERE,
+    _count(("--grad-accumulation-steps",), EVERYWHERE, "Batches whose gradients make one optimizer step.", 1),
+    _switch(("--inference",), EVERYWHERE, "Forward only: no loss, no optimizer. For compile and for run."),
+    _switch(
+        ("--data-parallel",), EVERYWHERE,
         "Compile: add the sections that sync replicas. Otherwise: let the ranks of mpirun be replicas.",
     ),
     Flag(
-        ("--data-parallel-mode",),
-        EVERYWHERE,
-        "How replicas are laid out.",
-        "normal",
-        placeholder="MODE",
-        inert="replicas are laid out in one way, normal",
+        ("--data-parallel-mode",), EVERYWHERE, "How replicas are laid out.", "normal", placeholder="MODE",
+        inert="the only mode is normal",
     ),
     Flag(
-        ("--mapping",),
-        EVERYWHERE,
-        "How the graph is mapped onto the device.",
-        "section",
-        choices=("section", "spatial"),
-        inert="sections run one after the other, which is the mapping section",
+        ("--mapping",), EVERYWHERE, "How the graph is mapped onto the device.", "section",
+        choices=("section", "spatial"), inert="sections run one after the other, which is the mapping section",
     ),
     Flag(
-        ("--dtype",),
-        EVERYWHERE,
-        "What numbers are stored in: fp32 unless compile says bf16; elsewhere it may be left out.",
+        ("--dtype",), EVERYWHERE, "The type of stored numbers: fp32 unless compile says bf16; optional elsewhere.",
         choices=("fp32", "bf16"),
     ),
     Flag(
-        ("--log-level",),
-        EVERYWHERE,
-        "How much samba_logger tells: debug, info, warning …",
-        None,
-        log_level,
+        ("--log-level",), EVERYWHERE, "The level of samba_logger: debug, info, warning …", None, _log_level,
         placeholder="LEVEL",
     ),
-    switch(("--verbose", "-v"), EVERYWHERE, "Tell more.", "there is nothing more to tell"),
-    switch(("--debug",), EVERYWHERE, "Keep what helps to debug the compiler.", "the vendor's compiler is not here"),
-    Flag(
-        ("--distlearn-config",),
-        EVERYWHERE,
-        "A file that lays out replicas over nodes.",
-        placeholder="FILE",
+    _switch(("--verbose", "-v"), EVERYWHERE, "Print more.", inert="there is nothing more to print"),
+    _switch(
+        ("--debug",), EVERYWHERE, "Keep what helps to debug the compiler.", inert="the vendor's compiler is not here"
+    ),
+    _file(
+        ("--distlearn-config",), EVERYWHERE, "The layout of replicas over nodes.",
         inert="mpirun lays out replicas over nodes",
     ),
+    _file(("--gold-file-path",), EVERYWHERE, "Expected results: TestWithGold writes them once, and then compares."),
+    _switch(("--visualize",), EVERYWHERE, "Draw the graph.", inert="sambasim inspect shows the graph of a PEF"),
+    _switch(("--enable-profiler",), EVERYWHERE, "Let the device profile itself.", inert="there is no device"),
+    # compile
     Flag(
-        ("--gold-file-path",),
-        EVERYWHERE,
-        "A file of expected results: TestWithGold writes it, and compares with it from then on.",
-        placeholder="FILE",
-    ),
-    switch(("--visualize",), EVERYWHERE, "Draw the graph.", "sambasim inspect shows the graph of a PEF"),
-    switch(("--enable-profiler",), EVERYWHERE, "Let the device profile itself.", "there is no device to do it"),
-)
-
-
-_COMPILE = (
-    Flag(
-        ("--pef-name",),
-        _ONLY_COMPILE,
-        "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.",
-        time_and_process,
-        pef_name,
+        ("--pef-name",), _ONLY_COMPILE, "The PEF is OUTPUT_FOLDER/NAME/NAME.pef.", _time_and_process, _pef_name,
         placeholder="NAME",
     ),
-    Flag(("--output-folder",), _ONLY_COMPILE, "Where PEFs go.", "out", placeholder="FOLDER"),
-    Flag(
-        ("--world-size", "-ws", "--ws"),
-        (COMPILE, MEASURE_PERFORMANCE),
-        "The least number of replicas.",
-        1,
-        at_least_one,
-        placeholder="N",
-    ),
-    switch(("--o0",), _ONLY_COMPILE, "One operator in a section."),
-    switch(("--o1",), _ONLY_COMPILE, "Operators fused by rules."),
-    switch(("--o3",), _ONLY_COMPILE, "Sections as large as the device allows; so it is without a flag, too."),
-    Flag(
-        ("--arch",), _ONLY_COMPILE, "The device that is compiled for.", "sn30", choices=("sn10", "sn20", "sn30", "sn40")
-    ),
-    switch(
-        ("--enable-stoc-rounding", "--enable-stochastic-rounding"),
-        _ONLY_COMPILE,
-        "With --dtype bf16: optimizer steps round at random, in the mean without error.",
+    Flag(("--output-folder",), _ONLY_COMPILE, "The folder of PEFs.", "out", placeholder="FOLDER"),
+    _count(("--world-size", "-ws", "--ws"), (COMPILE, MEASURE_PERFORMANCE), "The least number of replicas.", 1),
+    _switch(("--o0",), _ONLY_COMPILE, "One operator in a section."),
+    _switch(("--o1",), _ONLY_COMPILE, "Operators fused by rules."),
+    _switch(("--o3",), _ONLY_COMPILE, "Sections as large as the device allows; the default."),
+    Flag(("--arch",), _ONLY_COMPILE, "The device to compile for.", "sn30", choices=("sn10", "sn20", "sn30", "sn40")),
+    _switch(
+        ("--enable-stoc-rounding", "--enable-stochastic-rounding"), _ONLY_COMPILE,
+        "With --dtype bf16: optimizer steps round stochastically.",
     ),
     Flag(
-        ("--gradient-groups",),
-        _ONLY_COMPILE,
-        "What one gradient group holds: the gradients of a backward section, or of one parameter.",
-        "section",
+        ("--gradient-groups",), _ONLY_COMPILE,
+        "What one gradient group holds: the gradients of a backward section, or of one parameter.", "section",
         choices=("section", "parameter"),
     ),
+    _count(("--num-spatial-batches",), EVERYWHERE, "Batches side by side.", 1, inert=_ONE_DEVICE),
+    _count(("--n-chips",), EVERYWHERE, "Chips of one replica.", 1, inert=_ONE_DEVICE),
     Flag(
-        ("--num-spatial-batches",),
-        EVERYWHERE,
-        "Batches side by side.",
-        1,
-        at_least_one,
-        placeholder="N",
-        inert=_NO_CHIP_LAYOUT,
-    ),
-    Flag(("--n-chips",), EVERYWHERE, "Chips of one replica.", 1, at_least_one, placeholder="N", inert=_NO_CHIP_LAYOUT),
-    Flag(
-        ("--num-tiles",),
-        _ONLY_COMPILE,
-        "Tiles of the device that one replica has; -1 is all of them.",
-        -1,
-        int,
+        ("--num-tiles",), _ONLY_COMPILE, "Tiles of the device that one replica has; -1 is all of them.", -1, int,
         placeholder="N",
     ),
     Flag(
-        ("--tensor-parallel",),
-        EVERYWHERE,
-        "What is split over the chips of a replica.",
-        "none",
-        choices=("none", "batch", "weight"),
-        inert=_NO_CHIP_LAYOUT,
+        ("--tensor-parallel",), EVERYWHERE, "What is split over the chips of a replica.", "none",
+        choices=("none", "batch", "weight"), inert=_ONE_DEVICE,
     ),
     Flag(
-        ("--optim-level",),
-        EVERYWHERE,
-        "How hard the vendor's compiler tries.",
-        placeholder="LEVEL",
-        inert=_OWN_HEURISTICS,
+        ("--optim-level",), EVERYWHERE, "Effort of the vendor's compiler.", placeholder="LEVEL", inert=_OWN_PLACEMENT
+    ),
+    _file(("--compiler-configs-file",), EVERYWHERE, "Settings of the vendor's compiler.", inert=_OWN_PLACEMENT),
+    _file(("--mac-human-decision",), EVERYWHERE, "A placement by hand.", inert=_OWN_PLACEMENT),
+    Flag(
+        ("--resources-scaling-factors",), EVERYWHERE, "Factors on estimates of resources.", None, float, "+",
+        placeholder="FACTOR", inert=_OWN_PLACEMENT,
+    ),
+    _switch(("--mac-v1",), EVERYWHERE, "The vendor's older placement.", inert=_OWN_PLACEMENT),
+    _switch(("--mac-v2",), EVERYWHERE, "The vendor's newer placement.", inert=_OWN_PLACEMENT),
+    _switch(("--weight-sharing",), EVERYWHERE, "Batches side by side share weights.", inert=_ONE_DEVICE),
+    _switch(("--enable-conv-tiling",), EVERYWHERE, "Split images of convolutions into tiles.", inert=_NO_TILING),
+    _switch(("--enable-tiling",), EVERYWHERE, "Split tensors into tiles.", inert=_NO_TILING),
+    _switch(
+        ("--disable-retry-lower-visible-resources",), EVERYWHERE,
+        "Fail if a section does not fit, instead of trying with fewer units.", inert=_OWN_PLACEMENT,
     ),
     Flag(
-        ("--compiler-configs-file",),
-        EVERYWHERE,
-        "Advice for the vendor's compiler.",
-        placeholder="FILE",
-        inert=_OWN_HEURISTICS,
+        ("--io-memory-location",), EVERYWHERE, "The memory of inputs and outputs.", placeholder="MEMORY",
+        inert="each run copies inputs and outputs between host and device memory",
     ),
-    Flag(("--mac-human-decision",), EVERYWHERE, "A person's placement.", placeholder="FILE", inert=_OWN_HEURISTICS),
-    Flag(
-        ("--resources-scaling-factors",),
-        EVERYWHERE,
-        "Factors on estimates of resources.",
-        None,
-        float,
-        "+",
-        placeholder="FACTOR",
-        inert=_OWN_HEURISTICS,
-    ),
-    switch(("--mac-v1",), EVERYWHERE, "The vendor's older placement.", _OWN_HEURISTICS),
-    switch(("--mac-v2",), EVERYWHERE, "The vendor's newer placement.", _OWN_HEURISTICS),
-    switch(("--weight-sharing",), EVERYWHERE, "Batches side by side share weights.", _NO_CHIP_LAYOUT),
-    switch(("--enable-conv-tiling",), EVERYWHERE, "Split images of convolutions into tiles.", _NO_TILING),
-    switch(("--enable-tiling",), EVERYWHERE, "Split tensors into tiles.", _NO_TILING),
-    switch(
-        ("--disable-retry-lower-visible-resources",),
-        EVERYWHERE,
-        "Fail where a section does not fit, instead of trying with fewer units.",
-        _OWN_HEURISTICS,
-    ),
-    Flag(
-        ("--io-memory-location",),
-        EVERYWHERE,
-        "Which memory holds inputs and outputs.",
-        placeholder="MEMORY",
-        inert="inputs and outputs are copied between host and device memory in each run",
-    ),
-    Flag(
-        ("--resource-report-path",),
-        EVERYWHERE,
-        "The vendor's report of resources.",
-        placeholder="FILE",
+    _file(
+        ("--resource-report-path",), EVERYWHERE, "The vendor's report of resources.",
         inert="sambasim report --tables shows the units of each section",
     ),
-    switch(("--verbose-report",), EVERYWHERE, "A longer report of resources.", "sambasim inspect shows all there is"),
-)
-
-
-_WITH_PEF = (
+    _switch(
+        ("--verbose-report",), EVERYWHERE, "A longer report of resources.", inert="sambasim inspect shows everything"
+    ),
+    # with a PEF
+    _file(
+        ("--pef", "-p"), EVERYWHERE, "The PEF: a path, or a name, found as out/NAME/NAME.pef.", required=WITH_PEF
+    ),
+    _switch(("--reduce-on-rdu",), WITH_PEF, "Sync gradients between devices, not through the host."),
+    _count(("--threads",), WITH_PEF, "Threads of each rank; by default its share of the cores."),
+    _switch(
+        ("--use-sambaloader",), EVERYWHERE, "Load data by the vendor's loader.",
+        inert="data comes from the DataLoader or SambaLoader that the app makes",
+    ),
+    _count(("--num-iterations", "-n"), WITH_PEF, "Steps to measure; on run and test for the app to read.", 100),
+    _file(("--acc-report-json",), WITH_PEF, "The file of the AccuracyReport that the app saves."),
     Flag(
-        ("--pef", "-p"),
-        EVERYWHERE,
-        "The PEF: a path, or a name, found as out/NAME/NAME.pef.",
-        required=WITH_PEF,
-        placeholder="FILE",
+        ("--min-throughput",), WITH_PEF,
+        "measure-performance fails below this many samples/s; on run and test for the app to read.", 0.0,
+        _not_negative, placeholder="SAMPLES",
     ),
-    switch(("--reduce-on-rdu",), WITH_PEF, "Sync gradients between devices, not through the host."),
+    # measure
     Flag(
-        ("--threads",),
-        WITH_PEF,
-        "Threads of each rank; by default its share of the cores.",
-        None,
-        at_least_one,
-        placeholder="N",
+        ("--min-duration",), MEASURING, "Measure for at least so many seconds.", 0.0,
+        partial(_not_negative, what="a number of seconds"), placeholder="SECONDS",
     ),
-    switch(
-        ("--use-sambaloader",),
-        EVERYWHERE,
-        "Load data by the vendor's loader.",
-        "data comes from the DataLoader or SambaLoader that the app makes",
+    _switch(("--run-graph-only",), MEASURING, "Measure the sections alone, without copies of inputs and outputs."),
+    _file(("--json",), MEASURING, "Write the results as JSON to FILE, or print them.", count="?", bare="-"),
+    _file(("--bench-report-json",), MEASURING, "Write the results as JSON to this file."),
+    _file(("--compiled-stats-json",), MEASURING, "Write the content of the PEF as JSON to this file."),
+    _file(
+        ("--json-counters",), MEASURING, "Write the counters of the device to this file.", inert="there is no device"
     ),
-    Flag(
-        ("--num-iterations", "-n"),
-        WITH_PEF,
-        "Steps that are measured; on run and test for the app to read.",
-        100,
-        at_least_one,
-        placeholder="N",
-    ),
-    Flag(
-        ("--acc-report-json",),
-        WITH_PEF,
-        "The file of the AccuracyReport that the app saves.",
-        placeholder="FILE",
-    ),
-    Flag(
-        ("--min-throughput",),
-        WITH_PEF,
-        "measure-performance fails below this many samples/s; on run and test for the app to read.",
-        0.0,
-        number,
-        placeholder="SAMPLES",
-    ),
-)
-
-
-_MEASURING = (
-    Flag(("--min-duration",), MEASURING, "Seconds that are measured at least.", 0.0, seconds, placeholder="SECONDS"),
-    switch(("--run-graph-only",), MEASURING, "Measure the sections alone, without what places inputs and outputs."),
-    Flag(
-        ("--json",),
-        MEASURING,
-        "Write the results as JSON to FILE, or print it.",
-        None,
-        count="?",
-        bare="-",
-        placeholder="FILE",
-    ),
-    Flag(("--bench-report-json",), MEASURING, "Write what was measured as JSON to this file.", placeholder="FILE"),
-    Flag(
-        ("--compiled-stats-json",),
-        MEASURING,
-        "Write what is known of the PEF as JSON to this file.",
-        placeholder="FILE",
-    ),
-    Flag(
-        ("--json-counters",),
-        MEASURING,
-        "Write the counters of the device to this file.",
-        placeholder="FILE",
-        inert="there is no device that counts",
-    ),
-    Flag(
-        ("--num-sections",),
-        MEASURING,
-        "Sections that are measured.",
-        None,
-        at_least_one,
-        placeholder="N",
-        inert="all sections are measured",
-    ),
-)
-
-
-FLAGS: tuple[Flag, ...] = (*_COMMON, *_COMPILE, *_WITH_PEF, *_MEASURING)
-"""All flags, in the order in which help lists them."""
+    _count(("--num-sections",), MEASURING, "Sections to measure.", inert="all sections are measured"),
+)  # fmt: skip
+"""All flags, in the order of the help."""

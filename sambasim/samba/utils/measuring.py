@@ -1,6 +1,6 @@
-"""`measure_performance`: the time that a step of a PEF takes on this machine; and what `measure_sections` shares.
+"""`measure_performance` and `measure_sections`: times of a step, and of each section, on this machine.
 
-The time that is predicted for the device of the PEF is printed apart, with the evidence for it.
+The time predicted for the device of the PEF is printed beside it, with its source.
 """
 
 import json as json_format
@@ -8,34 +8,38 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
-from sambasim.ir.graph import SectionKind
+from sambasim.hardware.placement import Inventory, inventory_of, place_replicas
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
+from sambasim.runtime.device_times import predicted
 from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
+from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
-from sambasim.samba.request import Inputs
 from sambasim.samba.session import session
-from sambasim.samba.utils.json_file import write_json
+from sambasim.samba.utils.accuracy import write_json
 from sambasim.samba.utils.parser import Arguments
 from sambasim.samba.utils.pef_utils import get_pef_info
-from sambasim.samba.utils.predicting import DeviceColumn
+from sambasim.simulation.backing import backing_of
 from sambasim.simulation.compiled import CompiledStep
+from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 
-WARM_UP_STEPS = 3
-MEASURED = "on this machine, not on a device"
+_WARM_UP_STEPS = 3
+_MEASURED = "on this machine, not on a device"
+_NOT_PREDICTED = "-"  # in a table; in JSON it is null
 _FEW_STEPS = 10
 _UNEVEN = 2.0
-"""From here on, times the median, a slow step is worth a note, unless steps are so few that one of them makes it."""
+"""A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
 
 
 class Performance(NamedTuple):
@@ -65,29 +69,28 @@ def measure_performance(
     set_output_grads: bool = True,
     json_counters: str | None = None,
 ) -> Performance:
-    """Run the loaded PEF on `inputs` repeatedly, and print how long a step takes on this machine. Collective.
+    """Runs the loaded PEF on `inputs` repeatedly, and prints how long a step takes on this machine. Collective.
 
-    run_graph_only: a step is then the sum of its sections, one after another, without the copies of inputs and checks
-    n_iterations: timed steps, after WARM_UP_STEPS that are not
-    min_duration: seconds; more steps than n_iterations are timed until they have taken so long
-    json: a file for the figures, or "-" for a line on stdout instead of the table
+    batch_size: that of the PEF; a default of -b that differs has no effect
+    inference: run the forward only, as an inference PEF does; otherwise the steps train the model
+    run_graph_only: a step is the sum of its sections, one after another, without copies of inputs and checks
+    n_iterations: timed steps, after the warm-up
+    min_duration: seconds; more steps are timed until they have taken so long
+    json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
     data_parallel, reduce_on_rdu: as for session.run
 
-    A training PEF is trained while it is measured; with `inference`, or an inference PEF, only its forward runs.
-    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` of the figures
-    is what the device of the PEF would take, by the model of `sambasim simulate`: host time included, unless it is
-    `run_graph_only`.
-    A batch size that was typed must be that of the PEF; the default of -b may be another, and has no effect then.
+    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` is the time on
+    the device of the PEF, by the model of `sambasim simulate`, with host time unless `run_graph_only`.
     Raises OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput
-    was given and is not reached.
+    is not reached.
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
     program = session.program(model)
-    kinds = checked_kinds(program, batch_size, n_iterations, inference=inference)
+    kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
     batch_size = program.batch_size
-    step = timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
     def graph_alone() -> float:
         with session.timed(model) as clock:
@@ -95,12 +98,12 @@ def measure_performance(
         return sum(one.elapsed_s for one in clock.passes[-1])
 
     world = context.communicator()
-    column = DeviceColumn(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    column = _Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
     predicted_s = _predicted_s(column.step, forward_only=kinds is not None, graph_only=run_graph_only)
-    times_s = time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
+    times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
     figures: dict[str, JsonValue] = {
-        "measured": MEASURED,
+        "measured": _MEASURED,
         "replicas": world.world_size,
         "batch_size": batch_size,
         "steps": len(times_s),
@@ -111,14 +114,14 @@ def measure_performance(
         "predicted_step_s": predicted_s,
         **column.figures(),
     }
-    predicted_told = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
+    predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
-        f"{title(world.world_size, len(times_s))}: "
+        f"{_title(world.world_size, len(times_s))}: "
         f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
-        f"{predicted_told}{column.told()}"
+        f"{predicted_text}{column.text()}"
     )
-    report(figures, table, json, bench_report_json, compiled_stats_json)
+    _report(figures, table, json, bench_report_json, compiled_stats_json)
     measured = Performance(world.world_size * batch_size / median_s, median_s)
     least = getattr(context.current().arguments, "min_throughput", None)
     if isinstance(least, int | float) and measured.throughput < least:
@@ -126,8 +129,146 @@ def measure_performance(
     return measured
 
 
+class SectionFigure(BaseModel):
+    """One row: a section, or several that run as one pass over memory.
+
+    sections: their indices in the graph
+    measured_s: the median over steps on this machine, of the slowest replica
+    predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sections: tuple[int, ...]
+    kind: str
+    name: str
+    measured_s: float
+    predicted_s: float | None = None
+
+
+@checks_keywords
+def measure_sections(
+    model: nn.Module,
+    inputs: Inputs,
+    batch_size: int | None = None,
+    n_chips: int = 1,
+    inference: bool = False,
+    run_graph_only: bool = False,
+    n_iterations: int = 100,
+    min_duration: float = 0.0,
+    json: str | None = None,
+    bench_report_json: str | None = None,
+    compiled_stats_json: str | None = None,
+    data_parallel: bool = False,
+    reduce_on_rdu: bool = False,
+    num_sections: int | None = None,
+) -> dict[str, JsonValue]:
+    """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective.
+
+    The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
+    one after another, without overlap of sync and backward, so their sum can exceed a step. With one replica REDUCE and
+    GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the prediction of REDUCE includes GATHER. Sections
+    that the runtime fuses into one pass over memory, such as REDUCE, OPT and GATHER with `reduce_on_rdu`, have one row.
+    """
+    program = session.program(model)
+    kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
+    step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    with session.timed(model) as clock:
+        steps = len(_time_steps(step, n_iterations, min_duration))
+    world = context.communicator()
+    passes = clock.passes[_WARM_UP_STEPS:]
+    medians = [statistics.median(one.elapsed_s for one in times) for times in zip(*passes, strict=True)]
+    sums = median_and_slow([sum(one.elapsed_s for one in times) for times in passes])
+    median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
+    slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
+    column = _Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+    graph = program.training or program.evaluation
+    by_section_s = {} if column.step is None else column.step.by_section_s(graph.sections)
+    rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    predicted_s = _sum_of_known(row.predicted_s for row in rows)
+    figures: dict[str, JsonValue] = {
+        "measured": _MEASURED,
+        "replicas": world.world_size,
+        "batch_size": program.batch_size,
+        "steps": steps,
+        "threads": torch.get_num_threads(),
+        "sections_s": sum(slowest),
+        "predicted_sections_s": predicted_s,
+        **column.figures(),
+        "step_p90_s": slow_s,
+        "sections": [row.model_dump(mode="json") for row in rows],
+    }
+    table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
+    table += column.text()
+    _report(figures, table, json, bench_report_json, compiled_stats_json)
+    return figures
+
+
+def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
+    first, last = sections[0], sections[-1]
+    return SectionFigure(
+        sections=tuple(section.index for section in sections),
+        kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
+        name=first.name if first is last else f"{first.name} … {last.name}",
+        measured_s=measured_s,
+        predicted_s=_sum_of_known(by_section_s.get(section.index) for section in sections),
+    )
+
+
+def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
+    known = [time_s for time_s in times_s if time_s is not None]
+    return sum(known) if known else None
+
+
+def _cell(predicted_s: float | None) -> str:
+    return _NOT_PREDICTED if predicted_s is None else format_seconds(predicted_s)
+
+
+def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
+    cells = [("section", "kind", "name", "measured", "predicted")]
+    for row in rows:
+        index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), _cell(row.predicted_s)))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), _cell(predicted_s)))
+    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column >= 3 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([heading, *lines, ""])
+
+
+class _Prediction:
+    """The prediction of a step of the loaded PEF on its device: `step`, or None and the `reason`."""
+
+    def __init__(self, model: nn.Module, *, data_parallel: bool, reduce_on_rdu: bool) -> None:
+        document, world = session.document(model), context.communicator()
+        self.inventory: Inventory = inventory_of(document.compile_options)
+        placement = place_replicas(self.inventory, world.node_of if data_parallel else [world.node_index])
+        path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
+        found = predicted(document.program, self.inventory, placement, path)
+        self.step: CompiledStep | None = None if isinstance(found, str) else found
+        self.reason = found if isinstance(found, str) else None
+        self._backing = backing_of(self.inventory.device, placement.replicas)
+
+    def figures(self) -> dict[str, JsonValue]:
+        """The device and the source of the prediction; or why there is none."""
+        if self.reason is not None:
+            return {"not_predicted": self.reason}
+        return {"predicted_for": self.inventory.share, "predicted_backed_by": self._backing}
+
+    def text(self) -> str:
+        """The same as a line."""
+        if self.reason is not None:
+            return f"no prediction for a device: {self.reason}\n"
+        return f"predicted: for {self.inventory.share}; {self._backing}\n"
+
+
 def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: bool) -> float | None:
-    """What the device takes for what is measured; None without a prediction."""
+    """The predicted time of a measured step; None without a prediction."""
     if step is None:
         return None
     if forward_only:
@@ -135,10 +276,10 @@ def _predicted_s(step: CompiledStep | None, *, forward_only: bool, graph_only: b
     return step.graph_s if graph_only else step.scaled.predicted_s
 
 
-def checked_kinds(
+def _checked_kinds(
     program: Program, batch_size: int | None, n_iterations: int, *, inference: bool
 ) -> list[SectionKind] | None:
-    """The section types of a step that is measured; None for all. Raises OptionError for what cannot be measured."""
+    """The section types of a measured step; None for all. Raises OptionError for a wrong batch size or no steps."""
     if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
         raise OptionError(
             f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
@@ -150,7 +291,7 @@ def checked_kinds(
 
 
 def _is_default(batch_size: int | None) -> bool:
-    """Whether this is -b of a command line without -b. Apps that do not use -b make batches of another size."""
+    """Whether this is the default of -b: apps that do not use -b make batches of another size."""
     arguments = context.current().arguments
     return (
         isinstance(arguments, Arguments)
@@ -159,10 +300,10 @@ def _is_default(batch_size: int | None) -> bool:
     )
 
 
-def timed_step(
+def _timed_step(
     inputs: Inputs, kinds: list[SectionKind] | None, *, data_parallel: bool, reduce_on_rdu: bool
 ) -> Callable[[], float]:
-    """A function that runs the sections of `kinds` once and returns the seconds. The rest is as for session.run."""
+    """A function that runs the sections of `kinds` once and returns the seconds."""
 
     def step() -> float:
         began_s = time.perf_counter()
@@ -172,27 +313,27 @@ def timed_step(
     return step
 
 
-def time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
-    """Collective. The seconds that each call of `step` returns, after WARM_UP_STEPS calls that do not count."""
-    for _ in range(WARM_UP_STEPS):
+def _time_steps(step: Callable[[], float], n_iterations: int, min_duration: float) -> list[float]:
+    """The seconds that each call of `step` returns, after warm-up calls. Collective."""
+    for _ in range(_WARM_UP_STEPS):
         step()
     times_s = [step() for _ in range(n_iterations)]
-    # All ranks take as many steps as the one that wants the most, for they take them together.
+    # Steps are collective, so all ranks take the most that one of them needs.
     more = max(context.communicator().all_gather_object(_steps_until(min_duration, times_s)))
     return times_s + [step() for _ in range(more)]
 
 
 def spread(median_s: float, slow_s: float, steps: int) -> str:
-    """The number of threads, how much the times of `steps` steps differ, and a likely reason."""
+    """The number of threads, how much the times differ, and a likely reason."""
     threads = torch.get_num_threads()
-    told = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
+    text = f"median, with {_counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
     if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
-        return told
-    alone = "" if threads == 1 else "; threads that wait for each other do the same: try --threads 1"
-    return f"{told}\nnotice: steps differ much, as where other work is on these cores{alone}"
+        return text
+    alone = "" if threads == 1 else "; or threads wait for each other: try --threads 1"
+    return f"{text}\nnotice: times of steps differ much: other work may run on these cores{alone}"
 
 
-def counted(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -202,19 +343,19 @@ def median_and_slow(times_s: list[float]) -> tuple[float, float]:
     return statistics.median(times_s), sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
 
 
-def title(replicas: int, steps: int) -> str:
+def _title(replicas: int, steps: int) -> str:
     """The heading of a table."""
-    return f"measured on this machine, {counted(replicas, 'replica')}, {counted(steps, 'step')}"
+    return f"measured on this machine, {_counted(replicas, 'replica')}, {_counted(steps, 'step')}"
 
 
-def report(
+def _report(
     figures: Mapping[str, JsonValue],
     table: str,
     json: str | None,
     bench_report_json: str | None,
     compiled_stats_json: str | None,
 ) -> None:
-    """Rank 0 prints the figures, as one line of JSON or as `table`, and writes the files that were asked for."""
+    """Rank 0 prints the figures, as one line of JSON or as `table`, and writes the given files."""
     if context.communicator().rank != 0:
         return
     for file in (json, bench_report_json):
@@ -230,13 +371,13 @@ def _pef_of_this_process() -> str:
     pef = getattr(context.current().arguments, "pef", None)
     if pef is None:
         raise OptionError(
-            "compiled_stats_json is given, and this process was not given a --pef",
+            "compiled_stats_json needs --pef on the command line",
             remedy="parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file",
         )
     return str(pef)
 
 
 def _steps_until(duration_s: float, times_s: list[float]) -> int:
-    """How many more steps fill `duration_s`, by those that were taken."""
+    """How many more steps fill `duration_s`, estimated from `times_s`."""
     left_s = duration_s - sum(times_s)
     return max(0, round(left_s / statistics.median(times_s))) if left_s > 0 else 0

@@ -1,4 +1,7 @@
-"""The parser of one command of an app: the library's flags, and the app's, which replace those of the same name."""
+"""The parser of a command of an app, and the run command that `compile` prints at its end.
+
+A flag of the app replaces the library's flag of the same name.
+"""
 
 import argparse
 import difflib
@@ -7,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,18 +19,18 @@ from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.utils.flag import COMMANDS, COMPILE, RUN, TEST, WITH_PEF, Flag
-from sambasim.samba.utils.flags import FLAGS
+from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
-"""A function of the app that adds flags to the parser that it is given. What it returns is ignored."""
+"""A function of the app that adds flags to a parser."""
 
 PARSED_BATCH_SIZE = "parsed_batch_size"
-"""The -b of a compile, in the metadata of its PEF."""
+"""The key of the -b of a compile in the metadata of its PEF."""
 
 _IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
-"""Flags from which apps compute a batch size, beside -b."""
+"""Flags, besides -b, from which apps compute a batch size."""
 
+_DATA_PARALLEL = "--data-parallel"
 _WIDTH = 100
 _ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 _WORLD_SIZE_NAMES = next(flag.names for flag in FLAGS if flag.destination == "world_size")
@@ -44,9 +48,9 @@ _EXAMPLES = {
 
 
 class Arguments(argparse.Namespace):
-    """What a command line gives. `vars` has the arguments alone, without these two:
+    """The parsed arguments. `vars` does not contain these two:
 
-    typed: the names of the arguments that were typed, and did not take their default
+    typed: the names of the arguments that were typed
     parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
         None if the app has a flag of its own for it
     """
@@ -57,9 +61,10 @@ class Arguments(argparse.Namespace):
 
 
 def by_name(args: argparse.Namespace | Mapping[str, object], function: str) -> Mapping[str, object]:
-    """The arguments of an app by name. function: what was called with them, for the message
+    """The arguments of an app by name, for the API function `function`.
 
-    Raises OptionError if `args` is neither a Namespace nor a dictionary."""
+    Raises OptionError if `args` is neither a Namespace nor a dictionary.
+    """
     if isinstance(args, argparse.Namespace):
         return vars(args)
     if isinstance(args, Mapping):
@@ -72,9 +77,9 @@ def by_name(args: argparse.Namespace | Mapping[str, object], function: str) -> M
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, which raises an OptionError with a remedy instead of leaving the process.
+    """An ArgumentParser that raises OptionError instead of exiting.
 
-    `flags` are those of the library, without those that a flag of the app replaces.
+    flags: those of the library that no flag of the app replaces
     """
 
     flags: tuple[Flag, ...] = ()
@@ -84,9 +89,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def program_name() -> str:
-    """How the app is called in help and messages: `python app.py`, or `sambasim app app.py`."""
+    """The app in help and messages: `python app.py`, or `sambasim app app.py`."""
     script, typed = sys.argv[0], context.typed_command()
-    if script not in typed:  # whoever started it has made another path of what was typed
+    if script not in typed:  # the launcher may have changed the path
         script = next((word for word in typed if Path(word).name == Path(script).name), Path(script).name)
     if typed[:2] == ["sambasim", "app"]:
         return f"sambasim app {script}"
@@ -94,21 +99,18 @@ def program_name() -> str:
 
 
 def overview() -> str:
-    """The help of an app before a command is named."""
+    """The help of an app without a command."""
     program = program_name()
     commands = "\n".join(f"  {name:<20} {what}" for name, what in COMMANDS.items())
     return (
         f"usage: {program} {{{','.join(COMMANDS)}}} …\n\ncommands:\n{commands}\n\n"
-        f"{program} COMMAND --help tells the flags of a command.\n\n"
+        f"{program} COMMAND --help lists the flags of a command.\n\n"
         f"examples:\n{_examples(program, (COMPILE, RUN))}\n"
     )
 
 
 def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandParser:
-    """The parser of one command, with the app's own flags in it.
-
-    additions: each is called with the parser; a flag that it adds replaces the library's of the same name
-    """
+    """The parser of one command, with the flags that the app's functions `additions` add."""
     program = program_name()
     parser = CommandParser(
         prog=f"{program} {command}",
@@ -127,11 +129,11 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
 
 
 def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--pef_name` as `--pef-name` if the parser knows only that, and the reverse."""
+    """The arguments, with dashes and underscores in names as the parser knows them: `--pef_name` as `--pef-name`."""
     known = {_with_dashes(name): name for name in parser._option_string_actions}
     result = list(arguments)
     for index, argument in enumerate(result):
-        if argument == "--":  # what follows is no flag, whatever it looks like
+        if argument == "--":  # no flags follow
             break
         name, equals, value = argument.partition("=")
         if name.startswith("--") and name not in parser._option_string_actions:
@@ -140,14 +142,14 @@ def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list
 
 
 def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Arguments:
-    """The values of the arguments, of every other flag of the library by its default, and of `command`.
+    """The typed arguments, the defaults of all other flags of the library, and `command`.
 
-    Without -b the batch size is that of the compile. A PEF that cannot be read is left for `trace_graph` to report.
-    With --pef and without --pef-name, compile gives the PEF that name.
-    Raises OptionError for what cannot be parsed, and for unknown flags, with the nearest name.
+    Without -b the batch size is that of the compile; `trace_graph` reports a PEF that cannot be read. Compile takes
+    --pef as --pef-name if that is not typed.
+    Raises OptionError for arguments that cannot be parsed, and for unknown flags, with the nearest name.
     """
     words = respelled(parser, arguments)
-    # Only the intermixed kind collects positional arguments that stand before and behind flags.
+    # Only the intermixed kind accepts positional arguments both before and after flags.
     intermixed = any(not action.option_strings for action in parser._actions)
     known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
     namespace, unknown = known_args(words, Arguments())
@@ -166,20 +168,21 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
 
 
 def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
-    """Set those of the flags `free`, which were not typed, whose default depends on --pef."""
+    """Sets the flags whose default depends on --pef. free: the flags of the library that were not typed"""
     if namespace.command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
         if launched_rank(os.environ) == 0:
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
-    elif "batch_size" in free and namespace.batch_size == _ONE_SAMPLE:  # else the app has set another default
+    elif "batch_size" in free and namespace.batch_size == _ONE_SAMPLE:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, peek(locate(namespace.pef)), free)
 
 
 def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]) -> None:
-    """The batch size of a PEF; but where the app computed it from -b and other flags, as by
-    `args.batch_size *= args.num_spatial_batches`, the values of these at the compile, as the app computes it again."""
+    """Takes the batch size of a PEF. Where the app computed it from -b and other flags, as by
+    `args.batch_size *= args.num_spatial_batches`, takes the values that these flags had at the compile: the app
+    computes it again."""
     namespace.batch_size = pef.batch_size
     parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(pef.batch_size))
     if parsed == str(pef.batch_size):
@@ -194,7 +197,7 @@ def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]
 
 
 def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[str]:
-    """Where the flags in `words` put their values. `-b8` is -b with its value, unless there is a flag -b8."""
+    """The destinations of the flags in `words`. `-b8` is -b with its value, unless there is a flag -b8."""
     flags = parser._option_string_actions
     for word in words:
         if word == "--":
@@ -205,9 +208,9 @@ def _typed_destinations(parser: argparse.ArgumentParser, words: Sequence[str]) -
 
 
 def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argparse.Action]:
-    """Add the library's flags of this command; yields each as it is added."""
+    """Adds the library's flags of this command, and yields each."""
     effective = parser.add_argument_group("flags of the library")
-    inert = parser.add_argument_group("flags that are taken, and change nothing here")
+    inert = parser.add_argument_group("flags that are accepted, and have no effect here")
     for flag in FLAGS:
         if command in flag.commands:
             yield _add_flag(inert if flag.inert else effective, flag, command)
@@ -217,7 +220,7 @@ def _add_library(parser: argparse.ArgumentParser, command: str) -> Iterator[argp
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
     default = flag.default_for(command)
-    told = "" if default is None or callable(flag.default) else f" Default: {default}."
+    default_text = "" if default is None or callable(flag.default) else f" Default: {default}."
     if flag.convert is None:
         return group.add_argument(*flag.names, action="store_true", help=flag.meaning)
     return group.add_argument(
@@ -229,12 +232,12 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
         choices=flag.choices,
         required=command in flag.required,
         metavar=None if flag.choices else flag.placeholder,
-        help=f"{flag.meaning}{told}",
+        help=f"{flag.meaning}{default_text}",
     )
 
 
 class _RefuseWorldSize(argparse.Action):
-    """`-ws` where it is no flag: the number of replicas is not the app's to choose."""
+    """`-ws` of a command that does not have it: mpirun decides the number of replicas."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -247,18 +250,18 @@ class _RefuseWorldSize(argparse.Action):
         option_string: str | None = None,
     ) -> NoReturn:
         raise OptionError(
-            f"{option_string} is for compile, where it says the smallest number of replicas; "
-            "here there are as many as mpirun starts",
+            f"{option_string} is the smallest number of replicas, for compile; {parser.prog.split()[-1]} has as many "
+            "as mpirun starts",
             remedy=f"mpirun -np {values or 2} {parser.prog} … without {option_string}",
         )
 
 
 def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
-    """Remove the library's flags that the app adds again, by name in either spelling or by destination. Returns the
-    app's destinations.
+    """Removes the library's flags whose name, in either spelling, or destination is also the app's. Returns the app's
+    destinations.
 
-    argparse removes only the name that the app's flag has. The library's flag would keep its other names and set the
-    same attribute, and its default would come before the app's. So its other names become names of the app's flag.
+    argparse removes only the names that the app's flag has. The library's flag would keep its others, and its default
+    would win over the app's. So its other names become names of the app's flag.
     """
     own = [action for action in parser._actions if action.option_strings and action not in library]
     claimed = {_with_dashes(name) for action in own for name in action.option_strings}
@@ -276,9 +279,9 @@ def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action
 
 
 def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> OptionError:
-    """The error for arguments that the parser does not know."""
+    """The error for arguments unknown to the parser."""
     name = unknown[0].partition("=")[0]
-    what = f"{command} takes no {name}" if name.startswith("-") else f"nothing takes the argument {shlex.quote(name)}"
+    what = f"{command} has no flag {name}" if name.startswith("-") else f"unexpected argument {shlex.quote(name)}"
     elsewhere = [flag for flag in FLAGS if _with_dashes(name) in flag.names]
     if elsewhere:
         return OptionError(f"{what}: it is a flag of {', '.join(elsewhere[0].commands)}", remedy=f"leave {name} out")
@@ -294,7 +297,7 @@ def _with_dashes(name: str) -> str:
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """Line breaks of description and examples are kept, and flags have room beside their meaning."""
+    """Keeps line breaks of the examples, and leaves a wide column for flags."""
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=36, width=_WIDTH)
 
 
@@ -304,7 +307,59 @@ def _examples(program: str, commands: Sequence[str]) -> str:
 
 
 def _typed(program: str, example: str) -> str:
-    """An example as it is typed: the program stands before the command, behind mpirun."""
+    """An example with the program before the command, and after mpirun."""
     words = example.split()
     start = next(index for index, word in enumerate(words) if word in COMMANDS)
     return " ".join((*words[:start], program, *words[start:]))
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """A compile command line, from which `command` makes the one that runs the PEF.
+
+    start: what starts the app, `["python", "app.py"]`
+    words: the words after `compile`, which `parser` parsed
+    additions: the app's functions that add the flags of a run
+    """
+
+    start: Sequence[str]
+    words: Sequence[str]
+    parser: argparse.ArgumentParser
+    additions: Sequence[AddArguments]
+
+    def command(self, pef: str, replicas: int) -> str | None:
+        """The run command, with the typed flags that a run has too; None if a run needs other flags of the app."""
+        try:
+            run = command_parser(RUN, self.additions)
+            kept = [word for group in self._groups() if _accepts(run, group) for word in group]
+            if replicas > 1 and _DATA_PARALLEL not in kept:
+                kept.append(_DATA_PARALLEL)
+            words = [*kept, "--pef", pef, *(["--reduce-on-rdu"] if replicas > 1 else [])]
+            parse(run, RUN, words)
+        except Exception:  # the app's functions are called outside of a run, and may fail in any way
+            return None
+        launcher = ["mpirun", "-np", str(replicas)] if replicas > 1 else []
+        return shlex.join([*launcher, *self.start, RUN, *words])
+
+    def _groups(self) -> Iterator[list[str]]:
+        """Each flag with its values; a word of no flag alone."""
+        words = respelled(self.parser, self.words)
+        while words:
+            action = self._action(words[0])
+            count = 1 + (0 if action is None or "=" in words[0] else self._values(action, words[1:]))
+            yield words[:count]
+            del words[:count]
+
+    def _action(self, word: str) -> argparse.Action | None:
+        return self.parser._option_string_actions.get(word.partition("=")[0])
+
+    def _values(self, action: argparse.Action, following: Sequence[str]) -> int:
+        if action.nargs is None or isinstance(action.nargs, int):
+            return 1 if action.nargs is None else action.nargs
+        until_flag = next((index for index, word in enumerate(following) if self._action(word)), len(following))
+        return min(until_flag, 1) if action.nargs == "?" else until_flag
+
+
+def _accepts(run: argparse.ArgumentParser, group: Sequence[str]) -> bool:
+    action = run._option_string_actions.get(group[0].partition("=")[0])
+    return not group[0].startswith("-") if action is None else action.help != argparse.SUPPRESS and action.dest != "pef"

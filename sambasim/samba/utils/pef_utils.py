@@ -1,4 +1,4 @@
-"""The metadata of a PEF: the arguments and the model that it was compiled from."""
+"""The metadata and the content of a PEF."""
 
 import os
 from argparse import Namespace
@@ -18,12 +18,11 @@ from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments, by_name
 
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
-    """The metadata of a PEF, as text: every argument of library and app, the `repr` of the model, and the versions.
+    """The metadata of a PEF as text: every argument, the `repr` of the model, and versions.
 
     args: what `parse_app_args` returned, or its `vars`
 
-    After `parse_app_args` it has `parsed_batch_size` too: -b as it was parsed, which a run takes if it is given no -b.
-    Raises OptionError if `args` is neither.
+    `parsed_batch_size` is -b of the command line, the default of -b of a run. Raises OptionError for other `args`.
     """
     arguments = {name: str(value) for name, value in sorted(by_name(args, "get_pefmeta").items())}
     facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
@@ -36,7 +35,7 @@ def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dic
 def get_pefmeta_dict(
     pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
 ) -> dict[str, str]:
-    """`get_pefmeta` for a dictionary of arguments and a model; or, for a PEF alone, the metadata in it.
+    """`get_pefmeta` for a dictionary of arguments and a model; for a PEF, the metadata in it.
 
     pef: the dictionary; or the path of a PEF, or its name, found as out/NAME/NAME.pef
 
@@ -45,7 +44,7 @@ def get_pefmeta_dict(
     if isinstance(pef, Mapping):
         if model is None:
             raise OptionError(
-                "get_pefmeta_dict was given arguments and no model",
+                "get_pefmeta_dict needs a model beside arguments",
                 where=app_line(),
                 remedy="get_pefmeta_dict(vars(args), model)",
             )
@@ -54,7 +53,7 @@ def get_pefmeta_dict(
 
 
 def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
-    """The content of a PEF as JSON data: what `sambasim inspect --json` prints.
+    """The content of a PEF as JSON data, as `sambasim inspect --json` prints it.
 
     It has `name`, `batch_size`, `world_size`, `graphs` with their inputs, outputs and sections, and `symbols`.
     Raises OptionError if there is no such PEF, PefError if it is damaged.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.errors import ModelError, OptionError
+from sambasim.errors import ModelError
 from sambasim.samba import notices
 from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
 
@@ -22,25 +22,6 @@ def test_a_model_is_named_in_place(samba: Any) -> None:
     part = samba.from_torch_model_(nn.Linear(3, 2), parent_module_prefix="net")
     assert (part.name, part.bias.sn_name) == ("net__linear", "net__linear__bias")
     assert not hasattr(part, "run")
-
-
-def test_a_model_of_an_old_app_runs_itself(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
-    model: Any = traced[0]
-    losses, outputs = model.run(inputs, section_types=["FWD"])
-    gold_losses, gold_outputs = model(*inputs)
-    assert torch.equal(losses.torch(), gold_losses.torch())
-    assert torch.equal(outputs.torch(), gold_outputs.torch())
-    other = copy.deepcopy(model)
-    with pytest.raises(OptionError, match="this Net is not the model that was traced"):
-        other.run(inputs)
-
-
-def test_a_model_keeps_a_run_of_its_own(samba: Any) -> None:
-    class Runner(nn.Linear):
-        def run(self) -> str:
-            return "own"
-
-    assert samba.from_torch_model_(Runner(2, 2)).run() == "own"
 
 
 def test_a_lazy_model_gets_its_parameters_when_it_is_materialized(samba: Any) -> None:
@@ -68,19 +49,6 @@ def test_shared_parameters_stay_shared_and_loaded_ones_stay(samba: Any) -> None:
     assert table.weight is shared.weight
     assert not table.weight.is_meta
     assert torch.equal(torch.ones(2, 5), last.weight)
-
-
-def test_a_layer_that_does_not_say_how_it_begins_is_refused(samba: Any) -> None:
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(2))
-
-    with samba.lazy_param():
-        model = nn.Sequential(Scale())
-    with pytest.raises(ModelError, match="0 is a lazy Scale, which does not say how it begins"):
-        samba.materialize(model)
-    assert model[0].scale.is_meta
 
 
 @pytest.mark.parametrize(
@@ -175,77 +143,6 @@ def test_a_fusion_directive_changes_nothing_and_says_so(
     losses, _ = samba.session.run(inputs, section_types=["FWD"])
     assert torch.equal(losses.torch(), seeded_net()(*inputs)[0].torch() * 2)
     assert capsys.readouterr().err.count("notice: op_fusion has no effect: ") == 1
-
-
-def test_switches_of_the_rdu_change_nothing_and_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(notices, "_SAID", set())
-    env, directives = imported("samba.env"), imported("samba.directives")
-    for _ in range(2):
-        env.disable_sgd_stoc()
-        env.enable_addbias_grad_accum_stoc(True)
-        env.enable_conv_grad_accum_stoc(enable=True)
-        with directives.sdpa_directives(op_fusion_id=1):
-            pass
-    told = capsys.readouterr().err
-    assert told.count("notice: ") == 4
-    assert told.count(__file__) == 4
-
-
-def test_gradients_and_weights_of_the_device_are_read_from_the_parameters(
-    samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]
-) -> None:
-    model: Any = traced[0]
-    samba.session.run(inputs, model.output_tensors, section_types=["fwd", "bckwd"])
-    gold = seeded_net()
-    gold(*(tensor.torch() for tensor in inputs))[0].mean().backward()
-    for (name, parameter), expected in zip(model.named_parameters(), gold.parameters(), strict=True):
-        samba.utils.assert_close(parameter.sn_grad, expected.grad, f"{name}__grad", threshold=1e-5, visualize=True)
-        assert parameter.grad is None
-    samba.session.run(inputs, model.output_tensors)
-    assert not torch.equal(model.first.weight.sn_data, model.first.weight)
-    samba.session.to_cpu(model)
-    assert torch.equal(model.first.weight.sn_data, model.first.weight)
-
-
-def test_a_forward_of_the_host_within_patched_torch(samba: Any, inputs: tuple[Any, Any]) -> None:
-    assert not samba.is_internal()
-    with samba.patched_torch():
-        losses, _ = seeded_net()(*inputs)
-    assert torch.equal(losses.torch(), seeded_net()(*inputs)[0].torch())
-
-
-def test_parts_of_a_normalized_weight_are_read_by_name(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
-    model = samba.from_torch_model_(seeded_net())
-    samba.utils.weight_norm_(model.second)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    path = samba.session.compile(model, inputs, optimizer, name="net", config_dict={"output_folder": str(tmp_path)})
-    samba.utils.trace_graph(model, inputs, optimizer, pef=path)
-    names = ["net__second__weight_magnitude", "net__second__weight_direction"]
-    magnitude, direction = samba.session.get_tensors_by_name(names)
-    parts = model.second.parametrizations.weight
-    assert torch.equal(magnitude.data.torch(), parts.original0)
-    assert torch.equal(direction.data.torch(), parts.original1)
-
-
-def test_a_model_is_converted_after_its_optimizer_and_twice(
-    samba: Any, inputs: tuple[Any, Any], tmp_path: Path
-) -> None:
-    model: Any = seeded_net().bfloat16()
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5)
-    samba.from_torch_model_(samba.from_torch_(model))
-    model.float()
-    path = samba.session.compile(model, inputs, optimizer, name="net", config_dict={"output_folder": str(tmp_path)})
-    samba.utils.trace_graph(model, inputs, optimizer, pef=path)
-    before = model.second.bias.detach().clone()
-    optimizer.zero_grad()
-    samba.session.run(inputs, model.output_tensors)
-    optimizer.step()
-    schedule.step()
-    optimizer.param_groups[0]["lr"] = 0.5
-    assert torch.equal(model.second.bias, before), "the host has not been told"
-    samba.session.to_cpu(model)
-    assert not torch.equal(model.second.bias, before)
 
 
 @pytest.mark.parametrize(

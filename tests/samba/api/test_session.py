@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.errors import OptionError, PefError
+from sambasim.errors import PefError
 from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
 
 
@@ -28,25 +28,6 @@ def test_compile_as_apps_do(
     assert capsys.readouterr().out.endswith(f"PEF file {path} created\nCompilation succeeded\n")
     kept = pef_utils.get_pefmeta_dict(path)
     assert (kept["world_size"], kept["conv_tiling"], kept["model_repr"]) == ("2", "none", repr(model))
-
-
-def test_what_is_in_a_pef(pef: str) -> None:
-    information = imported("samba.utils.pef_utils").get_pef_info(pef)
-    kinds = {section["kind"] for graph in information["graphs"] for section in graph["sections"]}
-    assert kinds == {"FWD", "BCKWD", "OPT"}
-    assert information["batch_size"] == BATCH
-
-
-def test_a_session_that_was_set_up_compiles_as_it_says(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
-    config = imported("samba.schema.snconfig").SNConfig(pef_name="first", output_folder=str(tmp_path))
-    config.pef_name = "second"
-    samba.session.setup(config)
-    model = samba.from_torch_model_(seeded_net())
-    path = samba.session.compile(model, inputs, samba.optim.SGD(model.parameters(), lr=0.1))
-    samba.session.setup({})
-    assert path == str(tmp_path / "second" / "second.pef")
-    with pytest.raises(OptionError, match="cfg is of type str, and must be names with values"):
-        samba.session.setup("net")
 
 
 def test_a_model_knows_when_it_is_traced(samba: Any, inputs: tuple[Any, Any], tmp_path: Path) -> None:
@@ -120,21 +101,6 @@ def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any
         assert torch.equal(bias.torch(), model.first.bias)
 
 
-def test_tensors_are_found_by_name(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
-    model, optimizer = traced
-    samba.session.run(inputs)
-    names = ["net__second__weight__grad", "net__second__weight__sgd0__momentum"]
-    gradient, momentum = samba.session.get_tensors_by_name(names)
-    assert torch.equal(gradient.torch(), momentum.torch())
-    found = samba.session.tensor_dict
-    assert set(found) == {"inputs", "grads", "x", "target", *(one.sn_name for one in model.output_tensors)}
-    assert set(found["inputs"]) == {"x", "target"}
-    assert torch.equal(found["inputs"]["x"].torch(), inputs[0].torch())
-    assert set(found["grads"]) == {f"net__{name.replace('.', '__')}__grad" for name, _ in model.named_parameters()}
-    assert torch.equal(found["grads"]["net__second__weight__grad"].torch(), gradient.torch())
-    assert samba.session.optim_dict == {"sgd0": optimizer}
-
-
 def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
     model = samba.from_torch_model_(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
@@ -146,22 +112,3 @@ def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
     assert buffers["sequential__1__running_mean"].any()
     assert buffers["sequential__1__num_batches_tracked"] == 1
     assert not model[1].running_mean.any(), "the host has not been told"
-
-
-def test_what_an_app_brackets_is_timed(samba: Any) -> None:
-    profiling = imported("samba.profiler")
-    profiler = samba.session.profiler
-    assert isinstance(profiler, profiling.Profiler)
-    before = len(profiler.events)
-    samba.session.start_samba_profile()
-    profiler.start_event("load")
-    profiler.end_event("load")
-    with profiler.event("train"):
-        pass
-    samba.session.end_samba_profile()
-    events = profiler.events[before:]
-    assert all(isinstance(event, profiling.Event) for event in events)
-    assert [event.name for event in events] == ["load", "train", "samba_profile"]
-    assert events[2].elapsed_s >= events[0].elapsed_s + events[1].elapsed_s > 0
-    with pytest.raises(OptionError, match="the event samba_profile ends, and has not begun"):
-        samba.session.end_samba_profile()

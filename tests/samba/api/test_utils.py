@@ -2,75 +2,16 @@
 
 import gzip
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sambasim.errors import DataError, OptionError, WeightsError
 from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
-
-
-def test_assert_close(samba: Any) -> None:
-    samba.utils.assert_close(samba.randn(2) * 0, torch.full((2,), 2e-3), "logits", threshold=3e-3)
-    samba.utils.assert_close(torch.tensor(101.0), torch.tensor(100.0), "loss", threshold=0, rtol=0.01)
-    with pytest.raises(AssertionError, match="logits: 1 of 2 elements differ"):
-        samba.utils.assert_close(torch.tensor([0.0, 1.0]), torch.zeros(2), "logits")
-
-
-def test_seed_and_folder(samba: Any) -> None:
-    samba.utils.set_seed(7)
-    first = torch.rand(3), np.random.rand()
-    samba.utils.set_seed(7)
-    assert torch.equal(first[0], torch.rand(3))
-    assert first[1] == np.random.rand()
-    assert samba.utils.get_file_dir(__file__) == str(Path(__file__).parent)
-
-
-def test_ranks_of_a_process_alone(samba: Any) -> None:
-    utils = samba.utils
-    assert (utils.get_rank(), utils.get_world_size(), utils.is_main_process()) == (0, 1, True)
-
-
-def test_weight_norm(samba: Any) -> None:
-    linear = nn.Linear(3, 2)
-    before = linear(torch.ones(1, 3))
-    assert samba.utils.weight_norm_(linear) is linear
-    torch.testing.assert_close(linear(torch.ones(1, 3)), before)
-    assert len(list(linear.parameters())) == 3
-
-
-def test_the_command_line_of_an_app() -> None:
-    def common(parser: ArgumentParser) -> None:
-        parser.add_argument("--lr", type=float, default=0.1)
-        parser.add_argument("-b", "--batch-size", type=int, default=16)
-
-    parse = imported("samba.utils.argparser").parse_app_args
-    of_commands = {
-        f"{name}_parser_fn": lambda parser, name=name: parser.add_argument(f"--{name}-only", default=name)
-        for name in ("compile", "test", "run")
-    }
-    args = parse(["run", "-p", "x.pef", "--lr", "0.5"], True, common_parser_fn=common, **of_commands)
-    assert (args.command, args.pef, args.lr, args.batch_size, args.run_only) == ("run", "x.pef", 0.5, 16, "run")
-    assert (args.data_parallel, args.world_size, args.mapping) == (False, 1, "section")
-    assert not hasattr(args, "test_only")
-    assert parse(argv=["test", "--pef", "x"], common_parser_fn=common, **of_commands).test_only == "test"
-    assert parse(argv=["compile", "--pef_name", "net"]).pef_name == "net"
-    with pytest.raises(OptionError, match="-ws is for compile"):
-        parse(argv=["run", "--pef", "x", "-ws", "2"])
-
-
-def test_the_same_from_keywords_and_from_a_file(tmp_path: Path) -> None:
-    argparser = imported("samba.utils.argparser")
-    config = argparser.SambaConfig("compile", batch_size=8, hidden=64)
-    (tmp_path / "app.yaml").write_text("command: compile\nbatch-size: 8\nhidden: 64\npef_name: net\n")
-    read = argparser.parse_yaml_to_args(tmp_path / "app.yaml")
-    assert (config.batch_size, config.hidden) == (read.batch_size, read.hidden) == (8, 64)
-    assert read.pef_name == "net"
 
 
 def test_images_become_normalised_features() -> None:
@@ -158,11 +99,6 @@ def test_a_bound_on_bf16_is_met_and_reached() -> None:
     assert 0.99 * bound < float(((numbers - cut) / numbers).max()) < bound
 
 
-def test_what_acts_on_the_vendors_machine_has_no_effect(samba: Any) -> None:
-    assert samba.utils.fix_rdu_affinity() is None
-    assert samba.utils.create_mac_resource_report("report") is None
-
-
 def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     report_of = imported("samba.utils.benchmark_acc").AccuracyReport
     report = report_of(val_accuracy=torch.tensor(97.5), batch_size=32, num_iterations=1000)
@@ -179,7 +115,7 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     assert written == {"train_metrics": {"acc": 1}, "val_metrics": {"acc": 0.5, "loss": 0.25}, "batch_size": 8}
     assert nested.val_metrics["loss"] == 0.25
     nested.save(None)
-    with pytest.raises(OptionError, match="losses is of type list"):
+    with pytest.raises(OptionError, match="losses is list"):
         report_of(losses=[1, 2])
     with pytest.raises(OptionError, match=r"cannot be written: No such file"):
         report.save(tmp_path / "no" / "report.json")
@@ -238,7 +174,7 @@ def test_tensors_are_saved_with_the_values_of_the_device(
     assert torch.equal(saved["net__first__weight"], samba.to_torch(device))
     assert not torch.equal(saved["net__first__weight"], model.first.weight)
     assert torch.equal(load_file(tmp_path / "some.safetensors")["x"], samba.to_torch(inputs[0]))
-    with pytest.raises(OptionError, match="a tensor without a name"):
+    with pytest.raises(OptionError, match="a tensor has none"):
         samba.utils.checkpoint.save_tensors([torch.ones(2)])
 
 
@@ -302,10 +238,6 @@ def test_figures_of_every_tensor_are_dumped(
     assert by_name["x"]["norm"] == pytest.approx(float(inputs[0].norm()))
     args = Namespace(output_folder=str(tmp_path / "vendor"))
     assert dump(args, model, inputs, model.output_tensors).parent == tmp_path / "vendor" / "accuracy_debug"
-
-
-def test_numbers_are_computed_and_not_mocked() -> None:
-    assert imported("samba.env").use_mock_samba_runtime() is False
 
 
 def test_the_device_is_held_to_a_gold_file(

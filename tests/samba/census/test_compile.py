@@ -50,6 +50,16 @@ class App:
     def meta(self) -> dict[str, Any]:
         return dict(self.utils.pef_utils.get_pefmeta(self.args, self.model))
 
+    def executed(self, call: str) -> Any:
+        """The value of `call`, with the names of an app."""
+        names = {
+            "session": self.samba.session, "utils": self.utils, "trace_graph": self.utils.trace_graph,
+            "model": self.model, "inputs": self.inputs, "opt": self.optimizer, "args": self.args, "vars": vars,
+            "folder": self.utils.get_file_dir(__file__), "common": self.common, "meta": self.meta,
+            "metadata": _metadata,
+        }  # fmt: skip
+        return eval(call, names)
+
     def trace(self, **options: Any) -> Any:
         return self.utils.trace_graph(self.model, self.inputs, self.optimizer, **{"pef": str(PEF), **options})
 
@@ -78,117 +88,48 @@ def _metadata() -> dict[Any, Any]:
     return {conv.key: conv(original_size=[8, 8]), tiling.key: tiling(original_size=[8, 8], num_tiles=4)}
 
 
-def _split(a: App) -> str:
-    options = {"is_split_batch": False, "graph_transform_hook": lambda graph: graph, "io_host_memory": True}
-    return str(a.samba.session.compile(a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta, **options))
+COMPILES = [
+    "session.compile(model, inputs, opt, name='logreg', app_dir=folder, config_dict=vars(args), pef_metadata=meta)",
+    "session.compile(model, inputs, opt, **common, pef_metadata=meta, squeeze_bs_dim=True)",
+    "session.compile(model, inputs, opt, **common, pef_metadata=meta, squeeze_bs_dim=False)",
+    "session.compile(model, inputs, opt, 'logreg', config_dict=vars(args), pef_metadata=meta, squeeze_bs_dim=True)",
+    "session.compile(model, inputs, opt, **common, pef_metadata=meta, io_host_memory=None)",
+    "session.compile(model=model, inputs=inputs, optimizers=opt, name='logreg', config_dict=vars(args), "
+    "pef_metadata=meta)",
+    "session.compile(model, inputs, opt, **common, init_output_grads=True, squeeze_bs_dim=True)",
+    "session.compile(model, inputs, opt, name='logreg', app_dir=folder)",
+    "session.compile(model, inputs, opt, **common, pef_metadata=meta, metadata=metadata())",
+    "session.compile(model, inputs, opt, **common, init_output_grads=not args.inference, squeeze_bs_dim=True, "
+    "pef_metadata={**meta, 'input_shapes': [(4, 8), (4,)]})",
+    "session.compile(model, inputs, opt, **common, pef_metadata=meta, is_split_batch=False, "
+    "graph_transform_hook=lambda graph: graph, io_host_memory=True)",
+    "session.compile(model, [*inputs], optimizers=opt, name='logreg', inference=False, config_dict=dict(vars(args)), "
+    "pef_metadata=utils.pef_utils.get_pefmeta_dict(vars(args), model))",
+    "(lambda function, *words, **options: function(*words, **options))(session.compile, model, inputs, opt, **common)",
+    "utils.compile(args, model, inputs, opt, name='logreg', app_dir=folder)",
+    "utils.common.common_app_driver(args, model, inputs, opt, name='logreg', app_dir=folder)",
+    "utils.common.common_app_driver(args, model, inputs, opt, name='logreg')",
+    "utils.common.common_app_driver(args=args, model=model, inputs=inputs, optim=opt, name=model.__class__.__name__, "
+    "init_output_grads=not args.inference, app_dir=folder)",
+    "utils.common.common_app_driver(args=args, model=model, inputs=inputs, optim=opt, name='logreg', "
+    "squeeze_bs_dim=True, get_output_grads=False, app_dir=folder)",
+]
 
 
-COMPILES: dict[str, Callable[[App], Any]] = {
-    "(model, inputs, optimizer, name=, app_dir=, config_dict=, pef_metadata=)": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta
-    ),
-    "+ squeeze_bs_dim=True": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta, squeeze_bs_dim=True
-    ),
-    "+ squeeze_bs_dim=False": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta, squeeze_bs_dim=False
-    ),
-    "no app_dir": lambda a: a.samba.session.compile(
-        a.model,
-        a.inputs,
-        a.optimizer,
-        name="logreg",
-        config_dict=vars(a.args),
-        pef_metadata=a.meta,
-        squeeze_bs_dim=True,
-    ),
-    "+ io_host_memory=None": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta, io_host_memory=None
-    ),
-    "(model=, inputs=, optimizers=, name=, config_dict=, pef_metadata=)": lambda a: a.samba.session.compile(
-        model=a.model,
-        inputs=a.inputs,
-        optimizers=a.optimizer,
-        name="logreg",
-        config_dict=vars(a.args),
-        pef_metadata=a.meta,
-    ),
-    "no pef_metadata, init_output_grads=, squeeze_bs_dim=": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, init_output_grads=True, squeeze_bs_dim=True
-    ),
-    "no config_dict": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, name="logreg", app_dir=a.utils.get_file_dir(__file__)
-    ),
-    "+ metadata={Key: obj}": lambda a: a.samba.session.compile(
-        a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta, metadata=_metadata()
-    ),
-    "pef_metadata=dict with extra keys": lambda a: a.samba.session.compile(
-        a.model,
-        a.inputs,
-        a.optimizer,
-        **a.common,
-        init_output_grads=not a.args.inference,
-        squeeze_bs_dim=True,
-        pef_metadata={**a.meta, "sambaflow_version": imported("samba").utils.__name__, "input_shapes": [(4, 8), (4,)]},
-    ),
-    "+ is_split_batch=, graph_transform_hook=, io_host_memory=True": _split,
-    "inference=False, config_dict=dict, pef_metadata=get_pefmeta_dict(meta, model)": lambda a: a.samba.session.compile(
-        a.model,
-        [*a.inputs],
-        optimizers=a.optimizer,
-        name="logreg",
-        inference=False,
-        config_dict=dict(vars(a.args)),
-        pef_metadata=a.utils.pef_utils.get_pefmeta_dict(vars(a.args), a.model),
-    ),
-    "passed as a callable to a tracker": lambda a: (lambda function, *args, **options: function(*args, **options))(
-        a.samba.session.compile, a.model, a.inputs, a.optimizer, **a.common, pef_metadata=a.meta
-    ),
-    "utils.compile(args, model, inputs, optimizer, name=, app_dir=)": lambda a: a.utils.compile(
-        a.args, a.model, a.inputs, a.optimizer, name="logreg", app_dir=a.utils.get_file_dir(__file__)
-    ),
-    "common_app_driver(args, model, inputs, optim, name=, app_dir=)": lambda a: a.utils.common.common_app_driver(
-        a.args, a.model, a.inputs, a.optimizer, name="logreg", app_dir=a.utils.get_file_dir(__file__)
-    ),
-    "common_app_driver(args, model, inputs, optim, name=)": lambda a: a.utils.common.common_app_driver(
-        a.args, a.model, a.inputs, a.optimizer, name="logreg"
-    ),
-    "common_app_driver, all by keyword": lambda a: a.utils.common.common_app_driver(
-        args=a.args,
-        model=a.model,
-        inputs=a.inputs,
-        optim=a.optimizer,
-        name=a.model.__class__.__name__,
-        init_output_grads=not a.args.inference,
-        app_dir=a.utils.get_file_dir(__file__),
-    ),
-    "common_app_driver, squeeze_bs_dim=, get_output_grads=": lambda a: a.utils.common.common_app_driver(
-        args=a.args,
-        model=a.model,
-        inputs=a.inputs,
-        optim=a.optimizer,
-        name="logreg",
-        squeeze_bs_dim=True,
-        get_output_grads=False,
-        app_dir=a.utils.get_file_dir(__file__),
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", COMPILES)
-def test_compile(shape: str, samba: Any) -> None:
+@pytest.mark.parametrize("call", COMPILES)
+def test_compile(call: str, samba: Any) -> None:
     app = _app(samba)
-    path = COMPILES[shape](app)
+    path = app.executed(call)
     assert PEF.is_file()
-    assert "common_app_driver" in shape or path == str(PEF.absolute())
+    assert "common_app_driver" in call or path == str(PEF.absolute())
     app.trace()
     assert app.trains()
     metadata = read(PEF).metadata
-    if "pef_metadata=" in shape and "no pef_metadata" not in shape:
+    if "pef_metadata=" in call:
         assert metadata["pef_name"] == "logreg"
-    if "extra keys" in shape:
+    if "input_shapes" in call:
         assert metadata["input_shapes"] == "[(4, 8), (4,)]"
-    if "metadata={" in shape:
+    if "metadata()" in call:
         assert any("tiling" in key.lower() for key in metadata)
 
 
@@ -261,23 +202,6 @@ def test_common_app_driver_measures_twice_in_a_row(
     assert capsys.readouterr().out.count("2 steps") == 2
 
 
-def _trace(shape: str) -> Callable[[App], Any]:
-    """What is typed between the parentheses of trace_graph is executed, with the names of the app."""
-
-    def call(a: App) -> Any:
-        names = {
-            "model": a.model,
-            "inputs": a.inputs,
-            "opt": a.optimizer,
-            "args": a.args,
-            "vars": vars,
-            "trace_graph": a.utils.trace_graph,
-        }
-        return eval(f"trace_graph{shape}", names)
-
-    return call
-
-
 TRACES = [
     "(model, inputs, opt, pef=args.pef, mapping=args.mapping)",
     "(model, inputs, opt, pef=args.pef)",
@@ -297,7 +221,7 @@ TRACES = [
 @pytest.mark.parametrize("shape", TRACES)
 def test_trace_graph(shape: str, samba: Any, pef_of: Callable[..., str]) -> None:
     app = _app(samba, "run", f"--pef={pef_of()}")
-    traced_outputs = _trace(shape)(app)
+    traced_outputs = app.executed(f"trace_graph{shape}")
     assert isinstance(traced_outputs, tuple)
     assert [one.sn_name for one in traced_outputs] == [one.sn_name for one in app.model.output_tensors]
     assert [tuple(one.shape) for one in traced_outputs] == [(), (4, 64)]

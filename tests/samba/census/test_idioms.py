@@ -3,7 +3,6 @@
 import copy
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -352,17 +351,6 @@ def test_evaluation_on_the_device(samba: Any, batch: list[Any], trace: Trace) ->
     assert same_weights(model, plainly.model)
 
 
-def test_evaluation_by_a_plain_run_of_a_training_pef_updates_the_weights(
-    samba: Any, batch: list[Any], trace: Trace
-) -> None:
-    model, _ = trace()
-    plainly = Plainly(model)
-    samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
-    plainly.step(batch)
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
 def test_inference_is_typed_to_compile_and_to_run(samba: Any) -> None:
     app, pef = Starter(samba, inputs_first=True), "--pef=out/net/net.pef"
     app.main(["compile", f"-b={BATCH}", "--inference", "--pef-name=net"])
@@ -403,13 +391,6 @@ def test_a_mapping_of_spatial_batches_repeats_inputs_on_dimension_0(samba: Any, 
     assert equal(model.lin_layer.weight.sn_data, plainly.model.lin_layer.weight)
 
 
-def test_names_that_the_compiler_made_are_typed_in_the_app(samba: Any, batch: list[Any], trace: Trace) -> None:
-    model, _ = trace()
-    _, out = samba.session.run(batch, model.output_tensors, section_types=["fwd"])
-    for name in ("logreg__lin_layer__linear__outputs__0", "lin_layer__linear__outputs__0"):
-        assert equal(samba.session.get_tensors_by_name([name])[0].data, out)
-
-
 def test_the_input_of_the_host_is_rounded_as_that_of_the_device(samba: Any) -> None:
     model = samba.from_torch_model_(seeded(LogReg))
     images = samba.randn(BATCH, FEATURES, name="image", batch_dim=0).bfloat16().float()
@@ -438,10 +419,3 @@ def test_a_process_alone_asks_torch_distributed_for_its_rank(command: str, samba
     sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), num_replicas=1)
     assert sorted(sampler) == [*range(3 * BATCH)]
     assert args.world_size == 1
-
-
-def test_a_json_accuracy_report_of_a_run(samba: Any, pef_of: Callable[..., str]) -> None:
-    args = parsed("run", f"--pef={pef_of()}")
-    report = samba.utils.benchmark_acc.AccuracyReport(val_metrics={"acc": 91.5}, batch_size=args.batch_size)
-    report.save(args.acc_report_json)
-    assert [*Path().iterdir()] == []

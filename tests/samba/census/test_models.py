@@ -32,17 +32,6 @@ def test_a_model_is_converted_and_the_result_is_not_used(function: str, samba: A
     assert same_weights(model, plainly.model)
 
 
-def test_the_optimizer_is_made_before_the_conversion(samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    plainly = Plainly(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    samba.from_torch_model_(model)
-    _compiled(samba, model, batch, optimizer)
-    _step(samba, model, batch)
-    plainly.step(batch)
-    assert same_weights(model, plainly.model)
-
-
 @pytest.mark.parametrize("order", ["from_torch_model_(model.bfloat16())", "from_torch_(model); model.bfloat16()"])
 def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
     model = seeded(LogReg)
@@ -59,17 +48,6 @@ def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
     assert equal(outputs, gold[1])
     samba.utils.assert_close(loss.float(), gold[0], "loss", threshold=3e-3)
     assert not same_weights(model, before)
-
-
-def test_model_float_follows_the_conversion(samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    samba.from_torch_(model)
-    model.float()
-    plainly = Plainly(model)
-    _compiled(samba, model, batch, samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    _step(samba, model, batch)
-    plainly.step(batch)
-    assert same_weights(model, plainly.model)
 
 
 def test_a_subclass_of_samba_nn_without_a_conversion(samba: Any, batch: list[Any]) -> None:
@@ -156,16 +134,6 @@ def test_a_list_of_optimizers_over_parameter_groups(samba: Any, batch: list[Any]
     samba.session.to_cpu(model, optimizers)
     plainly.step(batch)
     assert same_weights(model, plainly.model)
-
-
-def test_optimizer_is_none_with_inference(samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    model.eval()
-    samba.from_torch_model_(model)
-    _compiled(samba, model, batch, None, inference=True)
-    _, outputs = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
-    with torch.no_grad():
-        assert equal(outputs, model(*map(samba.to_torch, batch))[1])
 
 
 def test_methods_of_optimizers_around_a_run(samba: Any, batch: list[Any], trace: Callable[..., Any]) -> None:

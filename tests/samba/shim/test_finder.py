@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sambasim.samba.absent import AbsentNameError
+from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import finder
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError, what_there_is
 from tests.support.door import open_door

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,42 +47,59 @@ tell(told)
 """
 
 
-def told(folder: Path, np: int, *arguments: str) -> list[list[object]]:
-    """What each rank of the app tells, sorted."""
-    app = folder / "app.py"
+DATA_PARALLEL = ("--pef", "net", "--data-parallel")
+JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "two ranks": (2, ("run", *DATA_PARALLEL)),
+    "one rank": (1, ("test", *DATA_PARALLEL)),
+    "alone": (1, ("run", "--pef", "net")),  # it asks is_initialized first
+    "alone, asks": (1, ("run", "--pef", "net", "--asks")),
+    "compile": (1, ("compile", "--data-parallel", "-ws", "3")),
+    "too few": (2, ("measure-performance", *DATA_PARALLEL, "-ws", "3")),
+    "own process group": (2, ("run", *DATA_PARALLEL, "--alone")),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[object]]]:
+    """What the ranks of each job print, sorted. Several jobs run at once."""
+    app = tmp_path_factory.mktemp("context") / "app.py"
     app.write_text(APP, encoding="utf-8")
-    result = run_mpi(np, [sys.executable, str(app), *arguments], timeout=90).check()
-    assert result.stderr == ""
-    return sorted((json.loads(line) for line in result.stdout.splitlines()), key=str)
+
+    def run(job: tuple[int, tuple[str, ...]]) -> list[list[object]]:
+        np, arguments = job
+        result = run_mpi(np, [sys.executable, str(app), *arguments], timeout=90).check()
+        assert result.stderr == ""
+        return sorted((json.loads(line) for line in result.stdout.splitlines()), key=str)
+
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(JOBS, pool.map(run, JOBS.values()), strict=True))
 
 
-def test_two_ranks_find_each_other_where_the_run_is_data_parallel(tmp_path: Path) -> None:
-    assert told(tmp_path, 2, "run", "--pef", "net", "--data-parallel") == [
-        [0, 0, 2, True, 2, True],
-        [1, 1, 2, False, 2, True],
-    ]
+Told = Mapping[str, list[list[object]]]
 
 
-def test_one_rank_has_torch_distributed_too(tmp_path: Path) -> None:
-    assert told(tmp_path, 1, "test", "--pef", "net", "--data-parallel") == [[0, 0, 1, True, 1, True]]
-
-    assert told(tmp_path, 1, "run", "--pef", "net") == [[-1, 0, 1, True, 1, False]]  # it asks is_initialized first
-    assert told(tmp_path, 1, "run", "--pef", "net", "--asks") == [[0, 0, 1, True, 1, True]]
+def test_two_ranks_find_each_other_where_the_run_is_data_parallel(told: Told) -> None:
+    assert told["two ranks"] == [[0, 0, 2, True, 2, True], [1, 1, 2, False, 2, True]]
 
 
-def test_a_compile_starts_nothing(tmp_path: Path) -> None:
-    assert told(tmp_path, 1, "compile", "--data-parallel", "-ws", "3") == [[-1, 0, 1, True, 3, False]]
+def test_one_rank_has_torch_distributed_too(told: Told) -> None:
+    assert told["one rank"] == told["alone, asks"] == [[0, 0, 1, True, 1, True]]
+    assert told["alone"] == [[-1, 0, 1, True, 1, False]]
 
 
-def test_fewer_ranks_than_were_asked_for_are_refused(tmp_path: Path) -> None:
-    [first, second] = told(tmp_path, 2, "measure-performance", "--pef", "net", "--data-parallel", "-ws", "3")
+def test_a_compile_starts_nothing(told: Told) -> None:
+    assert told["compile"] == [[-1, 0, 1, True, 3, False]]
+
+
+def test_fewer_ranks_than_were_asked_for_are_refused(told: Told) -> None:
+    first, second = told["too few"]
     assert first == second
     assert first[:2] == ["LaunchError", "-ws 3 asks for at least 3 replicas, and 2 were started"]
     assert str(first[2]).startswith("mpirun -np 3 ")
 
 
-def test_an_app_that_starts_torch_distributed_itself_is_refused(tmp_path: Path) -> None:
-    [first, second] = told(tmp_path, 2, "run", "--pef", "net", "--data-parallel", "--alone")
+def test_an_app_that_starts_torch_distributed_itself_is_refused(told: Told) -> None:
+    first, second = told["own process group"]
     assert {first[1], second[1]} == {
         f"torch.distributed says rank 0 of 1, and MPI says rank {rank} of 2: "
         "the app has started torch.distributed by itself"

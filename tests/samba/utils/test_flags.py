@@ -2,8 +2,7 @@
 
 import pytest
 
-from sambasim.samba.utils.flag import COMMANDS, Flag
-from sambasim.samba.utils.flags import FLAGS
+from sambasim.samba.utils.flags import COMMANDS, FLAGS, Flag
 from sambasim.samba.utils.parser import command_parser
 
 ALL = ("compile", "run", "test", "measure-performance", "measure-sections")
@@ -82,11 +81,11 @@ def flag_called(name: str) -> Flag:
     return found
 
 
-@pytest.mark.parametrize(("name", "commands", "default"), KNOWN, ids=[name for name, _, _ in KNOWN])
-def test_a_flag_has_its_commands_and_its_default(name: str, commands: tuple[str, ...], default: object) -> None:
-    flag = flag_called(name)
-    assert set(flag.commands) == set(commands)
-    assert [flag.default_for(command) for command in COMMANDS] == [default] * len(COMMANDS)
+def test_a_flag_has_its_commands_and_its_default() -> None:
+    for name, commands, default in KNOWN:
+        flag = flag_called(name)
+        assert set(flag.commands) == set(commands), name
+        assert [flag.default_for(command) for command in COMMANDS] == [default] * len(COMMANDS), name
 
 
 def test_nothing_else_is_in_the_table() -> None:
@@ -108,18 +107,6 @@ def test_no_two_flags_share_a_name_or_a_destination() -> None:
     assert len(set(destinations)) == len(destinations)
 
 
-def test_a_default_is_one_of_the_choices() -> None:
-    with_choices = [flag for flag in FLAGS if flag.choices]
-    assert {flag.destination for flag in with_choices} == {
-        "mapping",
-        "dtype",
-        "arch",
-        "gradient_groups",
-        "tensor_parallel",
-    }
-    assert all(flag.default in (None, *(flag.choices or ())) for flag in with_choices)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_tells_each_flag_of_a_command_what_it_means_and_no_other(command: str) -> None:
     text = " ".join(command_parser(command, ()).format_help().split())
@@ -132,13 +119,13 @@ def test_help_tells_each_flag_of_a_command_what_it_means_and_no_other(command: s
 
 def test_help_tells_defaults() -> None:
     text = " ".join(command_parser("measure-performance", ()).format_help().split())
-    assert "Seconds that are measured at least. Default: 0.0." in text
+    assert "Measure for at least so many seconds. Default: 0.0." in text
     assert "Threads of each rank; by default its share of the cores. --num-iterations" in text
 
 
 def test_help_puts_flags_that_change_nothing_apart() -> None:
     text = command_parser("compile", ()).format_help()
-    effective, _, inert = text.partition("flags that are taken, and change nothing here:")
+    effective, _, inert = text.partition("flags that are accepted, and have no effect here:")
     assert "\n  --data-parallel  " in effective
     assert "\n  --n-chips N " in inert
     assert "\n  --n-chips N " not in effective

@@ -75,7 +75,7 @@ def test_metadata_of_a_dictionary_is_that_of_its_arguments() -> None:
     metadata = get_pefmeta_dict({"batch_size": 2, "hidden": None}, model)
     assert metadata == get_pefmeta(Namespace(batch_size=2, hidden=None), model)
     assert (metadata["batch_size"], metadata["hidden"], metadata["model_repr"]) == ("2", "None", repr(model))
-    with pytest.raises(OptionError, match="given arguments and no model"):
+    with pytest.raises(OptionError, match="needs a model beside arguments"):
         get_pefmeta_dict({"batch_size": 2})
 
 

@@ -64,7 +64,7 @@ def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
     [
         ("command: compile\nbatch_size: [1\n", ":3", "this is not plain YAML: expected ',' or ']'"),
         ("command: compile\nx: !!python/object/apply:os.getcwd []\n", ":2", "could not determine a constructor"),
-        ("- command\n", "", "this YAML has ['command'] where names with values belong"),
+        ("- command\n", "", "this YAML has ['command'] instead of names with values"),
         ("no: 3\n", "", "YAML reads a name here as False"),
         ("command: run\nrun:\n  1: x\n", ", run", "YAML reads a name here as 1"),
         ("command: compile\nbatch_size: many\n", "", "'many' is not a whole number"),
@@ -80,7 +80,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str,
 
 
 def test_an_empty_file_names_no_command(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no command is named"):
+    with pytest.raises(OptionError, match="a command is missing"):
         parse_yaml_to_args(written(tmp_path, ""))
 
 

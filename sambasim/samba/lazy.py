@@ -1,38 +1,56 @@
-"""`materialize`: memory and values for the parameters of a model that was made in `lazy_param`."""
+"""`lazy_param`: models whose parameters have no memory yet. `materialize` gives them memory and values.
+
+    with samba.lazy_param():
+        model = LargeModel()                # at once, whatever its size
+    samba.materialize(model)                # now it has memory, and the values of its layers' `reset_parameters`
+
+What a constructor does after that, with `nn.init` or `apply`, is not repeated: do it again on the materialized model.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.errors import ModelError
-from sambasim.samba.nn.parameter import MATERIALIZER
+from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.nn import MATERIALIZER
+from sambasim.samba.notices import say_once
 from sambasim.samba.tensor import SambaTensor, to_torch
 
-__all__ = ["materialize"]
+__all__ = ["lazy_param", "materialize"]
 
 Part = TypeVar("Part", nn.Module, SambaTensor)
 
 
+@checks_keywords
+@contextmanager
+def lazy_param(quantized: bool = False) -> Iterator[None]:
+    """Within it, tensors that a model makes are lazy: they have a shape and a dtype on torch's device `meta`, and no
+    random number is drawn. `quantized` has no effect."""
+    if quantized:
+        say_once("lazy_param(quantized=True)", "parameters keep the dtype that the model gives them", app_line())
+    with torch.device("meta"):
+        yield
+
+
 def materialize(lazy: Part) -> Part:
-    """Gives lazy parameters and buffers memory on the host and the values that their layers begin with; returns `lazy`.
+    """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`.
 
-    lazy: a model, in place; or a SambaTensor, which has its data from the beginning
+    lazy: a model, also in `with materialize(model) as model:`; or a SambaTensor, which is never lazy
 
-    A model can also be used as `with materialize(model) as model:`.
-
-    Values are drawn now, by the `reset_parameters` of each layer, parts before the whole, as constructors do it. What
-    else a constructor does to them, such as `nn.init` and `apply`, is not repeated. What is not lazy any more, for a
-    checkpoint was loaded with `assign=True`, stays as it is; but a layer of which a part is lazy begins anew as a
-    whole, and a layer that has none of its own only where all below it is lazy.
-    A SambaParameter that was given a `materializer` gets its values from that, last.
+    Calls `reset_parameters` of each layer with lazy tensors, inner layers first, as constructors do; of a layer without
+    tensors of its own only if all below it is lazy. Layers without lazy tensors, as after
+    `load_state_dict(…, assign=True)`, keep their values. The `materializer` of a SambaParameter is called last.
     Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
     if not hasattr(type(lazy), "__enter__"):
-        # `with` looks these up in the class, and materialize must give back the very model.
+        # `with` finds these methods in the class only, and materialize must return the model itself.
         type(lazy).__enter__ = _itself  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = _leave  # type: ignore[attr-defined]  # likewise
     found = [
@@ -45,7 +63,7 @@ def materialize(lazy: Part) -> Part:
             tensor.is_meta and MATERIALIZER not in vars(tensor) for tensor in _own_tensors(module).values()
         ):
             raise ModelError(
-                f"{path} is a lazy {type(module).__name__}, which does not say how it begins",
+                f"{path} is a lazy {type(module).__name__}, which has no reset_parameters",
                 remedy="give the class a method reset_parameters that fills its parameters and buffers, or make it "
                 "outside lazy_param, or load_state_dict(…, assign=True) first",
             )
@@ -86,7 +104,7 @@ def _fill(path: str, name: str, tensor: Tensor) -> None:
 
 
 def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Each module once, after those that it is made of: MultiheadAttention changes what its Linear began with."""
+    """Each module once, after its parts: MultiheadAttention changes the initial values of its Linear."""
     if module in seen:
         return
     seen.add(module)
@@ -107,7 +125,7 @@ def _is_lazy_below(module: nn.Module) -> bool:
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    """What fills the tensors of this layer; some of torch's have it under another name."""
+    """`reset_parameters` of this layer, or torch's other name for it."""
     for name in ("reset_parameters", "_reset_parameters"):
         reset = getattr(module, name, None)
         if callable(reset):
@@ -116,21 +134,21 @@ def _reset_of(module: nn.Module) -> Callable[[], object] | None:
 
 
 def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the layer that were lazy, by name, with memory, and nothing sensible in it yet."""
+    """Replaces the lazy tensors of the layer by unset ones with memory; returns these by name."""
     given: dict[str, Tensor] = {}
     for name, tensor in _own_tensors(module).items():
         if tensor.is_meta:
             real = made.get(id(tensor))
             if real is None:
                 real = made[id(tensor)] = _unset(tensor)
-            # Not into the dictionaries of the module: an LSTM has a list of its weights beside them.
+            # By setattr, because an LSTM also keeps a list of its weights.
             setattr(module, name, real)
             given[name] = real
     return given
 
 
 def _unset(lazy: Tensor) -> Tensor:
-    """Memory for it: NaN in what can hold it, so that what nobody sets is seen."""
+    """Memory filled with NaN, if the type has it, so that unset values are detected."""
     memory = torch.empty_like(lazy, device="cpu")
     if _holds_nan(memory):
         memory = torch.full_like(memory, torch.nan)
@@ -146,8 +164,8 @@ def _holds_nan(tensor: Tensor) -> bool:
 
 
 def _check_set(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for a tensor of `given` that no reset wrote to. An integer shows it by torch's count of writes
-    alone, which begins with 0."""
+    """Raises ModelError for a tensor of `given` that no reset wrote to: by NaN, or for integers by torch's count of
+    writes."""
     for name, memory in given.items():
         now = _own_tensors(module).get(name)
         if now is None:

@@ -1,4 +1,4 @@
-"""MNIST, and images like it, which have one channel: the transform, and loaders of batches."""
+"""`samba.utils.dataset.mnist`: the transform and the loaders of MNIST, and of other images with one channel."""
 
 import gzip
 import math
@@ -20,7 +20,7 @@ from sambasim.samba.utils.parser import by_name
 __all__ = ["dataset_transform", "prepare_dataloader"]
 
 _FOLDERS = ("data_dir", "data_folder", "data_path")
-"""Arguments of apps that name the folder of the data."""
+"""Arguments of apps for the folder of the data."""
 
 _MEAN, _DEVIATION = 0.1307, 0.3081
 """Of MNIST's training images, with pixels in 0..1."""
@@ -29,29 +29,28 @@ _LARGEST_PIXEL = 255
 
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
-    """A function from an image to a tensor: bytes are scaled to 0..1, and then normalised with MNIST's mean and
-    standard deviation.
+    """A function from an image to a tensor: scales bytes to 0..1, and normalizes by MNIST's mean and deviation.
 
-    args: the arguments of the app, or `vars(args)`; with `num_features` in it the result is flat, `[num_features]`,
-        else `[1, height, width]`
+    args: the arguments of the app, or `vars(args)`; with `num_features` the result is `[num_features]`, otherwise
+        `[1, height, width]`
 
-    The image is one of Pillow, an array or a tensor: `[height, width]`, or arrays with the channel last, as Pillow has
-    it, and tensors with the channel first, as torch has it. The transform raises DataError for another number of
-    channels than one, and for another number of pixels than `num_features`.
+    The image is Pillow's, an array or a tensor: `[height, width]`, or with a channel, last in arrays and first in
+    tensors. The transform raises DataError for more than one channel, and for another number of pixels than
+    `num_features`.
     """
     features = by_name(args, "dataset_transform").get("num_features")
 
     def transform(image: Any) -> Tensor:
         pixels = _pixels(image)
-        normalised = (pixels - _MEAN) / _DEVIATION
+        normalized = (pixels - _MEAN) / _DEVIATION
         if features is None:
-            return normalised
-        if normalised.numel() != features:
+            return normalized
+        if normalized.numel() != features:
             raise DataError(
-                f"an image has {normalised.numel()} pixels, and num_features is {features}",
-                remedy=f"--num-features {normalised.numel()}, or other images",
+                f"an image has {normalized.numel()} pixels, and num_features is {features}",
+                remedy=f"--num-features {normalized.numel()}, or other images",
             )
-        return normalised.flatten()
+        return normalized.flatten()
 
     return transform
 
@@ -64,9 +63,9 @@ def prepare_dataloader(
     """Loaders of the training and the test data, in whole batches of `batch_size`; the training data is shuffled.
 
     params: the arguments of the app, or `vars(args)`
-    train_dataset, test_dataset: without them, MNIST is read from the folder `data_dir`, `data_folder` or `data_path` of
-        `params`, or from MNIST/raw in it: the four idx files, plain or .gz. Nothing is downloaded. Images are as
-        `dataset_transform` makes them, float32; labels int64.
+    train_dataset, test_dataset: by default MNIST, from the four idx files, plain or .gz, in the folder `data_dir`,
+        `data_folder` or `data_path` of `params`, or in MNIST/raw below it; nothing is downloaded. Images are those of
+        `dataset_transform`; labels are int64.
 
     With --data-parallel each replica has its share of the training data.
     Raises DataError if the files are not there, or are not MNIST's.
@@ -103,8 +102,8 @@ def _read_mnist(folder: Path, part: str, args: Mapping[str, object]) -> TensorDa
 
 
 def _read_idx(folder: Path, name: str, axes: int) -> Tensor:
-    """The unsigned bytes of an idx file, which begins with 0, 0, the type 8, the number of axes, and their lengths in 4
-    bytes each, high byte first. Source: http://yann.lecun.com/exdb/mnist."""
+    """The unsigned bytes of an idx file: a header of 0, 0, the type 8, the number of axes, and their lengths as
+    big-endian 32-bit numbers, then the data. Source: http://yann.lecun.com/exdb/mnist."""
     places = [place / f"{name}{end}" for place in (folder, folder / "MNIST" / "raw") for end in ("", ".gz")]
     path = next((place for place in places if place.is_file()), None)
     if path is None:

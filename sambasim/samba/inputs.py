@@ -1,0 +1,242 @@
+"""The inputs of a model or a PEF: tensors that an app passes, by name, or by position if they have no name."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sambasim.compiler.step import forward_parameters
+from sambasim.errors import DataError, ModelError
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.samba import context
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.tensor import SambaTensor, to_torch
+
+Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | None]
+
+
+def check_on_host(name: str, tensor: Tensor) -> None:
+    """Raises DataError for an input that is not on the CPU."""
+    if not tensor.is_cpu:
+        raise DataError(
+            f"{name} is on the device {tensor.device}, and must be on the CPU",
+            where=app_line(),
+            remedy=f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device",
+        )
+
+
+def name_of(tensor: Tensor) -> str | None:
+    """The app's name of `tensor`."""
+    return tensor.sn_name if isinstance(tensor, SambaTensor) else None
+
+
+def flat(inputs: Inputs) -> list[Tensor]:
+    """The tensors of `inputs`, in order, without those that are None."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, list | tuple):  # first, because isinstance of Mapping takes ten times as long
+        return [one for one in inputs if one is not None]
+    return [one for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) if one is not None]
+
+
+def repeatable(inputs: Inputs) -> Inputs:
+    """`inputs`, with `dict.values()` and generators as a list."""
+    if isinstance(inputs, list | tuple | Tensor | Mapping):
+        return inputs
+    if not isinstance(inputs, Iterable):
+        raise DataError(
+            f"inputs must be tensors, not {type(inputs).__name__}",
+            where=app_line(),
+            remedy="give a list or tuple of tensors, or a dictionary of tensors by name",
+        )
+    return list(inputs)
+
+
+def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
+    """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has
+    that of its argument of `forward`. An input that is None is left out, and `forward` takes its default.
+
+    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, for anything but a tensor,
+    and for None if `forward` has no default.
+    """
+    if isinstance(inputs, Mapping):
+        _check_defaults(model, [name for name, one in inputs.items() if one is None])
+        return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
+    sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    arguments = forward_parameters(model)
+    if len(sequence) > len(arguments) and not _takes_any(model):
+        raise ModelError(
+            f"{len(sequence)} inputs are given, and {type(model).__name__}.forward takes {len(arguments)}: "
+            f"{', '.join(arguments)}",
+            where=app_line(),
+            remedy="give as many inputs as forward takes, in its order",
+        )
+    places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
+    if any(one is None for one in sequence):
+        named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
+        _check_defaults(model, [place for place in places if place not in named])
+        misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
+        if misnamed is not None:
+            raise DataError(
+                f"{places[sequence.index(None)]} is None, so forward is called by keyword, and it has no argument "
+                f"{misnamed}",
+                where=app_line(),
+                remedy=f"name the tensors as forward does: {', '.join(named)}",
+            )
+        return {name: _tensor(name, one) for name, one in named.items()}, True
+    names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
+    return {name: _tensor(name, one) for name, one in zip(names, sequence, strict=True)}, False
+
+
+def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
+    """Raises DataError for an input that is None although `forward` has no default for it."""
+    parameters = inspect.signature(model.forward).parameters
+    for name in absent:
+        if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            raise DataError(
+                f"the input {name} is None, and {type(model).__name__}.forward has no default for it",
+                where=app_line(),
+                remedy=f"give a tensor for {name}, or write {name}=None in forward",
+            )
+
+
+def _tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"the input {name} must be a tensor, not {type(value).__name__}",
+            where=app_line(),
+            remedy=f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)",
+        )
+    return to_torch(value)
+
+
+def _takes_any(model: nn.Module) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    return inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def inputs_of(program: Program) -> Mapping[str, Symbol]:
+    """The inputs of `program`, by name."""
+    return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
+
+
+def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Plain tensors by input symbol, in the order of `inputs`. wanted: the input symbols of the program
+
+    Raises DataError for a tensor that fits no input, and for an input without a tensor.
+    """
+    tensors = flat(inputs)
+    keys: list[str | None] = [name_of(tensor) for tensor in tensors]
+    if isinstance(inputs, Mapping):
+        keys = [name for name, tensor in inputs.items() if tensor is not None]
+    if keys == [*wanted]:  # the usual case, in each step
+        plain = map(to_torch, tensors)
+        return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in zip(wanted, plain, strict=True)}
+    _check_names(keys, wanted, model)
+    free = (name for name in wanted if name not in keys)
+    bound: dict[str, Tensor] = {}
+    for key, tensor in zip(keys, tensors, strict=True):
+        name = key if key in wanted else next(free, None)
+        if name is None:
+            raise DataError(
+                f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
+                remedy="give one tensor for each input",
+            )
+        bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
+    missing = [name for name in wanted if name not in bound]
+    if missing:
+        raise DataError(
+            f"the input {', '.join(missing)} of the PEF has no tensor",
+            remedy="give one tensor for each input, with its name= or in its place",
+        )
+    return bound
+
+
+def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
+    unknown = [key for key in keys if key is not None and key not in wanted]
+    if unknown:
+        raise DataError(
+            f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs "
+            f"{', '.join(wanted)}",
+            remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}",
+        )
+    twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
+    if twice is not None:
+        raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
+
+
+def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size: int) -> Tensor:
+    """`tensor` as the input `name`, reshaped and detached if needed."""
+    symbol = wanted[name]
+    if not isinstance(tensor, Tensor):
+        raise DataError(
+            f"{name} must be a tensor, not {type(tensor).__name__}",
+            where=app_line(),
+            remedy=f"give one tensor for {name}",
+        )
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
+        return tensor
+    check_on_host(name, tensor)
+    shape, given = symbol.type.shape, tuple(tensor.shape)
+    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
+        is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
+        reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
+        remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
+        raise DataError(
+            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
+            f"set, or {reason}",
+            where=app_line(),
+            remedy=f"give drop_last=True to the DataLoader; {remedy}",
+        )
+    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
+        raise DataError(
+            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time",
+            where=app_line(),
+            remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
+        )
+    if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
+        tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
+    elif shape != given:
+        raise DataError(
+            f"{name} has the shape {given}, and the PEF was compiled for {shape}",
+            where=app_line(),
+            remedy=_remedy_of_shape(wanted, given),
+        )
+    floating = symbol.type.dtype.startswith(("float", "bfloat"))
+    if floating is not tensor.is_floating_point():
+        raise DataError(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}",
+            remedy=f"give {name} as {symbol.type.dtype}",
+        )
+    if not floating and tensor.numel():
+        _check_range(name, symbol, tensor)
+    return tensor
+
+
+def _remedy_of_shape(wanted: Mapping[str, Symbol], given: tuple[int, ...]) -> str:
+    twin = next((name for name, symbol in wanted.items() if symbol.type.shape == given), None)
+    if twin is not None:
+        return f"{twin} has this shape: give {', '.join(wanted)} in this order, each by its own name if it has one"
+    return "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
+
+
+def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
+    """Raises DataError for a whole number that the input's type cannot hold."""
+    dtype = getattr(torch, symbol.type.dtype)
+    if dtype in (tensor.dtype, torch.int64) or dtype is torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    least, most = int(tensor.min()), int(tensor.max())
+    if least < limits.min or most > limits.max:
+        raise DataError(
+            f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold",
+            remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}",
+        )

@@ -1,0 +1,66 @@
+"""`samba.nn`: all of `torch.nn`, and SambaParameter, which apps import from `samba.nn.parameter`."""
+
+from collections.abc import Callable, Sequence
+
+import torch.nn
+from torch import Tensor
+from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
+
+from sambasim.errors import DataError
+from sambasim.samba.checks.keywords import checks_keywords_beside
+from sambasim.samba.checks.place import app_line
+from sambasim.samba.notices import no_such_name
+from sambasim.samba.tensor import SambaTensor, to_torch
+
+MATERIALIZER = "sn_materializer"
+"""The attribute of a lazy parameter with the function that makes its values."""
+
+
+class _EveryParameter(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch.nn.Parameter)
+
+
+class SambaParameter(metaclass=_EveryParameter):
+    """Makes an `nn.Parameter` with a name, in the memory of `data`. Every `nn.Parameter` is an instance of it.
+
+    It is no class of its own, because torch's tracing and optimizers take parameters of torch.
+    """
+
+    @checks_keywords_beside("SambaParameter", ())
+    def __new__(  # type: ignore[misc]  # it returns no SambaParameter
+        cls,
+        data: Tensor | None = None,
+        requires_grad: bool = True,
+        name: str | None = None,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        materializer: Callable[[], Tensor] | None = None,
+    ) -> torch.nn.Parameter:
+        """From `data`; from a `materializer`, a function without arguments that returns a tensor; or from a shape, with
+        zeros.
+
+        In `lazy_param` a parameter with a `shape` and a `materializer` gets its values from `materialize`.
+        Raises DataError if `data` or what the materializer returns is no tensor, or has another shape.
+        """
+        is_lazy = torch.get_default_device().type == "meta"
+        if data is not None and not isinstance(data, Tensor):
+            raise DataError(
+                f"the data of a parameter must be a tensor, not {type(data).__name__}",
+                where=app_line(),
+                remedy="torch.as_tensor(…) makes one of numbers, lists and arrays",
+            )
+        if data is None and materializer is not None and shape is not None and is_lazy:
+            values = torch.empty(tuple(shape), dtype=dtype)
+        else:
+            values = to_torch(SambaTensor(data, shape, dtype, materializer=materializer)).detach()
+        parameter = torch.nn.Parameter(values, requires_grad)
+        if is_lazy and materializer is not None:
+            setattr(parameter, MATERIALIZER, materializer)
+        if name is not None:
+            parameter.sn_name = name  # type: ignore[attr-defined]  # SambaFlow's attribute
+        return parameter
+
+
+def __getattr__(name: str) -> object:
+    raise no_such_name("sambasim.samba.nn", name, ("SambaParameter", *vars(torch.nn)))

@@ -1,5 +1,0 @@
-"""SambaTensor, where SambaFlow's apps import it from."""
-
-from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
-
-__all__ = ["SambaTensor", "from_torch_tensor", "to_torch"]

@@ -1,1 +1,0 @@
-"""`samba.schema`: see `snconfig`."""

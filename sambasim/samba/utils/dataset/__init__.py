@@ -1,1 +1,0 @@
-"""`samba.utils.dataset`: see `mnist`."""
