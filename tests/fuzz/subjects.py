@@ -20,9 +20,7 @@ from safetensors.torch import save_file
 from sambasim import pef
 from sambasim.data.files import open_file
 from sambasim.errors import UserError
-from sambasim.hardware.cluster import load_cluster
-from sambasim.hardware.spec import load_device
-from sambasim.hardware.tables import shipped_text
+from sambasim.hardware.spec import load_cluster, load_device, shipped_text
 from sambasim.options.compile import compile_options
 from sambasim.runtime.weights import load_weights
 from tests.faults.command import sambasim
