@@ -45,13 +45,14 @@ def _problem(words: list[str]) -> str | None:
         return None
     group: click.Command = sambasim
     arguments = words[words.index("sambasim") + 1 :]
-    context = click.Context(group, info_name="sambasim")
+    context = click.Context(group, info_name="sambasim", **group.context_settings)
     try:
         while isinstance(group, click.Group) and arguments and not arguments[0].startswith("-"):
             found = group.get_command(context, arguments[0])
             if found is None:
                 return f"no command {arguments[0]}"
-            group, context = found, click.Context(found, parent=context, info_name=arguments[0])
+            settings = found.context_settings
+            group, context = found, click.Context(found, context, arguments[0], **settings)
             arguments = arguments[1:]
         _, rest, _ = group.make_parser(context).parse_args(list(arguments))
     except click.UsageError as error:
@@ -100,7 +101,7 @@ def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
 
 
 def test_several_commands_of_a_line_are_all_seen() -> None:
-    block = '```console\n$ sambasim inspect a | head && sambasim verify a  # look\n3 sections\n```\n'
+    block = "```console\n$ sambasim inspect a | head && sambasim verify a  # look\n3 sections\n```\n"
     assert list(_commands(block)) == [["sambasim", "inspect", "a"], ["head"], ["sambasim", "verify", "a"]]
 
 
@@ -135,7 +136,7 @@ def _runs_by_default(file: Path) -> bool:
     """Whether a test of `file` is run without SAMBASIM_TEST=whole."""
     functions = [one for one in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(one, ast.FunctionDef)]
     tests = [one for one in functions if one.name.startswith("test_")]
-    return any(not any("whole" == ast.unparse(mark) for mark in one.decorator_list) for one in tests)
+    return any(not any(ast.unparse(mark) == "whole" for mark in one.decorator_list) for one in tests)
 
 
 def test_the_reference_of_configs_names_every_optimizer() -> None:
