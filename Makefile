@@ -57,7 +57,7 @@ test-whole: $(STAMP) ## What test has in part, whole: every example app by every
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
 
-test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see sambasim/runtime/MPI.md
+test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see docs/operations.md
 	pytest $(BESIDE) tests/mpi
 	pytest $(MPI_ALONE)
 	$(call on_other_mpis,$(BESIDE) tests/mpi)

@@ -50,7 +50,7 @@ from sambasim.pef import PefDocument, write
 from sambasim.pef.account import record_compiled
 
 _GRU_EXACT_MULTIPLE = 32
-"""Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see runtime/README.md."""
+"""Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
 
 
 @dataclass(frozen=True, slots=True)

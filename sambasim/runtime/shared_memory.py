@@ -18,7 +18,7 @@ from sambasim.errors import MachineError
 from sambasim.units import MIB, format_bytes
 
 MPI_RESERVE_BYTES = 5 * MIB
-"""What an MPI takes for each rank of a node while it runs, by and by; measured, see MPI.md."""
+"""What an MPI takes for each rank of a node while it runs; measured, see docs/operations.md."""
 
 MPI_START_BYTES = 12 * MIB
 """What one takes more than that while it starts, once for a node. With less they crash or give up sharing memory."""

@@ -237,7 +237,7 @@ def test_a_model_of_copied_layers_at_a_batch_larger_than_its_data(simulate: Simu
 
 def test_a_link_of_ones_own_is_read(simulate: Simulate, tmp_path: Path) -> None:
     """As the page about clusters has it."""
-    page = Path("sambasim/hardware/README.md").read_text(encoding="utf-8")
+    page = Path("docs/device-model.md").read_text(encoding="utf-8")
     link = page[page.index("[network_link]") : page.rindex("```")]
     given = Path("sambasim/hardware/clusters/sn30-8.toml").read_text(encoding="utf-8")
     file = tmp_path / "mine.toml"

@@ -1,1 +1,1 @@
-"""Checkpoints: what a run writes to disk so that it can be resumed. README.md describes the format."""
+"""Checkpoints: what a run writes to disk so that it can be resumed. docs/formats.md describes the format."""
