@@ -72,7 +72,7 @@ def assemble(setup: Setup, sources: Sequence[Source], listener: Listener, observ
     allocated = allocate(program, communicator, way, setup.emulated)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles)
-    engine = choose_engine(setup.options.engine, setup.tiles, communicator, listener.preparing)
+    engine = choose_engine(setup.options.engine, communicator, listener.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
     return Team(replicas, way, engine)
 

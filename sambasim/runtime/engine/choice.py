@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sambasim.errors import MachineError
 from sambasim.runtime.engine.compiler import find_compiler
-from sambasim.runtime.kernels.tile_product import NO_TILES, why_no_tiles
 from sambasim.runtime.ranks import Communicator
 
 if TYPE_CHECKING:
@@ -28,28 +27,7 @@ class Engine:
     notice: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Whether all ranks multiply by tiles. `notice` says why they do not, where some could."""
-
-    used: bool = False
-    notice: str | None = None
-
-
-def agree_on_tiles(wanted: EngineName, threads: int, communicator: Communicator) -> Tiles:
-    """Collective. The plain engine has torch's bits, and of several threads, torch's product uses all."""
-    if wanted == "plain" or threads != 1:
-        return Tiles()
-    reasons = [reason for reason in communicator.all_gather_object(why_no_tiles()) if reason is not None]
-    if not reasons:
-        return Tiles(used=True)
-    if len(reasons) == communicator.world_size and set(reasons) == {NO_TILES}:
-        return Tiles()
-    reason = min(reasons, key=lambda reason: reason == NO_TILES)
-    return Tiles(notice=f"products are not multiplied by tiles, which some processors have: {reason}")
-
-
-def choose_engine(wanted: EngineName, tiles: Tiles, communicator: Communicator, hear: Callable[[str], None]) -> Engine:
+def choose_engine(wanted: EngineName, communicator: Communicator, hear: Callable[[str], None]) -> Engine:
     """Collective. `hear` is told what the compiler is at."""
     if wanted == "plain":
         return Engine("plain")
@@ -64,7 +42,7 @@ def choose_engine(wanted: EngineName, tiles: Tiles, communicator: Communicator, 
             f"inductor: {compiling.done} of {compiling.parts} parts compiled in {compiling.elapsed_s:.0f} s (measured)"
         )
 
-    return Engine("inductor", Inductor(progress, tiles.used), tiles.notice)
+    return Engine("inductor", Inductor(progress))
 
 
 def _missing_compiler() -> str | None:

@@ -20,7 +20,6 @@ from sambasim.runtime.engine.decompositions import KEPT_TAG, decompositions
 from sambasim.runtime.engine.parts import Part, by_part
 from sambasim.runtime.engine.rebuild import fake_values, rebuild
 from sambasim.runtime.engine.routes import find_routes
-from sambasim.runtime.engine.tiles import by_tiles, product
 from sambasim.runtime.engine.units import Region, Steps, choose_units
 from sambasim.runtime.instructions import Instruction, RegisterFile, compiled_instruction, free_after_use
 
@@ -44,11 +43,9 @@ class Compiling:
 
 @dataclass(frozen=True, slots=True)
 class Inductor:
-    """Compiles with the compiler that `find_compiler` found. `progress` hears before each part, and at the end. With
-    `tiles`, which must be there, large products are multiplied by them."""
+    """Compiles with the compiler that `find_compiler` found. `progress` is called before each part and at the end."""
 
     progress: Callable[[Compiling], None] = lambda compiling: None
-    tiles: bool = False
 
     def lower(
         self,
@@ -78,7 +75,7 @@ class Inductor:
         lowered: list[Instruction | None] = []
         for step in (step for steps in planned for step in steps):
             if isinstance(step, int):
-                lowered.append(_by_tiles(plain[step], fakes) if self.tiles else plain[step])
+                lowered.append(plain[step])
                 continue
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, _UNIT, refs, (), step.outputs)
@@ -96,7 +93,7 @@ class Inductor:
             self.progress(Compiling(done, len(regions), time.perf_counter() - began_s))
             positions = sorted((*region.views, *region.nodes))
             body = [nodes[p] for p in positions]
-            module = rebuild(body, region.inputs, region.outputs, fakes, tiles=self.tiles)
+            module = rebuild(body, region.inputs, region.outputs, fakes)
             compiled[region] = _compile_module(module, [fakes[name] for name in region.inputs])
         self.progress(Compiling(len(regions), len(regions), time.perf_counter() - began_s))
         return compiled
@@ -119,15 +116,6 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
     if not callable(compiled):
         raise MachineError("torch's inductor made nothing that can be called", remedy="run it with --engine plain")
     return compiled
-
-
-def _by_tiles(instruction: Instruction | None, fakes: Mapping[str, Tensor]) -> Instruction | None:
-    """`instruction`, which has a kernel of its own, by tiles if it is a product that gains by them. From the first pass
-    on: a run that is resumed begins with a first pass, and its bits are those of any other."""
-    if instruction is None or instruction.function is not torch.mm:
-        return instruction
-    a, b = (fakes[name] for name in node_references(instruction.node))
-    return replace(instruction, function=product) if by_tiles(a, b) else instruction
 
 
 def _name_what_is_drawn(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:

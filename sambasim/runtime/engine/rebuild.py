@@ -13,7 +13,6 @@ from torch.fx.node import Argument as FxArgument
 
 from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.runtime.engine.linear import LINEAR, by_onednn
-from sambasim.runtime.engine.tiles import PRODUCT, by_tiles
 from sambasim.runtime.instructions import find_operator, plain_argument, returns_one_tensor
 
 T = TypeVar("T")
@@ -34,19 +33,15 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 
 
 def rebuild(
-    nodes: Iterable[Node],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    fakes: Mapping[str, Tensor],
-    *,
-    tiles: bool = False,
+    nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN, or with `tiles` by those, where
-    that is faster. Names are by position, so that layers which are alike give the same text."""
+    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN where that is faster.
+
+    Names are numbered by position, so that equal layers give equal code and inductor's cache finds it."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
-        product = _product(node, fakes, values, graph, tiles)
+        product = _product(node, fakes, values, graph)
         if product is not None:
             values.update((name, product) for name in node.results if name is not None)
             continue
@@ -63,18 +58,13 @@ def rebuild(
 
 
 def _product(
-    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph, tiles: bool
+    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
 ) -> torch.fx.Node | None:
-    """`node` as a product by tiles or by oneDNN, if it is one that gains by it."""
+    """`node` as a product by oneDNN, if it is one that is faster there."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
     *bias, a, b = names
-    if tiles and by_tiles(fakes[a], fakes[b]):
-        is_row = all(fakes[name].shape == fakes[b].shape[1:] for name in bias)
-        added = tuple(values[name] for name in bias if is_row)
-        product = graph.call_function(PRODUCT, (values[a], values[b], *added))
-        return product if is_row else graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]]))
     if not by_onednn(fakes[a], fakes[b].t()):
         return None
     transposed = graph.call_function(torch.ops.aten.t.default, (values[b],))
