@@ -1,5 +1,6 @@
-"""What the machine has: memory for the replicas' devices, and cores for the threads of each rank."""
+"""What the machine offers: memory for the replicas' devices, cores for the threads of each rank, the C allocator."""
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,22 @@ from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.units import KIB, format_bytes
+
+_M_TRIM_THRESHOLD = -1  # mallopt(3)
+_M_MMAP_THRESHOLD = -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no larger one
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep what is freed, in this process; says whether it can be told. It is so with glibc."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    told = [mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)]
+    return all(told)
+
 
 _MEMORY = Path("/proc/meminfo")
 

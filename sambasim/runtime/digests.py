@@ -1,13 +1,24 @@
-"""Digests of what was trained, so that two runs can be compared by 64 letters each."""
+"""Digests of what a run trained and of what its steps compute.
+
+`run` prints the sha256 of the final state, so that two runs can be compared at a glance. `run --record-digests` stores
+a short digest of every tensor that leaves a section; values that stay within a section are not recorded, and they show
+in the values that leave it.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.weights import bytes_of
+from sambasim.records.digests import ValueDigest, What
 from sambasim.runtime.device import DeviceMemory
 
 _WEIGHTS = (SymbolKind.PARAMETER,)
@@ -40,3 +51,107 @@ def _digest(program: Program, kinds: Iterable[SymbolKind], tensor_of: Callable[[
     for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in wanted):
         digest.update(bytes_of(tensor_of(name)))
     return digest
+
+
+UNWRITTEN: Mapping[str, int] = {
+    "aten.mkldnn_rnn_layer.default": 3,  # a kernel's own notes for its backward
+    "aten.empty.memory_format": 0,
+    "aten.empty_like.default": 0,
+    "aten.empty_permuted.default": 0,
+    "aten.new_empty.default": 0,
+    "aten.new_empty_strided.default": 0,
+}
+"""By operator: the result that has bytes which nobody has written. They differ from run to run, and decide nothing."""
+
+_DIGEST_BYTES = 8
+_OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKind.BUFFER: "buffer"}
+
+
+class Seen(NamedTuple):
+    """One tensor: what it is to the step, what it is called there, and the section that makes it.
+
+    `value` is what the graph calls it while a pass is under way; None for what lies in device memory.
+    """
+
+    what: What
+    name: str
+    section: int | None = None
+    value: str | None = None
+
+
+def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
+    """For each section of the pass of `graph`, in order, what can be seen when it is over, in the order of its nodes.
+
+    A gradient lies in its place then, and all else in a register, because something after it needs it.
+    """
+    sections, _ = pass_and_update(graph)
+    section_of = {
+        result: section.index
+        for section in sections
+        for node in graph.section_nodes(section)
+        for result in node.results
+        if result is not None
+    }
+    unwritten = {node.results[UNWRITTEN[node.operator]] for node in graph.nodes if node.operator in UNWRITTEN}
+    leaving = {
+        name
+        for section in sections
+        for node in graph.section_nodes(section)
+        for name in node_references(node)
+        if section_of.get(name, section.index) != section.index and name not in unwritten
+    }
+    named: dict[str, list[Seen]] = {}
+    for output in graph.outputs:
+        what = "loss" if output.symbol == program.loss else _OUTPUTS.get(program.symbols[output.symbol].kind)
+        if what is not None:
+            in_memory = what == "gradient"
+            one = Seen(what, output.symbol, section_of.get(output.value), None if in_memory else output.value)
+            named.setdefault(output.value, []).append(one)
+    return [
+        [
+            one
+            for node in graph.section_nodes(section)
+            for result in node.results
+            if result is not None
+            for one in _seen(result, section.index, result in leaving, named.get(result, ()))
+        ]
+        for section in sections
+    ]
+
+
+def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
+    """What is seen of one value: by its own name only where it has no other. A gradient is the sum in its place, which
+    the value may be a part of."""
+    shown = any(one.value is not None for one in named)
+    return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
+
+
+def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
+    """The symbols of `kinds` that lie in device memory, in the order of the program."""
+    whats: Mapping[SymbolKind, What] = {
+        SymbolKind.INPUT: "input",
+        SymbolKind.PARAMETER: "parameter",
+        SymbolKind.BUFFER: "buffer",
+    }
+    return [Seen(whats[symbol.kind], symbol.name) for symbol in program.symbols.values() if symbol.kind in kinds]
+
+
+def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> ValueDigest:
+    """`tensor`, which is what `seen` says, as it is now."""
+    norm = _norm(tensor)
+    finite = math.isfinite(norm)
+    not_finite = 0 if finite else int(tensor.numel() - torch.isfinite(tensor).sum())
+    return ValueDigest(
+        seen.what, seen.name, micro_step, seen.section, digest_of(tensor), norm if finite else None, not_finite
+    )
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Of the dtype, the shape, and the elements in the order of rows."""
+    digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    digest.update(bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))

@@ -21,9 +21,7 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.lines import PassLines
-from sambasim.runtime.engine.parts import by_part
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine, misfit
+from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, misfit
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower, lower_update

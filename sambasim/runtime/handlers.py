@@ -18,9 +18,8 @@ from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.gradient_norm import block_sums, coefficient, total_norm
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
-from sambasim.runtime.mean import CHUNK_ELEMENTS
+from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.transports.base import Communication, Transport
 from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sambasim.runtime.buffers import ByteArray
+from sambasim.runtime.ranks import ByteArray
 
 Range: TypeAlias = tuple[int, int]
 """Where bytes start and stop."""

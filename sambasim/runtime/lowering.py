@@ -16,7 +16,7 @@ from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.engine.straight_line import Part
 from sambasim.runtime.handlers import Binding, communicating, handler_of
 from sambasim.runtime.instructions import Instruction, RegisterFile, free_after_use
 from sambasim.runtime.transports.base import Fusion

@@ -1,12 +1,19 @@
-"""The mean over replicas, in the one order that decides its bits: the tree of `collectives.tree`."""
+"""The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
 
-from collections.abc import Sequence
+Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of 65,536 elements of a
+group, and the block sums are added in order. A replica sums the blocks of the slices that it owns, and no slice cuts a
+block. So the bits are the same whichever rank adds, and however many ranks share the work.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
+from sambasim.collectives.slices import Slice, pieces
 from sambasim.collectives.tree import Addition, additions
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.kernels.tree_mean import Finish, Kernel, Sum, tree_mean_kernel
 
 CHUNK_ELEMENTS = 131_072
@@ -83,3 +90,34 @@ def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
     `out` may be one of the operands.
     """
     TreeMean(additions(len(operands)), divisor, out.dtype).of(operands, out)()
+
+
+TORCH_CLIP_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm before it divides by it."""
+
+
+def block_sums(gradient: Tensor, owned: Slice) -> list[float]:
+    """The sums of squares of the blocks in `owned`, a slice of a group's flat gradient that starts at a block."""
+    start, stop = owned
+    return [float(gradient[a:b].double().square_().sum()) for a, b in pieces(start, stop, NORM_BLOCK_ELEMENTS)]
+
+
+def total_norm(sums: Iterable[float]) -> float:
+    """The norm, from all block sums in order."""
+    total = 0.0
+    for block in sums:
+        total += block
+    return math.sqrt(total)
+
+
+def coefficient(norm: float, max_norm: float) -> float:
+    """What gradients of this norm are multiplied by, so that it becomes at most `max_norm`, as torch does it."""
+    return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))
+
+
+def clip(gradients: Sequence[Tensor], norm: float, max_norm: float) -> None:
+    """Scale `gradients` in place so that their norm, `norm`, becomes at most `max_norm`."""
+    scale = coefficient(norm, max_norm)
+    if scale < 1.0:
+        for gradient in gradients:
+            gradient.mul_(scale)

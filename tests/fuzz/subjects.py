@@ -16,13 +16,13 @@ import pytest
 import torch
 from pydantic_core import to_json
 from safetensors.torch import save_file
+from sambasim.hardware.cluster import load_cluster
+from sambasim.hardware.tables import shipped_text
 
 from sambasim import pef
 from sambasim.data.files import open_file
 from sambasim.errors import UserError
-from sambasim.hardware.cluster import load_cluster
 from sambasim.hardware.spec import load_device
-from sambasim.hardware.tables import shipped_text
 from sambasim.options.compile import compile_options
 from sambasim.runtime.weights import load_weights
 from tests.faults.command import sambasim

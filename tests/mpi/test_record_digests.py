@@ -242,9 +242,9 @@ import time
 
 from sambasim.cli.main import main
 from sambasim.runtime.launcher import launched_rank
-from sambasim.runtime.record import run
+from sambasim.runtime import recording
 
-looks = run.is_recording
+looks = recording.is_recording
 
 
 def look(folder):
@@ -252,7 +252,7 @@ def look(folder):
     return looks(folder)
 
 
-run.is_recording = look
+recording.is_recording = look
 main()
 """
 

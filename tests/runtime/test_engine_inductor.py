@@ -19,7 +19,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler, use_cache_folder
+from sambasim.runtime.engine.choice import CACHE_VARIABLE, find_compiler, use_cache_folder
 from sambasim.runtime.engine.inductor import Compiling, Inductor
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.observer import StepObserver

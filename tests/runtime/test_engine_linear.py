@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sambasim.ir.graph import Node, Ref
-from sambasim.runtime.engine import linear
-from sambasim.runtime.engine import rebuild as module
-from sambasim.runtime.engine.rebuild import fake_values, rebuild
+from sambasim.runtime.engine import inductor as module
+from sambasim.runtime.engine import products
+from sambasim.runtime.engine.inductor import fake_values, rebuild
 
 SIDE = 256
 
@@ -19,11 +19,11 @@ SIDE = 256
 @pytest.mark.parametrize(("vendor", "favoured"), [("GenuineIntel", True), ("AuthenticAMD", False)])
 def test_mkl_favours_the_processors_of_its_maker(tmp_path: Path, vendor: str, favoured: bool) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    assert linear.mkl_favours(tmp_path / "cpuinfo") is (favoured and torch.backends.mkl.is_available())
+    assert products.mkl_favours(tmp_path / "cpuinfo") is (favoured and torch.backends.mkl.is_available())
 
 
 def test_a_machine_that_does_not_describe_itself_is_not_favoured(tmp_path: Path) -> None:
-    assert not linear.mkl_favours(tmp_path / "cpuinfo")
+    assert not products.mkl_favours(tmp_path / "cpuinfo")
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_a_machine_that_does_not_describe_itself_is_not_favoured(tmp_path: Path)
 def test_large_products_are_onednns_where_mkl_is_not_at_home(
     monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype, favoured: bool, chosen: bool
 ) -> None:
-    monkeypatch.setattr(linear, "mkl_favours", lambda processors: favoured)
-    assert 2 * SIDE**2 < linear.FEWEST_FLOPS <= 2 * SIDE**3
+    monkeypatch.setattr(products, "mkl_favours", lambda processors: favoured)
+    assert 2 * SIDE**2 < products.FEWEST_FLOPS <= 2 * SIDE**3
     x, weight = torch.empty(rows, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
-    assert linear.by_onednn(x, weight) is (chosen and torch.backends.mkldnn.is_available())
+    assert products.by_onednn(x, weight) is (chosen and torch.backends.mkldnn.is_available())
 
 
 @pytest.mark.parametrize("onednn", [True, False])

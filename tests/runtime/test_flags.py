@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sambasim.runtime.buffers import ByteArray
-from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.ranks import ByteArray, Communicator, SharedWindow, Topology
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 
 

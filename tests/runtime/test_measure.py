@@ -7,12 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
-from sambasim.runtime.measure.collectives import default_runs, sizes_between
-from sambasim.runtime.measure.flat_program import flat_program
-from sambasim.runtime.measure.memory import needed_bytes
-from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
-from sambasim.runtime.measure.paths import PATHS
+from sambasim.runtime.measure.collectives import algorithm_bandwidth, bus_bandwidth, default_runs, sizes_between
+from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill, flat_program
+from sambasim.runtime.measure.paths import PATHS, needed_bytes
 from sambasim.units import GIB, KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sambasim.runtime.rounding import Draws, round_stochastically
+from sambasim.runtime.wide_update import Draws, round_stochastically
 
 NUMEL = 64 * 1024
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Node, Ref, SourceLine
-from sambasim.runtime.engine.parts import Part
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine
+from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine
 from sambasim.runtime.instructions import Instruction, Registers
 from tests.runtime.test_operands import X, executable, node
 

@@ -9,13 +9,12 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.errors import MachineError
 from sambasim.options.run import RunOptions
 from sambasim.records.trace import Track
+from sambasim.runtime import tracing
+from sambasim.runtime.clocks import Clock, compare_clocks
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.single_rank import single_rank
-from sambasim.runtime.trace import run
-from sambasim.runtime.trace.clocks import Clock, compare_clocks
-from sambasim.runtime.trace.recorder import Recorder
-from sambasim.runtime.trace.run import traced_steps
+from sambasim.runtime.tracing import Recorder, traced_steps
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 
@@ -70,7 +69,7 @@ def test_after_the_last_traced_step_nothing_is_recorded(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(run, "Recorder", lambda: recorder)
+    monkeypatch.setattr(tracing, "Recorder", lambda: recorder)
     _train(pef, trace=tmp_path / "new" / "trace.json", trace_steps=2)
     trace = read_trace((tmp_path / "new" / "trace.json").read_text(encoding="utf-8"))
     assert [one.name for one in trace.named("step ")] == ["step 3", "step 4"]
@@ -81,7 +80,7 @@ def test_after_the_last_traced_step_nothing_is_recorded(
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Recorder", lambda: Recorder(room=3))
+    monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(room=3))
     _train(pef, trace=tmp_path / "trace.json")
     trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert len(trace.spans) == 3 + 3

@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 
 import pytest
 
-from sambasim.runtime.measure.turns import order, runs_of_turns
+from sambasim.runtime.measure.collectives import order, runs_of_turns
 
 
 @pytest.mark.parametrize("count", range(3, 10))

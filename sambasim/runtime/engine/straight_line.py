@@ -1,4 +1,4 @@
-"""The instructions of a part as one Python function, a line for each, without a loop that looks them up.
+"""A pass as straight-line Python: one generated function per part, one line per instruction.
 
     def run(registers):
         r = registers
@@ -6,11 +6,18 @@
         unpack(f1(r[6], r[4]), t1, r); r[6] = None
         r[9] = f2(r[7]); keep(r[9], d2); r[7] = None
 
-For operators that take microseconds, the loop took a quarter of a step. Nothing of a PEF is in the text but the numbers
-of registers, which are counted here: functions, places and constants are handed in by name.
+An interpreter loop took a quarter of a step where operators take microseconds. The generated text contains nothing from
+the PEF but register numbers, which this package assigns: functions, destinations and constants are passed by name.
+
+The first pass that writes gradients is observed: it shows how results lie in memory, and which products our own kernel
+computes faster. From then on, kernels write gradients to their destinations where they can (see `routes`), and the
+faster products are used (see `products`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, islice
 from types import CodeType
 from typing import Any
 
@@ -18,8 +25,43 @@ from torch import Tensor
 
 from sambasim.errors import PefError, SambasimError
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.engine.products import Products
+from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some instructions; when they have run, the first `sections` sections of the graph have. A communication is a part
+    by itself."""
+
+    sections: int
+    instructions: tuple[Instruction, ...]
+
+
+def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[int, int]]) -> list[Part]:
+    """The instructions in parts. `sizes` gives, for each unit, how many sections it is and how many instructions it
+    has, counting those that are left out: None."""
+    parts: list[Part] = []
+    start = done = 0
+    for sections, size in sizes:
+        kept = [one for one in instructions[start : start + size] if one is not None]
+        *first, last = list(_apart(kept)) or [()]
+        parts += [Part(done, one) for one in first]
+        done += sections
+        parts.append(Part(done, last))
+        start += size
+    return parts
+
+
+def _apart(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
+    """Runs of instructions between communications, and each communication."""
+    for communicates, run in groupby(instructions, key=lambda one: one.communication is not None):
+        if communicates:
+            yield from ((one,) for one in run)
+        else:
+            yield tuple(run)
+
 
 _FIRST_LINE = 3
 """Of the function's text: where the first instruction is."""
@@ -125,3 +167,65 @@ def _tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise Misfit
     return value
+
+
+class PassLines:
+    """`parts` as straight-line code. `stores` gives the places of gradients by value; values in `keep` are handed out,
+    so they never lie in a gradient's place."""
+
+    def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
+        self._parts = parts
+        self._products = Products()
+        self.adding = [StraightLine(part, accumulate=True) for part in parts]
+        flat = [one for part in parts for one in part.instructions]
+        part_of = [part.sections for part in parts for _ in part.instructions]
+        single = {value: places[0] for value, places in stores.items() if len(places) == 1}
+        routes = find_routes([one.node for one in flat], part_of, list(stores), list(keep))
+        routes = [route for route in routes if route.value in single]
+        watch = Watch(routes, single)
+        self._watch: Watch | None = watch if routes else None
+        timed = [self._products.watched(i, one.function) for i, one in enumerate(flat)]
+        watched = [replace(one, function=watch.watched(i, timed[i])) for i, one in enumerate(flat)]
+        self.writing = self._like(watched)
+
+    def end_writing_pass(self) -> None:
+        """A pass that wrote gradients has ended: the first one decides how the next are run."""
+        if self._watch is not None:
+            self.writing, self.adding = self._direct(self._watch), self._quicker()
+            self._watch = None
+
+    def _direct(self, watch: Watch) -> list[StraightLine]:
+        """Code in which kernels write to the places of gradients, as far as `watch` says."""
+        direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
+        for position, one in enumerate(direct):
+            out = watch.outs.get(position)
+            quicker = self._products.quicker(position, out)
+            if one is not None and quicker is not None:
+                direct[position] = replace(one, function=quicker)
+            elif one is not None and out is not None:
+                direct[position] = replace(one, function=partial(one.function, out=out))
+        for route in watch.routes:
+            if route.maker in watch.outs:
+                last = direct[route.last]
+                direct[route.last] = None if last is None else replace(last, stores=())
+                for position in route.unread:
+                    direct[position] = None
+        return self._like(direct)
+
+    def _quicker(self) -> list[StraightLine]:
+        """Code that adds to gradients, with the products that are quicker."""
+        flat = [one for part in self._parts for one in part.instructions]
+        found = [self._products.quicker(position) for position in range(len(flat))]
+        quick = [
+            one if function is None else replace(one, function=function)
+            for one, function in zip(flat, found, strict=True)
+        ]
+        return self._like(quick, accumulate=True)
+
+    def _like(self, instructions: Sequence[Instruction | None], *, accumulate: bool = False) -> list[StraightLine]:
+        """Other `instructions` in the same parts; None where one of them is left out. They write gradients, or add."""
+        rest, lines = iter(instructions), []
+        for part in self._parts:
+            kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
+            lines.append(StraightLine(replace(part, instructions=kept), accumulate=accumulate))
+        return lines

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from sambasim.pef import map_weights, read
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.replica import place_inputs, place_weights

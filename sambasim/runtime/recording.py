@@ -1,34 +1,143 @@
-"""`run --record-digests`: what every replica computes in each step, as digests, a file for each replica.
+"""`run --record-digests`: digests of what every replica computes in each step, one file per replica.
 
     before the first step   parameters, buffers, optimizer states
-    every micro-step        inputs; as each section is over, the values that leave it, gradients, buffers, the loss
-    after the update        parameters as every replica has them, and optimizer states, whole, with replica 0
+    every micro-step        inputs; at the end of each section: the values that leave it, gradients, buffers, the loss
+    after the update        parameters of every replica; optimizer states, whole, with replica 0
 
-What a section has made is read before peers learn that the section has ended, so none of them has written to it.
+The results of a section are read before other ranks learn that the section has ended, so none has overwritten them.
 """
 
 import math
-from collections.abc import Sequence
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError, OptionError
+from sambasim import __version__
+from sambasim.errors import InternalError, MachineError, OptionError
 from sambasim.ir.graph import Section
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
-from sambasim.options.grammar import step_range
-from sambasim.records.digests import StepDigests, ValueDigest, is_recording
+from sambasim.options.grammar import StepRange, step_range
+from sambasim.records.digests import (
+    REPLICA_FILES,
+    RUN_FILE,
+    RecordedRun,
+    SectionName,
+    StepDigests,
+    ValueDigest,
+    is_recording,
+    replica_file,
+)
+from sambasim.runtime.digests import Seen, digested, seen_in_memory, seen_of_sections
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder
+from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan
-from sambasim.runtime.record.digest import digested
-from sambasim.runtime.record.facts import recorded_run
-from sambasim.runtime.record.files import ReplicaFile, begin_folder
-from sambasim.runtime.record.seen import Seen, seen_in_memory, seen_of_sections
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
+
+_PARTS = ("data", "loss", "optimizer", "training")
+_Leaf = bool | int | float | str | None
+
+
+def recorded_run(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
+    """The facts of a run of `plan`, of which the steps that were `asked` for are recorded."""
+    graph = setup.program.training
+    last = plan.steps if asked.last is None else min(asked.last, plan.steps)
+    unit = "unit of compiled sections" if team.engine.inductor else "section"
+    return RecordedRun(
+        by=f"sambasim {__version__}",
+        pef=setup.program.name,
+        pef_digest=setup.document.digest,
+        threads=setup.threads,
+        engine=team.engine.name,
+        torch=torch.__version__,
+        cpu=f"{platform.machine()} {setup.instructions}",
+        exempt_from_exactness=tuple(exempt(setup, team)),
+        world_size=setup.world_size,
+        emulated=setup.emulated > 1,
+        sync=team.transport.title,
+        seed=setup.seed,
+        options=dict(_options(setup)),
+        steps=plan.steps,
+        first_step=asked.first,
+        last_step=last,
+        sections=tuple(SectionName(one.index, one.kind.value, one.name) for one in graph.sections) if graph else (),
+        sees=f"values that leave their {unit}",
+    )
+
+
+def _options(setup: Setup) -> Iterator[tuple[str, _Leaf]]:
+    for part in _PARTS:
+        options = getattr(setup.resolved, part)
+        if options is not None:
+            yield from _leaves(part, options.model_dump(mode="json"))
+    if setup.options.weights is not None:
+        yield "weights", str(setup.options.weights)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, _Leaf]]:
+    """By dotted name; a list as one text."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(f"{name}.{key}", below)
+    else:
+        yield name, value if isinstance(value, _Leaf) else repr(value)
+
+
+_REMEDY = "make room there, or another place: --record-digests FOLDER"
+
+
+def begin_folder(folder: Path, run: RecordedRun) -> None:
+    """Make `folder`, take away the recording that is in it, and write run.json, whole or not at all.
+
+    Raises MachineError if it cannot be written.
+    """
+    temporary = folder / f".{RUN_FILE}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).unlink(missing_ok=True)
+        for old in folder.glob(REPLICA_FILES):
+            old.unlink()
+        temporary.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, folder / RUN_FILE)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _error(folder, error) from error
+
+
+class ReplicaFile:
+    """The file of one replica; it begins anew."""
+
+    def __init__(self, folder: Path, replica: int) -> None:
+        self._path = folder / replica_file(replica)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
+            self._path.write_bytes(b"")
+        except OSError as error:
+            raise _error(self._path, error) from error
+
+    def add(self, step: StepDigests) -> None:
+        """One more line. Raises MachineError if it cannot be written."""
+        line = step.model_dump_json().encode() + b"\n"
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                written = file.write(line)
+                while written < len(line):
+                    written += file.write(line[written:])
+        except OSError as error:
+            raise _error(self._path, error) from error
+
+
+def _error(path: Path, error: OSError) -> MachineError:
+    return MachineError(f"digests cannot be written to {path}: {error.strerror}", remedy=_REMEDY)
+
 
 _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 

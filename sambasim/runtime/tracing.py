@@ -1,12 +1,12 @@
-"""`run --trace`: a few steps of every rank, in one file.
+"""`run --trace`: a trace of a few steps of every rank, in one file.
 
-The first steps are left out, if there are enough of them: in those, kernels find their places and memory its pages.
-After the last traced step the ranks compare their clocks, and rank 0 writes what all of them have seen. Evaluations are
-between steps, and not traced.
+The first two steps are skipped if there are enough steps, because they include one-time work. After the last traced
+step the ranks compare their clocks, and rank 0 writes the spans of all. Evaluations lie between steps and are not
+traced.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -19,15 +19,46 @@ from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
+from sambasim.runtime.clocks import Clock, compare_clocks
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import SpanArgs, StepRecorder
 from sambasim.runtime.output import write_whole
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica
-from sambasim.runtime.trace.clocks import Clock, compare_clocks
-from sambasim.runtime.trace.recorder import Recorder
 from sambasim.units import format_seconds
+
+MOST_SPANS = 100_000
+"""Of one process: some tens of megabytes of JSON. Those after it are counted, and not kept."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Keeps spans by replica; there is room for `room` of them. Every span has the number of its step in its `args`."""
+
+    room: int = MOST_SPANS
+    step: int = 0
+    left_out: int = 0
+    spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
+
+    def add(
+        self,
+        replica: int,
+        track: Track,
+        name: str,
+        start_ns: int,
+        stop_ns: int | None = None,
+        args: Mapping[str, int | float | str] | None = None,
+    ) -> None:
+        """One more; it ends now unless `stop_ns` says otherwise."""
+        stop_ns = perf_counter_ns() if stop_ns is None else stop_ns
+        if self.room <= 0:
+            self.left_out += 1
+            return
+        self.room -= 1
+        span = TraceSpan(track, name, start_ns, stop_ns, {"step": self.step, **(args or {})})
+        self.spans.setdefault(replica, []).append(span)
+
 
 DEFAULT_STEPS = 3
 WARM_UP_STEPS = 2
