@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
-from sambasim.runtime.huge_pages import Again, Range, mapped_again, merged
+from sambasim.runtime.huge_pages import Again, mapped_again, merged
 from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
@@ -30,6 +30,7 @@ from sambasim.runtime.ranks import (
     ByteArray,
     Communicator,
     FailureNotice,
+    Range,
     Request,
     SharedWindow,
     Topology,

@@ -22,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sambasim.errors import InternalError
-from sambasim.runtime.huge_pages import Range
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = ByteArray | memoryview
 """Contiguous bytes with one axis. What is received into must be writable."""
+
+Range: TypeAlias = tuple[int, int]
+"""Where bytes start and stop."""
 
 
 def as_bytes(buffer: Buffer) -> ByteArray:

@@ -8,7 +8,6 @@ The results of a section are read before other ranks learn that the section has 
 """
 
 import math
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from sambasim.records.digests import (
     replica_file,
 )
 from sambasim.runtime.digests import Seen, digested, seen_in_memory, seen_of_sections
+from sambasim.runtime.line_file import LineFile, write_whole
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
@@ -91,46 +91,35 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, _Leaf]]:
         yield name, value if isinstance(value, _Leaf) else repr(value)
 
 
-_REMEDY = "make room there, or another place: --record-digests FOLDER"
+_REMEDY = "free disk space there, or choose another folder: --record-digests FOLDER"
 
 
 def begin_folder(folder: Path, run: RecordedRun) -> None:
-    """Make `folder`, take away the recording that is in it, and write run.json, whole or not at all.
-
-    Raises MachineError if it cannot be written.
-    """
-    temporary = folder / f".{RUN_FILE}.{os.getpid()}"
+    """Create `folder`, delete the previous recording in it, and write run.json. Raises MachineError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RUN_FILE).unlink(missing_ok=True)
         for old in folder.glob(REPLICA_FILES):
             old.unlink()
-        temporary.write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / RUN_FILE)
+        write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _error(folder, error) from error
 
 
 class ReplicaFile:
-    """The file of one replica; it begins anew."""
+    """The file of one replica, emptied first: one line per recorded step."""
 
     def __init__(self, folder: Path, replica: int) -> None:
         self._path = folder / replica_file(replica)
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
-            self._path.write_bytes(b"")
+            self._lines = LineFile(self._path)
         except OSError as error:
             raise _error(self._path, error) from error
 
     def add(self, step: StepDigests) -> None:
-        """One more line. Raises MachineError if it cannot be written."""
-        line = step.model_dump_json().encode() + b"\n"
+        """Append a line. Raises MachineError if it cannot be written."""
         try:
-            with self._path.open("ab", buffering=0) as file:
-                written = file.write(line)
-                while written < len(line):
-                    written += file.write(line[written:])
+            self._lines.write(step.model_dump_json() + "\n")
         except OSError as error:
             raise _error(self._path, error) from error
 

@@ -10,12 +10,13 @@ from typing import NoReturn, TypeVar, cast, final
 import numpy as np
 
 from sambasim.errors import InternalError
-from sambasim.runtime.huge_pages import Range, private_pages
+from sambasim.runtime.huge_pages import private_pages
 from sambasim.runtime.ranks import (
     Buffer,
     ByteArray,
     Communicator,
     FailureNotice,
+    Range,
     Request,
     SharedWindow,
     Topology,

@@ -15,9 +15,8 @@ from torch import Tensor
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.graph import Node
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
@@ -172,9 +171,3 @@ def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
     """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
     granule = NORM_BLOCK_ELEMENTS if is_clipped(program) else CUT_ELEMENTS
     return {group.name: cut(group.numel, ranks, granule) for group in program.groups}
-
-
-def value_type(node: Node, values: Mapping[str, TensorType]) -> TensorType:
-    """The type of the one result of `node`."""
-    (result,) = node.results
-    return values[result or ""]
