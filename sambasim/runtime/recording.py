@@ -123,6 +123,10 @@ class ReplicaFile:
         except OSError as error:
             raise _error(self._path, error) from error
 
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._lines.close()
+
 
 def _error(path: Path, error: OSError) -> MachineError:
     return MachineError(f"digests cannot be written to {path}: {error.strerror}", remedy=_REMEDY)
@@ -188,6 +192,8 @@ class RunDigests(StepRecorder):
     def end(self, step: int, epoch: int, loss: float) -> None:
         self._add(step + 1, [one.values for one in self._passes.values()], (SymbolKind.PARAMETER,), loss=loss)
         if step == self.steps[-1]:
+            for file in self._files:
+                file.close()
             self._listener.noted(self._told())
 
     def _add(
