@@ -33,10 +33,10 @@ from sambasim.records.digests import (
     replica_file,
 )
 from sambasim.runtime.digests import Seen, digested, seen_in_memory, seen_of_sections
-from sambasim.runtime.line_file import LineFile, write_whole
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
+from sambasim.runtime.output import LineFile, write_whole
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
 from sambasim.runtime.setup import Setup
