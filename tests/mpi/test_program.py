@@ -149,4 +149,4 @@ def test_no_other_module_names_an_update_section_to_decide_what_runs() -> None:
         if any(kind in path.read_text(encoding="utf-8") for kind in kinds)
     }
     # What a trace calls a track, and which sections an app asks for by SambaFlow's names.
-    assert naming == {"trace/run.py", "stepwise.py"}
+    assert naming == {"tracing.py", "stepwise.py"}

@@ -28,18 +28,18 @@ def find_compiler() -> str:
     if found is not None:
         return found
     if shutil.which(_DEFAULT) is not None:
-        what = f"--engine inductor needs a C++ compiler, and CXX names {name}, which is not there"
+        what = f"--engine inductor needs a C++ compiler, but CXX names {name}, which does not exist"
         raise MachineError(what, remedy="unset CXX")
     raise MachineError(
-        f"--engine inductor needs a C++ compiler, and there is no {name} on the PATH",
+        f"--engine inductor needs a C++ compiler, and there is no {name} in PATH",
         remedy="install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++",
     )
 
 
 def use_cache_folder() -> None:
-    """Keep compiled code in the user's cache folder, if TORCHINDUCTOR_CACHE_DIR names no other.
+    """Store compiled code in the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another one.
 
-    Where the folder cannot be made or written to, torch uses one in /tmp.
+    If the folder cannot be created or written, torch uses one in /tmp.
     """
     if os.environ.get(CACHE_VARIABLE):
         return
@@ -55,26 +55,25 @@ EXEMPT = "--engine inductor: its bits are its own, equal over sync paths and run
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What really runs. `inductor` is None for the plain engine; `notice` says why it is not the one asked for, or not
-    as fast as it could be."""
+    """The engine that runs. `inductor` is None for the plain engine; `notice` says why it is not the requested one."""
 
     name: EngineName
     inductor: "Inductor | None" = None
     notice: str | None = None
 
 
-def choose_engine(wanted: EngineName, communicator: Communicator, hear: Callable[[str], None]) -> Engine:
-    """Collective. `hear` is told what the compiler is at."""
+def choose_engine(wanted: EngineName, communicator: Communicator, report: Callable[[str], None]) -> Engine:
+    """Collective. `report` is called with the progress of the compiler."""
     if wanted == "plain":
         return Engine("plain")
     missing = [one for one in communicator.all_gather_object(_missing_compiler()) if one is not None]
     if missing:
         return Engine("plain", notice=f"{missing[0]}; the plain engine runs instead")
 
-    from sambasim.runtime.engine.inductor import Compiling, Inductor  # seconds, and only for those who want it
+    from sambasim.runtime.engine.inductor import Compiling, Inductor  # takes seconds to import
 
     def progress(compiling: Compiling) -> None:
-        hear(
+        report(
             f"inductor: {compiling.done} of {compiling.parts} parts compiled in {compiling.elapsed_s:.0f} s (measured)"
         )
 
@@ -82,7 +81,7 @@ def choose_engine(wanted: EngineName, communicator: Communicator, hear: Callable
 
 
 def _missing_compiler() -> str | None:
-    """Why this rank cannot compile, with what helps; None if it can."""
+    """Why this rank cannot compile, and the remedy; None if it can."""
     try:
         find_compiler()
     except MachineError as error:

@@ -5,9 +5,12 @@ cache folder keeps the result for the next start.
 
 The engine's bits are its own. It draws the same random numbers as the plain engine: dropout stays torch's operator, and
 operators that draw keep their order.
+
+Large products may use oneDNN instead of MKL: for the shapes of linear layers, oneDNN is 5 to 10 % faster on an AMD CPU;
+on an Intel CPU, MKL is 2 to 10 % faster, and 25 % for the gradients of weights.
 """
 
-# torch._inductor is untyped.
+# torch._inductor, torch.library and torch.backends are untyped.
 # mypy: no-disallow-untyped-calls
 
 import operator
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -24,12 +28,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Argument as FxArgument
+from torch.library import Library
 
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Argument, Node, Ref, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.runtime.engine.choice import find_compiler, use_cache_folder
-from sambasim.runtime.engine.products import LINEAR, by_onednn
+from sambasim.runtime.engine.products import FEWEST_FLOPS, mkl_favours
 from sambasim.runtime.engine.routes import find_routes
 from sambasim.runtime.engine.straight_line import Part, by_part
 from sambasim.runtime.engine.units import Region, Steps, choose_units
@@ -43,22 +48,48 @@ from sambasim.runtime.instructions import (
     returns_one_tensor,
 )
 
+_LIBRARY = Library("sambasim", "FRAGMENT")
+_LIBRARY.define("linear(Tensor x, Tensor weight) -> Tensor")
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default._op(x, weight, None, "none", [], "")
+    return result
+
+
+def _shape(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+_LIBRARY.impl("linear", _linear, "CPU")
+_LIBRARY.impl("linear", _shape, "Meta")
+
+LINEAR = torch.ops.sambasim.linear.default
+"""`x [m, k]` and `weight [n, k]`, both float32, to `x @ weight.T`, `[m, n]`."""
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether LINEAR is faster than torch's product for `x @ weight.T`."""
+    if x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available() or mkl_favours(Path("/proc/cpuinfo")):
+        return False
+    return 2 * x.shape[0] * x.shape[1] * weight.shape[0] >= FEWEST_FLOPS
+
+
 _KEPT = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
-"""torch has them from oneDNN; inductor's C++ for them took two to three times as long on an Intel processor with
-AVX-512, and as long on an AMD one."""
+"""Operators that keep torch's oneDNN kernel: inductor's C++ took two to three times as long on an Intel CPU with
+AVX-512, and as long on an AMD CPU."""
 
 
 KEPT_TAG = "sambasim keeps " + " ".join(str(operator) for operator in _KEPT)
-"""For the keys of inductor's caches, which do not tell by which table a graph was made simpler."""
+"""Part of the keys of inductor's caches, which otherwise ignore the decomposition table."""
 
 
 @cache
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """What inductor replaces by simpler operators: its own table, without what is kept and without those that draw
-    random numbers, as by its `fallback_random`. Importing it takes seconds.
+    """Inductor's decomposition table without the kept operators. Importing it takes seconds.
 
-    From then on, what is kept has a way through inductor in the whole process. A torch.compile of the user's own never
-    comes to it: by inductor's own table, these operators are replaced before.
+    It registers a fallback for the kept operators in this process. A torch.compile by the user is not affected, because
+    inductor's own table decomposes these operators first.
     """
     from torch._inductor.decomposition import decompositions as table
     from torch._inductor.lowering import make_fallback
@@ -69,12 +100,12 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
 
 
 T = TypeVar("T")
-"""What stands for a value: a tensor, or a node of torch.fx."""
+"""What represents a value: a tensor, or a torch.fx node."""
 
 
 def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every value of `nodes` and every symbol as a tensor without memory: dtype, shape and strides."""
-    # Inductor's cache asks for a shape environment, even where all shapes are known.
+    """A fake tensor (dtype, shape, strides) for every value of `nodes` and every symbol."""
+    # Inductor's cache needs a shape environment, even if all shapes are static.
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     values: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in symbols.items()}
     with mode:
@@ -113,7 +144,7 @@ def rebuild(
 def _product(
     node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
 ) -> torch.fx.Node | None:
-    """`node` as a product by oneDNN, if it is one that is faster there."""
+    """`node` as a product by oneDNN if that is faster, else None."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):
         return None
@@ -122,8 +153,7 @@ def _product(
         return None
     transposed = graph.call_function(torch.ops.aten.t.default, (values[b],))
     product = graph.call_function(LINEAR, (values[a], transposed))
-    # Inductor adds a bias in the pass over memory that follows. (It would put torch's own product and such a bias
-    # together again.)
+    # Inductor fuses the addition of the bias with what follows.
     return graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]])) if bias else product
 
 
@@ -136,7 +166,7 @@ def _keywords(node: Node, values: Mapping[str, T]) -> dict[str, T]:
 
 
 def _converted(argument: Argument, values: Mapping[str, T]) -> T:
-    """`argument` with `values` in the places of references, in the form that torch takes."""
+    """`argument` as torch takes it, with references replaced by `values`."""
     if isinstance(argument, Ref):
         return values[argument.name]
     if isinstance(argument, tuple):
@@ -148,14 +178,14 @@ _UNIT = "sambasim.compiled"
 
 _SETTINGS = {
     "deterministic": True,
-    "fallback_random": True,  # dropout draws what the plain engine draws
+    "fallback_random": True,  # dropout draws the same numbers as the plain engine
     "reorder_for_peak_memory": False,  # and in its order
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """How far the compiler is: `done` parts of `parts`, after `elapsed_s` seconds."""
+    """Progress of the compiler: `done` parts of `parts` after `elapsed_s` seconds."""
 
     done: int
     parts: int
@@ -178,14 +208,16 @@ class Inductor:
         keep: Iterable[str],
         symbols: Mapping[str, Tensor],
     ) -> list[Part]:
-        """The instructions of each unit of sections.
+        """Compile a pass; returns its parts, one or more for each unit of sections.
 
-        `plain` are the instructions of `nodes` for the plain engine, `sections` the kind and the number of nodes of
-        each section; `symbols` are all tensors that the nodes begin from. Raises MachineError if something cannot be
-        compiled.
+        plain: the instructions of `nodes` for the plain engine
+        sections: the kind and number of nodes of each section
+        symbols: the input tensors of the graph
+
+        Raises MachineError if a region cannot be compiled.
         """
         taken = [position for position, one in enumerate(plain) if one is None]
-        nodes, drawn = _name_what_is_drawn(nodes)
+        nodes, drawn = _name_unread_draws(nodes)
         units = choose_units(sections)
         unit_of = [number for number, unit in enumerate(units) for _ in range(unit.start, unit.stop)]
         routes = find_routes(nodes, unit_of, list(stores), list(keep))
@@ -221,9 +253,9 @@ class Inductor:
 
 
 def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
-    from torch._inductor.compile_fx import compile_fx  # it takes seconds to import, and only this engine needs it
+    from torch._inductor.compile_fx import compile_fx  # takes seconds to import
 
-    settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # by itself, inductor would call an empty CXX
+    settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # inductor itself would call an empty CXX
     try:
         tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # made at import
         with torch.no_grad(), tagged:
@@ -235,12 +267,12 @@ def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> C
             remedy="run it with --engine plain",
         ) from error
     if not callable(compiled):
-        raise MachineError("torch's inductor made nothing that can be called", remedy="run it with --engine plain")
+        raise MachineError("torch's inductor returned nothing callable", remedy="run it with --engine plain")
     return compiled
 
 
-def _name_what_is_drawn(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:
-    """`nodes`, and a value of each that draws random numbers which nobody reads: asked for, it is not left out."""
+def _name_unread_draws(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:
+    """`nodes` with named results for unread random draws, so that compiled code keeps them; and these names."""
     read = {name for node in nodes for name in node_references(node)}
     named: list[Node] = []
     drawn: list[str] = []

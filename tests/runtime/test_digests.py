@@ -1,4 +1,4 @@
-"""What of a step is recorded: what leaves its section, each once, and nothing that is not determined."""
+"""Which tensors of a step are recorded: what leaves its section, each once, and nothing nondeterministic."""
 
 from dataclasses import replace
 
