@@ -27,7 +27,6 @@ from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.replica import place_inputs, place_weights
 
-
 SEED = 3
 BATCH = 4
 

@@ -83,13 +83,13 @@ def test_groups_and_tensors_draw_by_themselves_and_evenly() -> None:
     assert float((table.mean(1) - 32_767.5).abs().max()) < 5 * deviation / NUMEL**0.5
 
 
-NUMEL = 2 * PIECE_ELEMENTS + 64
+TRAINED_NUMEL = 2 * PIECE_ELEMENTS + 64
 
 
 class Trained:
     """Parameters and states that begin alike for equal `numel`, and what updates them."""
 
-    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, numel: int = NUMEL) -> None:
+    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, numel: int = TRAINED_NUMEL) -> None:
         hyperparameters, self.states = KINDS[kind]
         generator = torch.Generator().manual_seed(numel)
         self.parameter = torch.randn(numel, generator=generator).to(dtype)
