@@ -14,18 +14,21 @@ from sambasim.units import KIB, format_bytes
 
 _M_TRIM_THRESHOLD = -1  # mallopt(3)
 _M_MMAP_THRESHOLD = -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no larger one
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
 _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to keep what is freed, in this process; says whether it can be told. It is so with glibc."""
+    """Let the C library keep freed memory in this process; returns whether it can (glibc).
+
+    Otherwise large activations are returned to the system and faulted in again, thousands of pages, in every step.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    told = [mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)]
-    return all(told)
+    done = [mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)]
+    return all(done)
 
 
 _MEMORY = Path("/proc/meminfo")

@@ -31,9 +31,9 @@ def weights_sha256(program: Program, memory: DeviceMemory) -> str:
 
 
 def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: int) -> str:
-    """Over parameters, buffers and optimizer state in name order, and the number of optimizer steps.
+    """Over parameters, buffers and optimizer states in name order, and the number of optimizer steps.
 
-    `tensor_of` gives the tensor of a symbol; it is called once for each, in that order, and read before the next call.
+    `tensor_of` is called once for each symbol, in name order; its result is read before the next call.
     """
     digest = _digest(program, _STATE, tensor_of)
     digest.update(steps.to_bytes(8, "little"))
@@ -41,7 +41,7 @@ def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: in
 
 
 def tensor_sha256(tensor: Tensor) -> str:
-    """Over the elements, little-endian, in the order of rows."""
+    """Over the elements, little-endian, in row-major order."""
     return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 
@@ -54,23 +54,23 @@ def _digest(program: Program, kinds: Iterable[SymbolKind], tensor_of: Callable[[
 
 
 UNWRITTEN: Mapping[str, int] = {
-    "aten.mkldnn_rnn_layer.default": 3,  # a kernel's own notes for its backward
+    "aten.mkldnn_rnn_layer.default": 3,  # the kernel's workspace for its backward
     "aten.empty.memory_format": 0,
     "aten.empty_like.default": 0,
     "aten.empty_permuted.default": 0,
     "aten.new_empty.default": 0,
     "aten.new_empty_strided.default": 0,
 }
-"""By operator: the result that has bytes which nobody has written. They differ from run to run, and decide nothing."""
+"""By operator: the result with uninitialized bytes. They differ from run to run and affect no other value."""
 
 _DIGEST_BYTES = 8
 _OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKind.BUFFER: "buffer"}
 
 
 class Seen(NamedTuple):
-    """One tensor: what it is to the step, what it is called there, and the section that makes it.
+    """A tensor to record: its role in the step, its name, and the section that computes it.
 
-    `value` is what the graph calls it while a pass is under way; None for what lies in device memory.
+    `value` is its name in the graph, for a value in a register; None for a tensor in device memory.
     """
 
     what: What
@@ -80,9 +80,9 @@ class Seen(NamedTuple):
 
 
 def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
-    """For each section of the pass of `graph`, in order, what can be seen when it is over, in the order of its nodes.
+    """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes.
 
-    A gradient lies in its place then, and all else in a register, because something after it needs it.
+    By then a gradient is in device memory, and the other values are in registers because a later section reads them.
     """
     sections, _ = pass_and_update(graph)
     section_of = {
@@ -120,14 +120,14 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
 
 
 def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
-    """What is seen of one value: by its own name only where it has no other. A gradient is the sum in its place, which
-    the value may be a part of."""
+    """What to record of one value: under its own name only if it has no other. (A gradient in memory is a sum over
+    micro-steps, so its value is recorded too.)"""
     shown = any(one.value is not None for one in named)
     return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
 
 
 def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
-    """The symbols of `kinds` that lie in device memory, in the order of the program."""
+    """The symbols of `kinds` in device memory, in the order of the program."""
     whats: Mapping[SymbolKind, What] = {
         SymbolKind.INPUT: "input",
         SymbolKind.PARAMETER: "parameter",
@@ -137,7 +137,7 @@ def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
 
 
 def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> ValueDigest:
-    """`tensor`, which is what `seen` says, as it is now."""
+    """The digest of `tensor`, described by `seen`, as it is now."""
     norm = _norm(tensor)
     finite = math.isfinite(norm)
     not_finite = 0 if finite else int(tensor.numel() - torch.isfinite(tensor).sum())
@@ -147,7 +147,7 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Of the dtype, the shape, and the elements in the order of rows."""
+    """A digest of dtype, shape and elements, in row-major order."""
     digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
     digest.update(bytes_of(tensor))
     return digest.hexdigest()

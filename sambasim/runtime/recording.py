@@ -47,7 +47,7 @@ _Leaf = bool | int | float | str | None
 
 
 def recorded_run(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
-    """The facts of a run of `plan`, of which the steps that were `asked` for are recorded."""
+    """The contents of run.json: the facts that decide the bits of the run, and the recorded steps (`asked`)."""
     graph = setup.program.training
     last = plan.steps if asked.last is None else min(asked.last, plan.steps)
     unit = "unit of compiled sections" if team.engine.inductor else "section"
@@ -83,7 +83,7 @@ def _options(setup: Setup) -> Iterator[tuple[str, _Leaf]]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, _Leaf]]:
-    """By dotted name; a list as one text."""
+    """Yield leaves by dotted name; a list is one text."""
     if isinstance(value, Mapping):
         for key, below in value.items():
             yield from _leaves(f"{name}.{key}", below)
@@ -136,30 +136,30 @@ _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
 def recorded(setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDigests | None":
-    """Collective. What records the digests that are asked for; None for nothing.
+    """Collective. The recorder that the options ask for; None without `--record-digests`.
 
-    Raises OptionError if the run has none of the steps, and MachineError if digests cannot be written.
+    Raises OptionError if the run has none of the requested steps, and MachineError if digests cannot be written.
     """
     return None if setup.options.record_digests is None else RunDigests(setup, team, plan, listener)
 
 
 class RunDigests(StepRecorder):
-    """Records the steps that were asked for. Collective."""
+    """Records the requested steps. Collective."""
 
     def __init__(self, setup: Setup, team: Team, plan: Plan, listener: Listener) -> None:
         folder, program = setup.options.record_digests, setup.program
         if folder is None or program.training is None:
-            raise InternalError("digests of a run that asks for none, or trains nothing")
+            raise InternalError("digests of a run that requests none, or has no training graph")
         asked = step_range(setup.options.record_steps)
         begun = plan.start.step
         if asked.first > plan.steps or (asked.last is not None and asked.last <= begun):
-            has = f"goes on after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
+            has = f"continues after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
             what = f"--record-steps {setup.options.record_steps}: the run {has}"
-            raise OptionError(what, remedy=f"--record-steps {begun + 1}-{plan.steps}, or leave it out")
+            raise OptionError(what, remedy=f"give --record-steps {begun + 1}-{plan.steps}, or leave it out")
         if begun and any(setup.communicator.all_gather_object(is_recording(folder))):  # before rank 0 makes it one
             raise OptionError(
                 f"{folder} holds the digests of an earlier part of the run, which would be lost",
-                remedy="another folder: --record-digests FOLDER; compare takes runs that begin later",
+                remedy="choose another folder: --record-digests FOLDER; compare accepts runs that begin later",
             )
         run = recorded_run(setup, team, plan, asked)
         if setup.is_first:
@@ -194,7 +194,7 @@ class RunDigests(StepRecorder):
         if step == self.steps[-1]:
             for file in self._files:
                 file.close()
-            self._listener.noted(self._told())
+            self._listener.noted(self._summary())
 
     def _add(
         self,
@@ -205,18 +205,18 @@ class RunDigests(StepRecorder):
         begins: bool = False,
         loss: float | None = None,
     ) -> None:
-        """A line for each replica: its `values`, and after them what is in its memory, of `kinds`. Collective."""
+        """Collective. Write a line for each replica: its `values`, then the symbols of `kinds` in its memory."""
         states = self._states()
         kept = seen_in_memory(self._setup.program, *kinds)
-        told = loss if loss is not None and math.isfinite(loss) else None
+        finite = loss if loss is not None and math.isfinite(loss) else None
         for file, own, one in zip(self._files, values, self._passes.values(), strict=True):
             replica = one.replica
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
             more = states if replica.rank == 0 else []
-            file.add(StepDigests(step=step, begins=begins, loss=told, values=(*own, *memory, *more)))
+            file.add(StepDigests(step=step, begins=begins, loss=finite, values=(*own, *memory, *more)))
 
     def _states(self) -> list[ValueDigest]:
-        """Collective. The states of the optimizers, of which each rank may have a slice, on rank 0."""
+        """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
         program, found = self._setup.program, []
         for group in program.groups:
             optimizer = program.optimizers[group.optimizer]
@@ -228,14 +228,14 @@ class RunDigests(StepRecorder):
                         found.append(digested(Seen("state", name), whole))
         return found
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         first, last, folder = self._first, self.steps[-1] + 1, self._setup.options.record_digests
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
 
 
 class _Pass:
-    """The passes of one replica through its sections, and what was seen of them in the step that is under way."""
+    """The passes of one replica, and the digests of the current step."""
 
     def __init__(self, replica: Replica, inputs: Sequence[Seen], sections: Sequence[Sequence[Seen]]) -> None:
         self.replica = replica
@@ -245,25 +245,25 @@ class _Pass:
         self._micro_step = -1
 
     def begin(self, micro_step: int) -> None:
-        """A pass begins; its batch is in place."""
+        """A pass begins; its batch is in device memory."""
         self._micro_step = micro_step
-        self._see(self._inputs)
+        self._record(self._inputs)
 
     def end_sections(self, sections: Sequence[Section]) -> None:
-        """What these sections have made is there."""
+        """Record what `sections` have computed."""
         for section in sections:
             if section.index < len(self._sections):
-                self._see(self._sections[section.index])
+                self._record(self._sections[section.index])
 
     @torch.no_grad()
-    def _see(self, seen: Sequence[Seen]) -> None:
+    def _record(self, seen: Sequence[Seen]) -> None:
         for one in seen:
             tensor = self._tensor(one)
             if tensor is not None:
                 self.values.append(digested(one, tensor, self._micro_step))
 
     def _tensor(self, seen: Seen) -> Tensor | None:
-        """None for what is not seen: a value within sections that were compiled together."""
+        """None for a value within sections that were compiled together."""
         if seen.value is not None:
             return self.replica.executor.present(seen.value)
         return self.replica.memory.tensor(seen.name)

@@ -34,7 +34,7 @@ from torch import Tensor
 from sambasim.collectives.slices import pieces
 
 _DRAWS_OF_A_COUNTER = 16
-"""Four numbers of 64 bits, 16 bits a draw."""
+"""Each counter gives four 64-bit numbers; a draw has 16 bits."""
 
 _LOST_BITS = 16
 _KEPT = -(1 << _LOST_BITS)  # as a mask of an int32
@@ -42,7 +42,7 @@ _KEPT = -(1 << _LOST_BITS)  # as a mask of an int32
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws for one flat tensor: the parameters, say, of group number `group` of a run with `seed`."""
+    """The random bits for one flat tensor: number `tensor` of group number `group`, in a run with `seed`."""
 
     seed: int
     group: int
@@ -50,7 +50,7 @@ class Draws:
 
     def of(self, step: int, start: int, stop: int) -> Tensor:
         """For the elements `start` to `stop`, multiples of 16, in optimizer step `step`: int32, from 0 to 65,535."""
-        # Numpy counts before it draws: that is the 1.
+        # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
         words = np.array([start // _DRAWS_OF_A_COUNTER, self.group, self.tensor, 0], dtype=np.uint64)
         generator = np.random.Philox(key=np.array([self.seed, step], dtype=np.uint64), counter=words)
         drawn = generator.random_raw((stop - start) // 4).view(np.uint16)
@@ -60,27 +60,27 @@ class Draws:
 
 
 def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
-    """`out`, of bfloat16, becomes `values`, of float32, which are overwritten; all are flat and of one length.
+    """Round `values` (float32, overwritten) to `out` (bfloat16); all are flat and of one length.
 
-    What bfloat16 can hold stays what it is, and so do infinities and what is not a number. A finite number beyond
-    the largest of bfloat16 may become infinite, as when it is rounded to nearest.
+    Numbers that bfloat16 can represent, infinities and NaN keep their value. A finite number beyond the largest
+    bfloat16 may become infinite, as when it is rounded to nearest.
     """
-    lost = values.isnan()  # a carry out of its last bits would make a number of it
+    lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
     bits = values.view(torch.int32)
     bits.add_(draws).bitwise_and_(_KEPT)
     out.copy_(values.masked_fill_(lost, torch.nan))
 
 
 PIECE_ELEMENTS = 32_768
-"""Elements that are updated at a time: their float32 stays in a core's cache."""
+"""Elements that are updated at a time, so that their float32 copies stay in a core's cache."""
 
 _Update: TypeAlias = Callable[[Tensor], None]
 
 
 class WideUpdates:
-    """Makes the updates of slices; all of them compute in one piece of scratch.
+    """Makes the updates of slices, which share their scratch buffers.
 
-    seed: of stochastic rounding; None rounds to nearest
+    seed: for stochastic rounding; None rounds to nearest
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -96,11 +96,12 @@ class WideUpdates:
         step: Callable[[], int],
         update: Callable[[Tensor, Mapping[str, Tensor]], _Update],
     ) -> _Update:
-        """What updates `parameter` and `states` in place, given their gradient; all are flat, of one type and length.
+        """A function that takes the gradient and updates `parameter` and `states` in place; all are flat, of one dtype
+        and length.
 
-        group, start: the number of the group, and where in it the slice starts, a multiple of 64
-        step: the number of the optimizer step that is under way
-        update: makes what updates a parameter and states of float32
+        group, start: the number of the group, and the offset of the slice in it, a multiple of 64
+        step: returns the number of the current optimizer step
+        update: makes the function that updates a parameter and states of float32
         """
         stored = [parameter, *states.values()]
         done = []
@@ -125,7 +126,7 @@ class WideUpdates:
         return update_slice
 
     def _wide(self, count: int, numel: int) -> list[Tensor]:
-        """`count` places for `numel` numbers of float32, the same ones for every slice."""
+        """`count` float32 buffers of `numel` elements, which all slices share."""
         while len(self._scratch) < count:
             self._scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
         return [whole[:numel] for whole in self._scratch[:count]]
@@ -133,7 +134,7 @@ class WideUpdates:
     def _narrowing(
         self, group: int, tensor: int, start: int, stop: int, step: Callable[[], int]
     ) -> Callable[[Tensor, Tensor], object]:
-        """What keeps a value of float32 at its place; `tensor` is its number in the group, the parameters' is 0."""
+        """A function that stores a float32 value, rounded. `tensor` is its number in the group; parameters have 0."""
         if self._seed is None:
             return _to_nearest
         return partial(_stochastically, Draws(self._seed, group, tensor), start, stop, step)
