@@ -131,8 +131,8 @@ def _run(
     path: Path, options: "RunOptions", communicator: "Communicator", supervisor: "Supervisor", screen: ExitStack
 ) -> None:
     with kept_imports():
+        from sambasim.runtime.evaluation import PredictionJob
         from sambasim.runtime.job import TrainingJob
-        from sambasim.runtime.prediction import PredictionJob
 
     if options.inference:
         report = PredictionJob(path, options, communicator, supervisor.activity).run()

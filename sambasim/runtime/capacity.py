@@ -1,5 +1,6 @@
-"""What the machine has: memory for the replicas' devices, and cores for the threads of each rank."""
+"""What the machine offers: memory for the replicas' devices, cores for the threads of each rank, the C allocator."""
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,25 @@ from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.units import KIB, format_bytes
+
+_M_TRIM_THRESHOLD = -1  # mallopt(3)
+_M_MMAP_THRESHOLD = -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
+_NEVER = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory in this process; returns whether it can (glibc).
+
+    Otherwise large activations are returned to the system and faulted in again, thousands of pages, in every step.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    done = [mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)]
+    return all(done)
+
 
 _MEMORY = Path("/proc/meminfo")
 

@@ -22,16 +22,21 @@ from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
 from sambasim.runtime import shared_memory
-from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
-from sambasim.runtime.huge_pages import Again, Range, mapped_again, merged
+from sambasim.runtime.huge_pages import Again, mapped_again, merged
 from sambasim.runtime.launcher import check_family, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.ranks import (
     WINDOW_ALIGNMENT_BYTES,
+    Buffer,
+    ByteArray,
     Communicator,
     FailureNotice,
+    Range,
     Request,
     SharedWindow,
     Topology,
+    as_bytes,
+    check_counts,
+    check_gather,
 )
 from sambasim.runtime.single_rank import SingleRank, private_window, single_rank
 

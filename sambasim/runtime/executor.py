@@ -1,10 +1,10 @@
-"""Execute a graph against one rank's device memory: its pass, and its update.
+"""Executes a graph on one rank's device memory: its pass (forward and backward) and its update.
 
-Sections are flat lists of instructions over registers. Symbols are in their registers for good, as views of device
-memory; activations come and go. A gradient is stored in its place in the group as soon as it is complete: written by
-the first micro-step of an accumulation, added to by the others.
+Sections are flat lists of instructions over registers. Registers of symbols always hold views of device memory;
+registers of activations are freed after their last use. A gradient is stored in its group as soon as it is complete:
+the first micro-step of an accumulation overwrites it, the others add to it.
 
-Execution is a generator: it yields where it must wait for another rank of this process, and nowhere else.
+Execution is a generator. It yields only where it must wait for another rank that this process runs (emulation).
 """
 
 import time
@@ -21,9 +21,7 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.lines import PassLines
-from sambasim.runtime.engine.parts import by_part
-from sambasim.runtime.engine.straight_line import Misfit, StraightLine, misfit
+from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, misfit
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower, lower_update
@@ -38,20 +36,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 Steps: TypeAlias = Generator[None, None, R]
-"""What is executed until it waits for another rank of this process, and then goes on."""
+"""An execution that yields whenever it waits for another rank of this process."""
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
-"""What a backward starts from: the gradient of the loss, or, by symbol, those of several outputs."""
+"""The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
 
 
 class Updated(NamedTuple):
-    """What came of an update.
+    """The results of an update.
 
     losses: of all replicas, in rank order
-    request: the largest request of a rank
-    norm: of the mean gradients before they were clipped; None for a program that does not clip
-    exposed_s: seconds in communication after this rank's own pass had ended, waiting for other processes included
-    hidden_s: seconds in communication before that, beside the pass
+    request: the largest request of any rank
+    norm: of the mean gradients before clipping; None if the program does not clip
+    exposed_s: seconds of communication after this rank's pass ended, including waiting for other processes
+    hidden_s: seconds of communication during the pass
     """
 
     losses: Sequence[float]
@@ -62,7 +60,7 @@ class Updated(NamedTuple):
 
 
 def finished(steps: Steps[R]) -> R:
-    """The result of `steps` of a rank that is alone in its process. Raises InternalError if they wait for another."""
+    """Run `steps` to the end; for a rank that is alone in its process. Raises InternalError if it waits for another."""
     try:
         next(steps)
     except StopIteration as end:
@@ -72,15 +70,17 @@ def finished(steps: Steps[R]) -> R:
 
 
 class Executor:
-    """One graph bound to tensors. `tensor_of` gives the tensor of every symbol that the graph reads or keeps: always
-    the same one, whose contents may change between passes.
+    """One graph bound to tensors.
 
-    transport, optimizers: carry out communication and updates; a graph that only computes needs neither
-    engine: compiles the pass here, before it is run; None runs its operators as they are
-    wanted: the output that a pass returns, by symbol; None for all of them
-    observer: binds each instruction of the pass; `observe` attaches one to what happens
+    tensor_of: the tensor of every symbol that the graph reads or stores. It must always return the same tensor, whose
+        contents may change between passes
+    engine: compiles the pass when the executor is created; None calls torch's operators one by one
+    wanted: the symbol of the only output that a pass returns; None for all outputs
+    transport, optimizers: carry out communication and updates; None for a graph that only computes
+    observer: replaces the functions of the pass's instructions (`StepObserver.bind`). To receive the other calls, it
+        must be set with `observe`
 
-    Raises PefError for a node that this torch cannot carry out, and MachineError if the graph cannot be compiled.
+    Raises PefError for a node that this torch cannot execute, and MachineError if the graph cannot be compiled.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class Executor:
         gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
-        self._handed_out = [o for o in outputs if wanted in (None, o.symbol)]
+        self._returned = [o for o in outputs if wanted in (None, o.symbol)]
         self._pass_sections, self._update_sections = pass_and_update(graph)
         backward = [graph.section_nodes(one) for one in self._pass_sections if one.kind is SectionKind.BCKWD]
         late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
-        self._of_forward = [o for o in self._handed_out if o.value not in late]
-        self._of_backward = [o for o in self._handed_out if o.value in late]  # gradients of inputs
-        # A gradient may be an input itself (of a bare parameter that is the loss, say): then no node completes it.
+        self._of_forward = [o for o in self._returned if o.value not in late]
+        self._of_backward = [o for o in self._returned if o.value in late]  # gradients of inputs
+        # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._kept_storages = {
             tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
         }
-        self._late = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
+        self._from_inputs = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._live: Registers = []
         self._bind(engine, [o for o in gradients if o.value in computed], observer)
 
@@ -137,8 +137,8 @@ class Executor:
         binding = Binding(self._registers, graph.values, stores, self._transport, self._optimizers)
         nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
         sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
-        # Gradients are stored at once, so the pass's end needs only what it hands out and the changed buffers.
-        keep = {output.value for output in self._handed_out} | {output.value for output, _ in self._buffers}
+        # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
+        keep = {output.value for output in self._returned} | {output.value for output, _ in self._buffers}
         lowered = lower(nodes, binding, keep)
         if observer is not None:
             lowered = [
@@ -160,7 +160,7 @@ class Executor:
             self.bind_update(self._transport, self._optimizers)
 
     def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
-        """From now on, updates are carried out by these. A graph that was bound without them is given them once."""
+        """Bind the update of a graph that was created without transport and optimizers."""
         self._transport, self._optimizers = transport, optimizers
         transport.observer = self._observer
         registers = self._update_registers = RegisterFile()
@@ -173,37 +173,39 @@ class Executor:
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
 
     def observe(self, observer: StepObserver | None) -> None:
-        """From now on, report to `observer`; to nobody, if it is None."""
+        """Call `observer` from now on; None for no observer."""
         self._observer = observer
         if self._transport is not None:
             self._transport.observer = observer
 
     def run(self, tangent: Tangent = None, *, accumulate: bool = False) -> dict[str, Tensor]:
-        """One pass of a rank that is alone in its process: `passed`, all at once."""
-        return finished(self.passed(tangent, accumulate=accumulate))
+        """`run_pass`, for a rank that is alone in its process."""
+        return finished(self.run_pass(tangent, accumulate=accumulate))
 
-    def passed(
+    def run_pass(
         self, tangent: Tangent = None, *, accumulate: bool = False, last: bool = False
     ) -> Steps[dict[str, Tensor]]:
-        """All sections of the pass in order, the backward starting from `tangent`; returns the outputs by symbol.
+        """Run all sections of the pass in order; returns the outputs by symbol.
 
-        With `accumulate`, gradients are added to those that are there instead of overwriting them. `last` says that the
-        update comes next, so that communication may go on beside the pass. Raises DataError if an operator fails on the
-        values of the inputs, MachineError if memory runs out, and PefError if an operator returns a list of another
-        length than its node states.
+        tangent: the gradient that the backward starts from
+        accumulate: add to the gradients in memory instead of overwriting them
+        last: the update comes next, so communication may overlap with this pass
+
+        Raises DataError if an operator fails because of the values of the inputs, MachineError if memory runs out, and
+        PefError if an operator returns another number of tensors than its node states.
         """
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
         yield from self._run(self._pass.adding if accumulate else self._pass.writing, 0, self._live, overlap=last)
-        outputs = self._outputs(self._handed_out)
+        outputs = self._outputs(self._returned)
         self._keep_buffers()
         self._end_pass(accumulate)
         return outputs
 
     def forward(self) -> dict[str, Tensor]:
-        """The forward sections alone; returns the outputs by symbol. Raises what `passed` does.
+        """Run the forward sections only; returns the outputs by symbol. Raises what `run_pass` does.
 
-        Buffers are changed at the end of it. Activations are kept until `backward`, or until the next pass begins.
+        Buffers are updated at the end. Activations are kept until `backward` or the next pass.
         """
         self._live = self._registers.initial.copy()
         finished(self._run(self._pass.writing[: self._forward_parts], 0, self._live))
@@ -212,8 +214,9 @@ class Executor:
         return outputs
 
     def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
-        """The backward sections, from `tangent`, of the pass whose `forward` was last; returns the gradients of inputs
-        that require one, by symbol. Raises what `passed` does."""
+        """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol.
+
+        Raises what `run_pass` does."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
@@ -225,30 +228,33 @@ class Executor:
         return outputs
 
     def begin_step(self, number: int, rate: float) -> None:
-        """Optimizer step `number`, which counts from 1, begins, and its last pass is still to come. `rate` multiplies
-        the learning rates. Returns when gradients may be overwritten."""
+        """Begin optimizer step `number` (from 1); call it before the last pass of the step. `rate` multiplies the
+        learning rates. Returns when gradients may be overwritten."""
         transport, optimizers = self._bound_update()
         optimizers.begin(number, rate)
         transport.wait_for_readers()
         for one in self._overlapped:
             one.begin_step()
 
-    def updated(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
-        """The update: gradients are complete here; afterwards, the parameters of every replica are those of the next
-        step. `losses` are those of this rank's replica, `request` is what it asks of the run."""
+    def update(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
+        """Run the update sections; afterwards every replica has the parameters of the next step.
+
+        losses: of this rank's replica
+        request: what this rank asks of the run; all ranks receive the largest one
+        """
         transport, _ = self._bound_update()
         transport.offer(losses, request)
         hidden_s = sum(one.hidden_s for one in self._overlapped)
         live = self._update_registers.initial.copy()
         exposed_s = yield from self._run(self._update, len(self._pass_sections), live)
-        told = yield from self._end_of_step()
+        ended = yield from self._end_of_step()
         norm = None if self._norm is None else live[self._norm]
-        return told._replace(
-            norm=norm if isinstance(norm, float) else None, exposed_s=told.exposed_s + exposed_s, hidden_s=hidden_s
+        return ended._replace(
+            norm=norm if isinstance(norm, float) else None, exposed_s=ended.exposed_s + exposed_s, hidden_s=hidden_s
         )
 
-    def told(self, losses: Sequence[float], request: int) -> Steps[Updated]:
-        """What all ranks tell one another at the end of a step, and nothing else: no parameter is updated."""
+    def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
+        """Exchange losses and requests with all ranks, without an update."""
         transport, _ = self._bound_update()
         transport.offer(losses, request)
         return (yield from self._end_of_step())
@@ -256,7 +262,7 @@ class Executor:
     def _end_of_step(self) -> Steps[Updated]:
         end = self._end
         if end is None:
-            raise InternalError("the end of a step of a graph that is bound to no transport")
+            raise InternalError("the end of a step of a graph without a transport")
         began_s = time.perf_counter()
         end.begin()
         exposed_s = time.perf_counter() - began_s
@@ -271,17 +277,17 @@ class Executor:
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether the activations of a forward are there."""
+        """Whether a forward has run whose activations are still kept."""
         return bool(self._live)
 
     def present(self, value: str) -> Tensor | None:
-        """What is called `value` in the graph, while a pass is under way; None if it is not there, or not any more."""
+        """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""
         held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
     def _bound_update(self) -> tuple[Transport, Optimizers]:
         if self._transport is None or self._optimizers is None:
-            raise InternalError("an update of a graph that is bound to no transport")
+            raise InternalError("an update of a graph without a transport or optimizers")
         return self._transport, self._optimizers
 
     def _begin_from(self, tangent: Tangent) -> None:
@@ -289,7 +295,7 @@ class Executor:
             self._live[register] = tangent[name] if type(tangent) is dict else tangent
 
     def _run(self, lines: Sequence[StraightLine], done: int, live: Registers, *, overlap: bool = False) -> Steps[float]:
-        """Run `lines`; `done` sections have been run before. Returns the seconds of communication among them."""
+        """Run `lines`, after `done` sections. Returns the seconds spent in communication."""
         observer, exposed_s = self._observer, 0.0
         overlapped = self._overlapped if overlap else ()
         began_ns = perf_counter_ns() if observer is not None else 0
@@ -339,7 +345,7 @@ class Executor:
             destination.copy_(self._value(output))
 
     def _end_pass(self, accumulate: bool) -> None:
-        for output, destination in self._late:
+        for output, destination in self._from_inputs:
             if accumulate:
                 destination.add_(self._value(output))
             else:
@@ -349,7 +355,7 @@ class Executor:
             self._pass.end_writing_pass()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors that the graph begins from; one like the tangent in its place."""
+        """The tensors of the graph's inputs by symbol, with an uninitialized one for each tangent."""
         symbols = self._program.symbols
         tangents = {name: symbols[name].type for name in self._graph.inputs if symbols[name].kind is SymbolKind.TANGENT}
         like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
@@ -362,13 +368,13 @@ class Executor:
         return value
 
     def _detached(self, output: Output) -> Tensor:
-        """The output's value; a copy where it is a symbol, or a view of one, which the next step will overwrite."""
+        """The output's tensor; a copy if it shares memory with a symbol, which the next step overwrites."""
         value = self._value(output)
         return value.clone() if value.untyped_storage().data_ptr() in self._kept_storages else value
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:
-    """What the backward starts from: `scale` in the type of the loss, or None for a program without a loss."""
+    """A tensor full of `scale`, with dtype and shape of the loss; None for a program without a loss."""
     if program.loss is None:
         return None
     type_ = program.symbols[program.loss].type
@@ -376,5 +382,5 @@ def tangent_of(program: Program, scale: float) -> Tensor | None:
 
 
 def outputs_in_order(graph: Graph, outputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """What a pass handed out, in the order of the graph's outputs."""
+    """The outputs of a pass, in the order of the graph's outputs."""
     return [outputs[output.symbol] for output in graph.outputs if output.symbol in outputs]

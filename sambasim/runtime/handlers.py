@@ -1,7 +1,7 @@
-"""The handler table: what carries out each operator of a program.
+"""The handler table: how the runtime executes each operator of a program.
 
-A handler is given nodes and what they are bound to, and makes one instruction. ATen operators have one handler in
-common; communication and the parts of an optimizer step have one each. Nothing else decides what a node does.
+A handler takes nodes and a binding, and returns one instruction. All ATen operators share one handler; each
+communication and each part of an optimizer step has its own. Nothing else decides what a node does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,8 @@ from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.gradient_norm import block_sums, coefficient, total_norm
 from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instruction
-from sambasim.runtime.mean import CHUNK_ELEMENTS
+from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.transports.base import Communication, Transport
 from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of
@@ -28,10 +27,10 @@ from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the nodes of one graph are bound to.
+    """The objects that the nodes of one graph work on.
 
-    values: the types of values
-    stores: by value, the places of a gradient
+    values: the types of the graph's values
+    stores: for each value that is a gradient, the tensors to store it in
     transport, optimizers: None for a graph that only computes
     """
 
@@ -42,10 +41,10 @@ class Binding:
     optimizers: Optimizers | None = None
 
     @property
-    def line(self) -> Transport:
+    def connected(self) -> Transport:
         """The transport. Raises InternalError for a graph without one."""
         if self.transport is None:
-            raise InternalError("a communication node in a graph that is bound to no transport")
+            raise InternalError("a communication node in a graph without a transport")
         return self.transport
 
 
@@ -53,17 +52,17 @@ Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
 
 
 def handler_of(operator: str) -> Handler:
-    """What binds nodes of `operator`. Raises InternalError for an operator that nothing carries out."""
+    """The handler of `operator`. Raises InternalError if there is none."""
     if operator.startswith("aten."):
         return _aten
     handler = HANDLERS.get(operator)
     if handler is None:
-        raise InternalError(f"nothing carries out {operator}")
+        raise InternalError(f"no handler for {operator}")
     return handler
 
 
 def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Instruction:
-    """An instruction that calls `function` with the values that `node` refers to; it returns the node's one result."""
+    """An instruction that calls `function` with the values that `node` reads; the function returns its one result."""
     return Instruction(
         node=node,
         function=function,
@@ -75,7 +74,7 @@ def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Inst
 
 
 def communicating(node: Node, binding: Binding, communication: Communication | None) -> Instruction:
-    """An instruction that carries out `communication`; nothing, if there is none."""
+    """An instruction for `communication`; it does nothing if that is None."""
     if communication is None:
         return bound(node, binding, _nothing)
     instruction = bound(node, binding, communication.finish)
@@ -85,7 +84,7 @@ def communicating(node: Node, binding: Binding, communication: Communication | N
 
 
 def _nothing(*operands: object) -> None:
-    """A communication of one rank."""
+    """A communication that this rank does not take part in."""
 
 
 def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
@@ -94,47 +93,47 @@ def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
-    """The groups that `nodes` work on, in order."""
-    return [binding.line.group(name) for node in nodes for name in groups_of(node)]
+    """The parameter groups that `nodes` work on, in order."""
+    return [binding.connected.group(name) for node in nodes for name in groups_of(node)]
 
 
 def _reduce_scatter(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    return communicating(nodes[0], binding, binding.line.reduce_scatter(_named(nodes, binding)))
+    return communicating(nodes[0], binding, binding.connected.reduce_scatter(_named(nodes, binding)))
 
 
 def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """Of parameter groups, or of one value along a dimension."""
+    """All-gather of parameter groups, or of one value along a dimension."""
     node = nodes[0]
     if groups_of(node):
-        return communicating(node, binding, binding.line.all_gather(_named(nodes, binding)))
-    return communicating(node, binding, binding.line.line.gather(node.name, joined(_number(node, "dim"))))
+        return communicating(node, binding, binding.connected.all_gather(_named(nodes, binding)))
+    return communicating(node, binding, binding.connected.line.gather(node.name, joined(_number(node, "dim"))))
 
 
 def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     combine = mean_of if dict(node.kwargs).get("op") == "mean" else sum_of
-    return communicating(node, binding, binding.line.line.gather(node.name, combine))
+    return communicating(node, binding, binding.connected.line.gather(node.name, combine))
 
 
 def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.line.line.gather(node.name, of_root(_number(node, "root"))))
+    return communicating(node, binding, binding.connected.line.gather(node.name, of_root(_number(node, "root"))))
 
 
 def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.line.line.send(_peer(node, binding), _number(node, "tag")))
+    return communicating(node, binding, binding.connected.line.send(_peer(node, binding), _number(node, "tag")))
 
 
 def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     type_ = binding.values[node.results[0] or ""]
-    return communicating(node, binding, binding.line.line.recv(_peer(node, binding), _number(node, "tag"), type_))
+    return communicating(node, binding, binding.connected.line.recv(_peer(node, binding), _number(node, "tag"), type_))
 
 
 def _peer(node: Node, binding: Binding) -> int:
-    """The position of the rank that is `shift` further along the axis, which is closed to a ring."""
-    line = binding.line.line
+    """The position of the rank `shift` places further along the axis, which is a ring."""
+    line = binding.connected.line
     return (line.position + _number(node, "shift")) % line.size
 
 
@@ -146,9 +145,9 @@ def _number(node: Node, name: str) -> int:
 
 
 def _square_sums(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """The sums of squares by block, of all groups; zero for blocks that other ranks sum."""
+    """The sums of squares of all groups, by block; zero for blocks that other ranks sum."""
     (node,) = nodes
-    transport = binding.line
+    transport = binding.connected
     parts: list[tuple[int, Tensor]] = []
     first = 0
     for group in _named(nodes, binding):
@@ -176,14 +175,14 @@ def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """One optimizer step on the owned slice of a group, in pieces that stay in a core's cache between kernels."""
+    """One optimizer step on the owned slice of a group, in pieces that stay in a core's cache."""
     (node,) = nodes
     optimizers = binding.optimizers
     if optimizers is None:
-        raise InternalError("an optimizer node in a graph that is bound to no optimizers")
+        raise InternalError("an optimizer node in a graph without optimizers")
     (group,) = _named(nodes, binding)
-    start, stop = binding.line.owned(group)
-    gradient = binding.line.memory.region(group, "gradient")
+    start, stop = binding.connected.owned(group)
+    gradient = binding.connected.memory.region(group, "gradient")
     done: list[tuple[Tensor, SliceUpdate]] = [
         (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, CHUNK_ELEMENTS)
     ]
@@ -215,4 +214,4 @@ HANDLERS: Mapping[str, Handler] = {
     "opt.total_norm": _total_norm,
     **{f"opt.{kind}": _optimizer for kind in OPTIMIZERS},
 }
-"""By operator. Every other one is an ATen operator."""
+"""By operator; ATen operators are not listed."""

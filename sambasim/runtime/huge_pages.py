@@ -18,14 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
-from sambasim.runtime.buffers import ByteArray
-
-Range: TypeAlias = tuple[int, int]
-"""Where bytes start and stop."""
+from sambasim.runtime.ranks import ByteArray, Range
 
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAPS = Path("/proc/self/maps")

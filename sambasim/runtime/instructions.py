@@ -1,7 +1,7 @@
 """Instructions over numbered registers, and how a node of an ATen operator becomes one.
 
-Everything that can be decided once is decided here: which function, where its operands are, what to keep, what to free.
-What is left for each step is one call after another (`engine.straight_line`).
+The function, the registers of its operands and results, and what to store and free are decided here, once. A step then
+only makes one call after another (`engine.straight_line`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,17 +30,20 @@ _KINDS: Mapping[str, type] = {
     "memory_format": torch.memory_format,
     "device": torch.device,
 }
-"""By kind of a constant: what it is to torch."""
+"""The torch type of each kind of constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Call `function` with what is in the registers `operands`; put what it returns into `results`.
+    """Call `function` with the registers `operands`, and put what it returns into the registers `results`.
 
-    `single` says that the operator returns one tensor, and not several. `results` has a register for each tensor, None
-    for one that nobody reads: an operator that draws random numbers runs even so. `stores` are (register, destination):
-    gradients that are complete now. `frees` are registers that nothing reads any more. `node` is what it carries out;
-    of several, the first. A `communication` begins with the operands; `function` then finishes it, and takes none.
+    node: the node that it executes; the first one, if it executes several
+    single: the function returns one tensor, not several
+    results: a register for each returned tensor; None for one that is never read (an operator that draws random numbers
+        runs anyway)
+    stores: (register, destination) of gradients that are complete after this instruction
+    frees: registers that no later instruction reads
+    communication: begins with the operands; `function` then finishes it and takes no operands
     """
 
     node: Node
@@ -54,7 +57,7 @@ class Instruction:
 
 
 class RegisterFile:
-    """Numbers for values and constants. `initial` is what the registers hold before the first instruction."""
+    """Assigns registers to values and constants. `initial` is their content before the first instruction."""
 
     def __init__(self) -> None:
         self._number_of: dict[str, int] = {}
@@ -79,17 +82,17 @@ class RegisterFile:
 def free_after_use(
     instructions: Sequence[Instruction | None], keep: Iterable[str], registers: RegisterFile
 ) -> list[Instruction | None]:
-    """The same instructions, each with what nothing after it reads, `keep` excepted, as its `frees`."""
-    dying = _last_uses([None if one is None else one.node for one in instructions], set(keep))
+    """The same instructions, each freeing the values that it is the last to read, except those in `keep`."""
+    last_uses = _last_uses([None if one is None else one.node for one in instructions], set(keep))
     return [
         None if one is None else replace(one, frees=tuple(map(registers.value, names)))
-        for one, names in zip(instructions, dying, strict=True)
+        for one, names in zip(instructions, last_uses, strict=True)
     ]
 
 
 def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
-    """By position of the node: the values that nothing after it reads."""
-    dying: list[list[str]] = [[] for _ in nodes]
+    """For each node, the values that no later node reads."""
+    last_uses: list[list[str]] = [[] for _ in nodes]
     defined = {result for node in nodes if node for result in node.results if result is not None}
     seen: set[str] = set(keep)
     for position in range(len(nodes) - 1, -1, -1):
@@ -99,12 +102,12 @@ def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
         for name in (*node_references(node), *(result for result in node.results if result is not None)):
             if name in defined and name not in seen:
                 seen.add(name)
-                dying[position].append(name)
-    return dying
+                last_uses[position].append(name)
+    return last_uses
 
 
 def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
-    """The call of an ATen operator. Raises PefError for an operator or a constant that this torch does not have."""
+    """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)
     function, operands = _call(operator, node, registers)
     results = tuple(None if name is None else registers.value(name) for name in node.results)
@@ -122,8 +125,7 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
 def compiled_instruction(
     node: Node, function: Callable[..., object], registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> Instruction:
-    """An instruction for `function`, which takes the values that `node` refers to, and gives its results, of which
-    there may be none or one."""
+    """An instruction for `function`, which takes the values that `node` reads and returns a list of its results."""
     return Instruction(
         node=node,
         function=function,
@@ -143,12 +145,12 @@ def _stores(
 
 
 def returns_one_tensor(schema: torch.FunctionSchema) -> bool:
-    """Whether an operator of this schema returns one tensor, and not several or a list."""
+    """Whether an operator of this schema returns exactly one tensor, not several and not a list."""
     return [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
 def find_operator(name: str) -> OpOverload:
-    """The operator called `aten.addmm.default`. Raises PefError if this torch does not have it."""
+    """The operator called `name`, as in `aten.addmm.default`. Raises PefError if this torch does not have it."""
     namespace, packet, overload = name.split(".")
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
@@ -163,7 +165,7 @@ def find_operator(name: str) -> OpOverload:
 
 
 def _call(operator: OpOverload, node: Node, registers: RegisterFile) -> tuple[Callable[..., object], list[int]]:
-    """The function to call with positional operands only, and the registers of those."""
+    """A function that takes only positional operands, and their registers."""
     operands = [_operand(argument, registers) for argument in node.args]
     fixed = {name: plain_argument(value) for name, value in node.kwargs if not _refers(value)}
     varying = [(name, value) for name, value in node.kwargs if _refers(value)]
@@ -184,9 +186,9 @@ def _call_with_keywords(function: Callable[..., object], names: tuple[str, ...],
 def _packing(
     function: Callable[..., object], operands: list[int], node: Node, registers: RegisterFile
 ) -> Callable[..., object]:
-    """`function`, with the lists of tensors among its arguments (`cat`, `stack`, `index`) put together first.
+    """`function`, taking the items of list arguments (`cat`, `stack`, `index`) as separate operands at the end.
 
-    Such an argument is flattened: its items become operands of their own at the end, and a plan says how to pack them.
+    The plan says which operands to pack into which argument.
     """
     lists = [(position, argument) for position, argument in enumerate(node.args) if _is_list(argument)]
     if not lists:
@@ -224,7 +226,7 @@ def _refers(argument: Argument) -> bool:
 
 
 def plain_argument(argument: Argument) -> object:
-    """A constant argument as torch takes it."""
+    """A constant argument, converted for torch."""
     match argument:
         case TorchConstant():
             return _constant(argument)
@@ -234,7 +236,7 @@ def plain_argument(argument: Argument) -> object:
 
 
 def _constant(constant: TorchConstant) -> object:
-    """What torch calls `constant`. Its name comes from a file: what it finds in torch must be of its kind."""
+    """The torch object called `constant`. The name comes from a file, so the object must be of the stated kind."""
     found = _CPU if constant == TorchConstant("device", "cpu") else getattr(torch, constant.name, None)
     if isinstance(found, _KINDS.get(constant.kind, ())):
         return found

@@ -13,20 +13,20 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.checkpoint.folder import Claim, claim
 from sambasim.runtime.checkpoint.resume import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.debug_numerics import Probes
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.evaluation import Evaluator, Sums, record
 from sambasim.runtime.listener import Listener, Start, Step
 from sambasim.runtime.nonfinite import LossWatch, as_typed
-from sambasim.runtime.numerics.probes import Probes
 from sambasim.runtime.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.outcome import notices, summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.record.run import recorded
+from sambasim.runtime.recording import recorded
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.setup import Setup, check_sources, set_up
 from sambasim.runtime.supervision.stall import WATCHDOG_FIRST_S
@@ -34,7 +34,7 @@ from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.supervision.step_status import StepStatus
 from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.team import Team, assemble
-from sambasim.runtime.trace.run import RunTrace, traced_run
+from sambasim.runtime.tracing import RunTrace, traced_run
 from sambasim.runtime.training import Totals, Trainer
 from sambasim.runtime.weights import save_weights
 

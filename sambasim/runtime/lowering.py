@@ -16,29 +16,29 @@ from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.engine.straight_line import Part
 from sambasim.runtime.handlers import Binding, communicating, handler_of
 from sambasim.runtime.instructions import Instruction, RegisterFile, free_after_use
 from sambasim.runtime.transports.base import Fusion
 
 _MERGED = ("comm.reduce_scatter", "comm.all_gather")
-"""Operators on groups of which one communication may carry out several nodes."""
+"""Operators on parameter groups: one communication may execute several adjacent nodes."""
 
 
 def lower(nodes: Sequence[Node], binding: Binding, keep: Iterable[str]) -> list[Instruction | None]:
-    """The instructions of the nodes of a pass; None for a view that is taken here. Values in `keep` are not freed.
+    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed.
 
     Raises PefError for an operator or a constant that this torch does not have.
     """
     lowered: list[Instruction | None] = []
     for node in nodes:
         instruction = handler_of(node.operator)([node], binding)
-        lowered.append(None if _is_taken(instruction, binding.registers) else instruction)
+        lowered.append(None if _evaluate_view(instruction, binding.registers) else instruction)
     return free_after_use(lowered, keep, binding.registers)
 
 
 def lower_update(graph: Graph, sections: Sequence[Section], binding: Binding) -> list[Part]:
-    """The parts of the update, which is the last `sections` of `graph`."""
+    """The parts of the update, which consists of `sections`, the last ones of `graph`."""
     nodes = [node for section in sections for node in graph.section_nodes(section)]
     runs = [_Run(operator, tuple(run)) for operator, run in groupby(nodes, key=_operator)]
     fusions = sorted(binding.transport.fusions() if binding.transport else (), key=lambda one: -len(one.pattern))
@@ -67,7 +67,7 @@ def lower_update(graph: Graph, sections: Sequence[Section], binding: Binding) ->
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Update nodes of one operator, side by side; `opt` stands for any optimizer."""
+    """Adjacent update nodes of one operator; `opt` stands for any optimizer."""
 
     operator: str
     nodes: tuple[Node, ...]
@@ -82,7 +82,7 @@ def _fits(fusion: Fusion, runs: Sequence[_Run]) -> bool:
 
 
 def _fused(fusion: Fusion, runs: Sequence[_Run], binding: Binding) -> Instruction:
-    """One instruction for `runs`. Its result is that of the node that gives the norm, if there is one."""
+    """One instruction for `runs`. It returns the norm if one of the nodes computes it."""
     first, normed = runs[0].nodes[0], [run.nodes[0] for run in runs if run.operator == "opt.total_norm"]
     if binding.optimizers is None:
         return communicating(first, binding, None)
@@ -90,8 +90,8 @@ def _fused(fusion: Fusion, runs: Sequence[_Run], binding: Binding) -> Instructio
     return communicating(node, binding, fusion.bind(binding.optimizers))
 
 
-def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
-    """Whether `instruction` is a view of symbols, which is in its register from now on."""
+def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
+    """Evaluate `instruction` once if it is a view of symbols only, and keep the view in its register."""
     node, result = instruction.node, instruction.results[0] if instruction.results else None
     if OPERATORS[node.operator].kind is not OperatorKind.VIEW or not instruction.single:
         return False
@@ -102,7 +102,7 @@ def _is_taken(instruction: Instruction, registers: RegisterFile) -> bool:
         return False
     try:
         view = instruction.function(*(registers.initial[operand] for operand in instruction.operands))
-    except Exception:  # it is raised again in the first pass, where it is explained
+    except Exception:  # the first pass raises it again, with its context
         return False
     if not isinstance(view, Tensor) or not any(_same_memory(view, operand) for operand in operands):
         return False

@@ -1,53 +1,60 @@
-"""The mean over replicas, in the one order that decides its bits: the tree of `collectives.tree`."""
+"""The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
 
-from collections.abc import Sequence
+Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of 65,536 elements of a
+group, and the block sums are added in order. A replica sums the blocks of the slices that it owns, and no slice cuts a
+block. So the bits are the same whichever rank adds, and however many ranks share the work.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import pieces
+from sambasim.collectives.slices import Slice, pieces
 from sambasim.collectives.tree import Addition, additions
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.kernels.tree_mean import Finish, Kernel, Sum, tree_mean_kernel
 
 CHUNK_ELEMENTS = 131_072
-"""Elements that are summed at a time. What one kernel leaves for the next is then still in a core's cache; with
-fewer, the calls cost more than the arithmetic."""
+"""Elements that are summed at a time. The data then stays in a core's cache between kernels; with fewer elements, the
+calls cost more than the arithmetic."""
 
 
 class TreeMean:
-    """The mean of the operands that `steps`, pairs of positions among them, add up in the first."""
+    """Computes means. `steps` are pairs of operand positions: each adds the second to the first."""
 
     def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
         self._finish, self._number = _finish(divisor)
         self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
-        """A place for a result that is read at once, and not kept."""
+        """A buffer for a result that is used immediately."""
 
     def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        """What makes `out` the mean of `operands`, whenever it is called; all are flat and of one length.
+        """A function that writes the mean of `operands` to `out`; all are flat and of one length.
 
-        `out` may be one of the operands: no element is written before it has been read from all. `near` says that all
-        lie in a core's own cache.
+        out: may be one of the operands: each element is read from all before it is written
+        near: all operands lie in the core's own cache
         """
         return self._add_up(operands, out, self._finish, self._number, near)
 
     def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        """As for the mean, but `out` becomes the sum."""
+        """As `of`, for the sum."""
         return self._add_up(operands, out, Finish.KEEP, 1.0, near)
 
 
 def _finish(divisor: int) -> tuple[Finish, float]:
-    """What divides a sum by `divisor`."""
+    """The operation and the number that divide a sum by `divisor`."""
     if divisor == 1:
         return Finish.KEEP, 1.0
     if divisor & (divisor - 1) == 0:
-        return Finish.MULTIPLY, 1 / divisor  # exact, so that the product has the bits of the quotient, in less time
+        return Finish.MULTIPLY, 1 / divisor  # exact for powers of two, and faster than a division
     return Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
 
 
 def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
-    """The same by torch's operators: for every type, and where there is no C compiler."""
-    # An operand must not be written to; from its first addition on, its sum has a place of its own.
+    """The kernel by torch's operators: for other dtypes, and without a C compiler."""
+    # Operands must not be written to: from its first addition on, a sum has a buffer of its own.
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
     last = len(steps) - 1
 
@@ -78,8 +85,39 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
-    """`out` becomes the sum of `operands`, given in rank order, by `divisor`; all are flat and of one length.
+    """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`; all are flat and of one length.
 
     `out` may be one of the operands.
     """
     TreeMean(additions(len(operands)), divisor, out.dtype).of(operands, out)()
+
+
+TORCH_CLIP_EPSILON = 1e-6
+"""torch.nn.utils.clip_grad_norm_ adds this to the norm before it divides by it."""
+
+
+def block_sums(gradient: Tensor, owned: Slice) -> list[float]:
+    """The sums of squares of the blocks in `owned`, a slice of a group's flat gradient that starts at a block."""
+    start, stop = owned
+    return [float(gradient[a:b].double().square_().sum()) for a, b in pieces(start, stop, NORM_BLOCK_ELEMENTS)]
+
+
+def total_norm(sums: Iterable[float]) -> float:
+    """The norm, from all block sums in order."""
+    total = 0.0
+    for block in sums:
+        total += block
+    return math.sqrt(total)
+
+
+def coefficient(norm: float, max_norm: float) -> float:
+    """The factor that reduces `norm` to at most `max_norm`, as torch computes it."""
+    return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))
+
+
+def clip(gradients: Sequence[Tensor], norm: float, max_norm: float) -> None:
+    """Scale `gradients`, whose norm is `norm`, in place to a norm of at most `max_norm`."""
+    scale = coefficient(norm, max_norm)
+    if scale < 1.0:
+        for gradient in gradients:
+            gradient.mul_(scale)

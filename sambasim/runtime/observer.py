@@ -1,6 +1,6 @@
-"""What a step reports while it runs: for the status file, traces, digests, numerics and section times.
+"""The observer interface of a step: for the status file, traces, digests, numerics and section times.
 
-Executors, replicas and transports call an observer where there is one. A step without observers does no more than ask.
+Executors, replicas and transports call the observer if one is set; without one, a step only tests for None.
 """
 
 from abc import ABC, abstractmethod
@@ -21,39 +21,39 @@ R = TypeVar("R")
 
 
 class StepObserver:
-    """Override what is of interest: no method does anything here.
+    """Override the methods of interest; all of them do nothing here.
 
-    `replica` is the number of a replica; a rank that has none reports its rank. Times are those of `perf_counter_ns`.
+    `replica` is the number of a replica, or the rank of a process without one. Times are those of `perf_counter_ns`.
     """
 
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
-        """The function that carries out `instruction` in every pass from now on."""
+        """The function that every pass calls for `instruction`; called once, before the first pass."""
         return instruction.function
 
     def step_begins(self, step: int) -> None:
-        """Step `step`, which counts from 0, begins."""
+        """Step `step` begins; it counts from 0."""
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
-        """The batch of `micro_step`, which counts from 0, is in device memory; its sections run next."""
+        """The batch of `micro_step` (from 0) is in device memory; the sections run next."""
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
-        """These sections have run: one, or several that were compiled or fused together."""
+        """`sections` have run: one, or several that were compiled or fused together."""
 
     def pass_ends(self, replica: int, loss: float) -> None:
-        """All sections of the micro-step have run; gradients are in device memory."""
+        """All sections of the pass have run; the gradients are in device memory."""
 
     def span_begins(self, replica: int, track: Track, name: str) -> None:
-        """Something begins that may take long: reading data, a copy, communication."""
+        """An operation begins that may take long: reading data, a copy, communication."""
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
-        """And ends."""
+        """That operation has ended."""
 
     def step_ends(self, step: int, norm: float | None) -> None:
-        """The step is over: parameters are those of the next one. `norm` is that of gradients that are clipped."""
+        """The step has ended. `norm` is that of the gradients before clipping; None if the program does not clip."""
 
 
 class Observers(StepObserver):
-    """Several observers as one."""
+    """Calls several observers in order."""
 
     def __init__(self, members: Sequence[StepObserver]) -> None:
         self._members = tuple(members)
@@ -93,17 +93,17 @@ class Observers(StepObserver):
 
 
 class StepRecorder(StepObserver, ABC):
-    """An observer of some steps of a run, those numbered `steps` from 0: they are observed for it alone."""
+    """An observer that is active only in the steps `steps` of a run, which count from 0."""
 
     steps: range
 
     @abstractmethod
     def begin(self, step: int) -> None:
-        """Collective. Step `step`, one of `steps`, is about to begin."""
+        """Collective. Called before step `step`, one of `steps`."""
 
     @abstractmethod
     def end(self, step: int, epoch: int, loss: float) -> None:
-        """Collective. It has ended, with this mean loss."""
+        """Collective. Called after the step, with its mean loss."""
 
 
 def together(observers: Sequence[StepObserver]) -> StepObserver | None:
@@ -112,7 +112,7 @@ def together(observers: Sequence[StepObserver]) -> StepObserver | None:
 
 
 class Observed(Protocol):
-    """What reports spans: an observer, if there is one, and the number to report them under."""
+    """An object whose methods report spans: to its observer, under its replica number."""
 
     @property
     def observer(self) -> StepObserver | None: ...
@@ -127,7 +127,7 @@ S = TypeVar("S", bound=Observed)
 def span(
     track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """A method whose calls are spans. `args_of` is given what the method is, and gives what to say of the call."""
+    """Decorator: report each call of a method as a span. `args_of` takes the method's arguments, returns the span's."""
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -137,8 +137,8 @@ def span(
             observer.span_begins(self.replica, track, name)
             began_ns = perf_counter_ns()
             result = method(self, *args, **kwargs)
-            told: dict[str, Any] = dict(args_of(self, *args, **kwargs)) if args_of else {}
-            observer.span_ends(self.replica, track, name, began_ns, told)
+            span_args: dict[str, Any] = dict(args_of(self, *args, **kwargs)) if args_of else {}
+            observer.span_ends(self.replica, track, name, began_ns, span_args)
             return result
 
         return call

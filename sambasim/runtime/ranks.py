@@ -1,24 +1,61 @@
-"""How the ranks of one job talk to each other: the interface.
+"""The interface by which the ranks of a job communicate, and the buffers that they send.
 
     word           meaning
-    rank           a process of the job, numbered from 0 to world_size - 1; it plays one replica
+    rank           a process of the job, numbered from 0 to world_size - 1; it runs one replica
     node           a set of ranks that can share memory; numbered from 0 by their lowest rank
     local rank     the position of a rank among the ranks of its node, in rank order
-    host           the name of the machine a rank runs on (a test may make several nodes of one host)
+    host           the name of the machine that a rank runs on (tests make several nodes of one host)
 
 Every method that says *collective* must be called by all ranks, in the same order. Buffers are contiguous bytes: a
-numpy array of uint8 with one axis, or a memoryview of one. No reduction is offered: MPI carries slices of gradients
-and the owner of a slice adds them, in an order that does not depend on the MPI.
+numpy array of uint8 with one axis, or a memoryview of one. Counts are checked before MPI sees them, because MPI takes a
+wrong count silently. There is no reduction: MPI carries slices of gradients, and the owner of a slice adds them, in an
+order that does not depend on the MPI.
 """
 
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType, NoReturn, Protocol, TypeVar
+from typing import NewType, NoReturn, Protocol, TypeAlias, TypeVar
 
-from sambasim.runtime.buffers import Buffer, ByteArray
-from sambasim.runtime.huge_pages import Range
+import numpy as np
+from numpy.typing import NDArray
+
+from sambasim.errors import InternalError
+
+ByteArray: TypeAlias = NDArray[np.uint8]
+Buffer: TypeAlias = ByteArray | memoryview
+"""Contiguous bytes with one axis. What is received into must be writable."""
+
+Range: TypeAlias = tuple[int, int]
+"""Where bytes start and stop."""
+
+
+def as_bytes(buffer: Buffer) -> ByteArray:
+    """The same memory as a numpy array. Raises InternalError if it is not contiguous uint8 with one axis."""
+    array = np.asarray(buffer)
+    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        raise InternalError(f"a buffer must be contiguous uint8 with one axis, got {array.dtype} {array.shape}")
+    return array
+
+
+def check_counts(buffer: ByteArray, counts: Sequence[int], world_size: int, what: str) -> None:
+    """Raise InternalError unless there is one count a rank and together they cover the buffer."""
+    if len(counts) != world_size or sum(counts) != len(buffer) or min(counts) < 0:
+        raise InternalError(f"{what} has {len(buffer)} bytes for {world_size} ranks, the counts say {list(counts)}")
+
+
+def check_gather(send: ByteArray, receive: ByteArray, counts: Sequence[int], rank: int, world_size: int) -> bool:
+    """Whether `send` already is this rank's part of `receive`. Raises InternalError as `all_gather` says."""
+    check_counts(receive, counts, world_size, "the gathered buffer")
+    own = receive[sum(counts[:rank]) :][: counts[rank]]
+    if len(send) != len(own):
+        raise InternalError(f"rank {rank} gathers {len(send)} bytes, the counts say {counts[rank]}")
+    in_place = len(own) > 0 and send.ctypes.data == own.ctypes.data
+    if not in_place and np.may_share_memory(send, receive):
+        raise InternalError("the bytes to gather overlap the gathered buffer, but are not this rank's part of it")
+    return in_place
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""One replica: a copy of the model, and its training steps on its own shard."""
+"""One replica: a copy of the model and its training steps on its own shard of the data."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class StepNumbers(NamedTuple):
-    """Where in a run a step is.
+    """The numbers of one step.
 
     step: counts from 0
-    update: the optimizer step that it makes, which counts from 1 and only what was applied
+    update: number of the optimizer step, from 1; skipped steps do not count
     rate: multiplies the learning rates
-    micro_steps: passes of it
+    micro_steps: the number of passes
     """
 
     step: int
@@ -43,7 +43,7 @@ class StepNumbers(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What came of a step: when its last pass ended, and whether it was applied to the parameters."""
+    """The results of a step: of its update, when its last pass ended, and whether the update was applied."""
 
     updated: Updated
     pass_ended_ns: int
@@ -51,12 +51,13 @@ class Stepped(NamedTuple):
 
 
 class Replica:
-    """Replica `rank` of a run with `seed`, and how it communicates. A rank that only serves has no `shard`.
+    """Replica `rank` of a run with `seed`.
 
-    engine: compiles its sections; without one they run as they are
-    overlaps: whether communication may go on beside the backward
-    skips_nonfinite: a step is applied only if the losses of all replicas are finite
-    observer: binds the instructions of its passes
+    shard: its part of the data; None for a parameter server without a replica
+    engine: compiles its sections; None calls torch's operators one by one
+    overlaps: whether communication may overlap with the backward
+    skips_nonfinite: apply a step only if the losses of all replicas are finite
+    observer: replaces the functions of the pass's instructions
     """
 
     def __init__(
@@ -102,55 +103,55 @@ class Replica:
         self._tangents: dict[int, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
-        """From now on, report to `observer`; to nobody, if it is None."""
+        """Call `observer` from now on; None for no observer."""
         self.observer = observer
         self.executor.observe(observer)
 
     @property
     def shard(self) -> Shard:
-        """Its part of the data. Raises InternalError for a rank that only serves."""
+        """Its part of the data. Raises InternalError for a parameter server without a replica."""
         if self._shard is None:
             raise InternalError("the data of a rank that has no replica")
         return self._shard
 
     @property
     def works(self) -> bool:
-        """Whether it computes gradients, and does not only serve."""
+        """Whether it computes gradients; False for a parameter server without a replica."""
         return self._shard is not None
 
     def step(self, numbers: StepNumbers, request: Callable[[], int]) -> Steps[Stepped]:
-        """One step. `request` gives what this rank asks of the run, once the passes are over.
+        """Run one step. `request` is called after the passes: what this rank asks of the run.
 
-        Raises what reading a batch and executing the program do.
+        Raises what reading a batch and executing the program raise.
         """
         if self._guard is not None:
             return (yield from self._guarded_step(self._guard, numbers, request))
         self._begin_step(numbers)
         losses = (yield from self._passes(numbers)) if self.works else []
         ended_ns = perf_counter_ns()
-        return Stepped((yield from self._updated(losses, request())), ended_ns)
+        return Stepped((yield from self._update(losses, request())), ended_ns)
 
     def _guarded_step(self, guard: "_Buffers", numbers: StepNumbers, request: Callable[[], int]) -> Steps[Stepped]:
-        """A step that is applied only if all losses are finite, which all ranks learn before anything is reduced."""
-        guard.keep()
+        """A step that is applied only if all losses are finite. They are exchanged before any gradient is reduced."""
+        guard.save()
         self.transport.wait_for_readers()
         losses = (yield from self._passes(numbers)) if self.works else []
         ended_ns = perf_counter_ns()
-        told = yield from self.executor.told(losses, request())
-        if not all(map(math.isfinite, told.losses)):
-            guard.put_back()
-            return Stepped(told, ended_ns, applied=False)
+        exchanged = yield from self.executor.exchange(losses, request())
+        if not all(map(math.isfinite, exchanged.losses)):
+            guard.restore()
+            return Stepped(exchanged, ended_ns, applied=False)
         self._begin_step(numbers)
-        updated = yield from self._updated(losses, told.request)
-        return Stepped(updated._replace(exposed_s=updated.exposed_s + told.exposed_s), ended_ns)
+        updated = yield from self._update(losses, exchanged.request)
+        return Stepped(updated._replace(exposed_s=updated.exposed_s + exchanged.exposed_s), ended_ns)
 
-    def _updated(self, losses: Sequence[float], request: int) -> Steps[Updated]:
+    def _update(self, losses: Sequence[float], request: int) -> Steps[Updated]:
         observer = self.observer
         if observer is None:
-            return (yield from self.executor.updated(losses, request))
+            return (yield from self.executor.update(losses, request))
         moved, began_ns = asdict(self.transport.bytes_moved), perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "sync and update")
-        updated = yield from self.executor.updated(losses, request)
+        updated = yield from self.executor.update(losses, request)
         args = {f"{kind}_bytes": now - moved[kind] for kind, now in asdict(self.transport.bytes_moved).items()}
         args = {name: count for name, count in args.items() if count}
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
@@ -161,8 +162,8 @@ class Replica:
         self.executor.begin_step(numbers.update, numbers.rate)
 
     def _passes(self, numbers: StepNumbers) -> Steps[Sequence[float]]:
-        """Forward and backward on the next batches; the gradient of the mean over micro-steps is in device memory then:
-        each backward starts from 1 / `micro_steps`. Returns the mean loss, alone in a list."""
+        """Forward and backward on the next batches. Each backward starts from 1 / `micro_steps`, so device memory then
+        holds the gradient of the mean over micro-steps. Returns a list with the mean loss."""
         step, _, _, micro_steps = numbers
         if micro_steps not in self._tangents:
             self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
@@ -174,7 +175,7 @@ class Replica:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
                 seed_torch(derive(self._seed, self.rank, step, micro_step, Stream.GRAPH))
-            outputs = yield from self.executor.passed(
+            outputs = yield from self.executor.run_pass(
                 self._tangents[micro_steps],
                 accumulate=micro_step > 0,
                 last=self._overlaps and micro_step == micro_steps - 1,
@@ -203,18 +204,18 @@ class Replica:
 
 
 class _Buffers:
-    """The buffers that a pass changes, kept to be put back."""
+    """Copies of the buffers that a pass changes, to undo a skipped step."""
 
     def __init__(self, program: Program, memory: DeviceMemory) -> None:
         outputs = program.training.outputs if program.training is not None else ()
         names = [out.symbol for out in outputs if program.symbols[out.symbol].kind is SymbolKind.BUFFER]
         self._buffers = [(memory.tensor(name), memory.tensor(name).clone()) for name in names]
 
-    def keep(self) -> None:
+    def save(self) -> None:
         for buffer, kept in self._buffers:
             kept.copy_(buffer)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for buffer, kept in self._buffers:
             buffer.copy_(kept)
 
@@ -225,15 +226,15 @@ def draws_random_numbers(graph: Graph) -> bool:
 
 
 def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
-    """Copy a batch to its place in device memory."""
+    """Copy a batch into device memory."""
     for name, tensor in batch.items():
         memory.tensor(name).copy_(tensor)
 
 
 def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor]) -> None:
-    """Copy parameters, buffers and constants to their places; state of the optimizer begins as zeros.
+    """Copy parameters, buffers and constants into device memory. Optimizer states start as zeros.
 
-    What lies in the memory of another replica is left to that one.
+    Parameters that lie in another replica's memory are skipped: that replica copies them.
     """
     for name, tensor in weights.items():
         if memory.has_own_parameters or program.symbols[name].kind not in SHARED_KINDS:
@@ -241,7 +242,7 @@ def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, 
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:
-    """What the program takes in, for one sample each, in order."""
+    """The inputs of the program in order, for one sample each."""
     return [
         InputSpec(symbol.name, symbol.type.dtype, symbol.type.shape[1:], symbol.exclusive_bound)
         for symbol in program.symbols.values()

@@ -16,7 +16,6 @@ from sambasim.pef import PefDocument, read
 from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device, default_threads
-from sambasim.runtime.engine.choice import Tiles, agree_on_tiles
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.host import Roles, roles_of
 
@@ -30,7 +29,6 @@ class Setup:
     inventory, placement: the simulated machine, and where the replicas are on it
     arguments: the runtime arguments of the program
     threads: intra-op threads of a rank
-    tiles: whether matrix products use AMX tiles
     """
 
     path: Path
@@ -44,7 +42,6 @@ class Setup:
     placement: Placement
     arguments: Arguments
     threads: int
-    tiles: Tiles
 
     @property
     def program(self) -> Program:
@@ -75,8 +72,8 @@ class Setup:
 
     @property
     def instructions(self) -> str:
-        """The vector instructions in use, and tiles if matrix products use them: they decide the bits."""
-        return torch.backends.cpu.get_cpu_capability() + (" with tiles" if self.tiles.used else "")
+        """The vector instructions that torch uses: they decide the bits."""
+        return torch.backends.cpu.get_cpu_capability()
 
     @property
     def own_replicas(self) -> range:
@@ -113,7 +110,6 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
             document.program, resolved.optimizer, len(who.workers) * emulated, topology.rank, resolved.training.seed
         ),
         threads=threads,
-        tiles=agree_on_tiles(options.engine, threads, communicator),
     )
 
 

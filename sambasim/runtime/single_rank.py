@@ -10,9 +10,20 @@ from typing import NoReturn, TypeVar, cast, final
 import numpy as np
 
 from sambasim.errors import InternalError
-from sambasim.runtime.buffers import Buffer, ByteArray, as_bytes, check_counts, check_gather
-from sambasim.runtime.huge_pages import Range, private_pages
-from sambasim.runtime.ranks import Communicator, FailureNotice, Request, SharedWindow, Topology
+from sambasim.runtime.huge_pages import private_pages
+from sambasim.runtime.ranks import (
+    Buffer,
+    ByteArray,
+    Communicator,
+    FailureNotice,
+    Range,
+    Request,
+    SharedWindow,
+    Topology,
+    as_bytes,
+    check_counts,
+    check_gather,
+)
 
 T = TypeVar("T")
 

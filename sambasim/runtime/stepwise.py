@@ -225,7 +225,7 @@ class StepwiseReplica:
         clock = self._clock
         if clock is not None:
             clock.begin(self._graph.sections)
-        outputs = finished(self._executor.passed(tangent, last=clock is None))
+        outputs = finished(self._executor.run_pass(tangent, last=clock is None))
         self._note_loss(outputs)
         self._finish_update()
         if clock is not None:
@@ -262,7 +262,7 @@ class StepwiseReplica:
 
     def _finish_update(self) -> None:
         self.steps += 1
-        finished(self._executor.updated([self._loss]))
+        finished(self._executor.update([self._loss]))
         self._begun = False
         self._unused_backwards = 0
 

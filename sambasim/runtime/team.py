@@ -1,4 +1,4 @@
-"""The replicas that a process plays, with their device memory, their shards of the data, and their transports."""
+"""The replicas of a process, with their device memories, their shards of the data, and their transports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,7 @@ SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The replicas that this process plays; a rank that only serves has one without data.
-
-    hub: where replicas of one process meet
-    """
+    """The replicas of this process. A parameter server without a replica has one without data."""
 
     replicas: Sequence[Replica]
     way: Way
@@ -36,35 +33,37 @@ class Team:
 
     @property
     def sync_name(self) -> SyncName:
-        """What the summary calls the way of syncing."""
+        """The sync path as the summary names it."""
         if self.way is Way.IN_PROCESS:
             return "none" if len(self.replicas) == 1 else "emulated"
         return "device" if self.way is Way.DEVICE else "host"
 
     @property
     def hub(self) -> Hub | None:
-        """Where the replicas of this process meet."""
+        """Connects the replicas of this process; None if there is one replica per process."""
         return self.transport.hub if isinstance(self.transport, InProcess) else None
 
     @property
     def memories(self) -> Sequence[DeviceMemory]:
-        """Those of the replicas."""
+        """The device memories of the replicas."""
         return [replica.memory for replica in self.replicas]
 
     @property
     def memory(self) -> DeviceMemory:
-        """That of the first replica."""
+        """The device memory of the first replica."""
         return self.replicas[0].memory
 
     @property
     def transport(self) -> Transport:
-        """That of the first replica, which stands for all: it knows what they moved, and what is kept where."""
+        """The transport of the first replica. It counts the bytes of all replicas and knows who owns which slice."""
         return self.replicas[0].transport
 
 
 def assemble(setup: Setup, sources: Sequence[Source], listener: Listener, observer: StepObserver | None = None) -> Team:
-    """Collective. The team of this process, with the weights of the PEF in place; `sources` are those of its replicas,
-    `observer` binds the instructions of their passes.
+    """Collective. Create the replicas of this process, with the weights of the PEF in device memory.
+
+    sources: one for each replica
+    observer: replaces the functions of the instructions of their passes
 
     Raises MachineError if there is too little memory.
     """
@@ -72,7 +71,7 @@ def assemble(setup: Setup, sources: Sequence[Source], listener: Listener, observ
     allocated = allocate(program, communicator, way, setup.emulated)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles)
-    engine = choose_engine(setup.options.engine, setup.tiles, communicator, listener.preparing)
+    engine = choose_engine(setup.options.engine, communicator, listener.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
     return Team(replicas, way, engine)
 
@@ -86,7 +85,7 @@ def _way(setup: Setup) -> Way:
 
 
 def changes_buffers(setup: Setup) -> bool:
-    """Whether training changes buffers, of which each replica has its own."""
+    """Whether training changes buffers. Each replica has buffers of its own."""
     training = setup.program.training
     outputs = training.outputs if training else ()
     return any(setup.program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)
@@ -98,7 +97,7 @@ def _place_weights(setup: Setup, memories: Sequence[DeviceMemory]) -> None:
         weights |= load_weights(setup.options.weights, setup.program)
     for memory in memories:
         place_weights(setup.program, memory, weights)
-    setup.communicator.node_barrier()  # a peer may have placed what is read here
+    setup.communicator.node_barrier()  # another rank may write weights that this one reads
 
 
 def _replicas(
@@ -109,7 +108,7 @@ def _replicas(
     engine: Engine,
     observer: StepObserver | None,
 ) -> Sequence[Replica]:
-    """Collective. What one rank of a node has compiled, the others find on the disk."""
+    """Collective. One rank per node compiles; the others then load its result from the cache folder."""
     communicator, options = setup.communicator, setup.options
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
@@ -135,7 +134,7 @@ def _replicas(
     if engine.inductor:
         if communicator.local_rank == 0:
             communicator.node_barrier()
-        communicator.barrier()  # so that the first step waits for no compiler
+        communicator.barrier()  # so that the time of the first step includes no compilation
     return replicas
 
 

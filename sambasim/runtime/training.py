@@ -1,4 +1,4 @@
-"""The training loop: forward and backward on every replica, and their sync, once a step."""
+"""The training loop: each step runs forward and backward on every replica, then the sync and the update."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,10 +15,9 @@ from sambasim.runtime.transports.in_process import Hub, run_together
 
 @dataclass(slots=True)
 class Totals:
-    """What a training loop adds up. `model_s` is of forward and backward, until the sync that is waited for; `steps`
-    counts those that were skipped too.
+    """Totals of a training loop. `model_s` covers forward and backward; `steps` includes skipped steps.
 
-    Of a run that was resumed, the seconds and `loss_last` are of this process, and all else of the whole run.
+    In a resumed run, the seconds and `loss_last` cover this process, everything else the whole run.
     """
 
     training_s: float = 0.0
@@ -38,10 +37,10 @@ def _nothing() -> int:
 
 
 class Trainer:
-    """Trains the replicas that this process plays: one, all of them in an emulation, or none, where it only serves.
+    """Trains the replicas of this process: one, all of them in an emulation, or none on a parameter server.
 
-    hub: where the replicas of this process meet
-    request: what this rank asks of the run; the largest request of a rank is known to all after each step
+    hub: connects the replicas of this process
+    request: what this rank asks of the run; after each step all ranks know the largest request
     """
 
     def __init__(
@@ -65,20 +64,20 @@ class Trainer:
         """Of all replicas, in the last step."""
 
     def observe(self, observer: StepObserver | None) -> None:
-        """From now on, report steps to `observer`; to nobody, if it is None."""
+        """Call `observer` from now on; None for no observer."""
         self.observer = observer
         for replica in self._replicas:
             replica.observe(observer)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Deal the samples of `epoch` out to the replicas; of the one in which the run starts, those that are left."""
+        """Distribute the samples of `epoch` over the replicas: the remaining ones, in the epoch where a run resumes."""
         start = self._plan.start
         for replica in self._replicas:
             if replica.works:
                 replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
     def step(self, epoch: int) -> Step:
-        """One optimizer step on the next batches of every replica. What ranks ask of the run is in `requested` then."""
+        """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
         number, observer = self.totals.steps, self.observer
         if observer is not None:
             observer.step_begins(number)
@@ -93,7 +92,7 @@ class Trainer:
         self.requested, self.losses = updated.request, updated.losses
         loss = sum(updated.losses) / len(updated.losses)
         self.totals.model_s += (max(one.pass_ended_ns for one in done) - began_ns) / 1e9
-        # Replicas of one process communicate one after the other.
+        # The replicas of one process communicate one after another.
         exposed_s = sum(one.updated.exposed_s for one in done)
         hidden_s = sum(one.updated.hidden_s for one in done)
         self._count(loss, step_s, exposed_s, hidden_s, applied=done[0].applied)

@@ -6,7 +6,7 @@ from sambasim.ir.dataflow import Readiness, groups_of, pass_and_update, readines
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.measure.flat_program import flat_program
+from sambasim.runtime.measure.operands import flat_program
 
 SQUARE = TensorType("float32", (8, 8))
 

@@ -50,7 +50,7 @@ def emulated() -> list[dict[str, torch.Tensor]]:
 
     def passed(rank: int, executor: Executor):  # type: ignore[no-untyped-def]  # a generator
         seed(rank)
-        return (yield from executor.passed())
+        return (yield from executor.run_pass())
 
     for _ in range(2):  # the second pass meets what the first left
         found = run_together([passed(rank, executor) for rank, executor in enumerate(executors)], hub)
@@ -100,14 +100,14 @@ def test_ranks_that_wait_for_one_another_are_told_of() -> None:
         for memory, transport in zip(memories, transports, strict=True)
     ]
     with pytest.raises(InternalError, match="deadlock: ranks 0, 1 wait for one another"):
-        run_together([executor.passed() for executor in executors], hub)
+        run_together([executor.run_pass() for executor in executors], hub)
 
 
 def test_every_operator_has_a_handler() -> None:
     for name, operator in OPERATORS.items():
         assert handler_of(name) is (handlers._aten if name.startswith("aten.") else HANDLERS[name])
         assert (operator.kind in (OperatorKind.COLLECTIVE, OperatorKind.OPTIMIZER)) == (name in HANDLERS)
-    with pytest.raises(InternalError, match=r"nothing carries out comm\.scatter"):
+    with pytest.raises(InternalError, match=r"no handler for comm\.scatter"):
         handler_of("comm.scatter")
 
 
@@ -149,4 +149,4 @@ def test_no_other_module_names_an_update_section_to_decide_what_runs() -> None:
         if any(kind in path.read_text(encoding="utf-8") for kind in kinds)
     }
     # What a trace calls a track, and which sections an app asks for by SambaFlow's names.
-    assert naming == {"trace/run.py", "stepwise.py"}
+    assert naming == {"tracing.py", "stepwise.py"}

@@ -16,7 +16,7 @@ from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.folder import LOCK_FILE
 from sambasim.runtime.checkpoint.resume import AUTO, NEWEST
-from sambasim.runtime.engine.compiler import CACHE_VARIABLE
+from sambasim.runtime.engine.choice import CACHE_VARIABLE
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners, SilentListener, Step
 from sambasim.runtime.single_rank import single_rank

@@ -17,7 +17,7 @@ from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.runtime import capacity
 from sambasim.runtime.determinism import Stream, derive, seed_everything
-from sambasim.runtime.gradient_norm import block_sums, total_norm
+from sambasim.runtime.mean import block_sums, total_norm
 from sambasim.runtime.plan import plan
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.single_rank import single_rank

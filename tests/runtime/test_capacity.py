@@ -1,6 +1,7 @@
-"""Device memory that does not fit is refused with the number needed and the number there."""
+"""Device memory and shared memory that do not fit are rejected, with the bytes needed and available."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,18 @@ from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.runtime.capacity import available_bytes, check_device, check_memory
-from sambasim.runtime.shared_memory import Demand
-from sambasim.units import GIB
+from sambasim.runtime.shared_memory import (
+    Demand,
+    check_demands,
+    check_rehearsals,
+    check_start,
+    free_bytes,
+    mapped_names,
+    names_in,
+    rehearse,
+    unlink,
+)
+from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
 
 
@@ -45,3 +56,83 @@ def test_the_replicas_of_a_node_are_added_up() -> None:
 def test_available_memory_is_read_in_bytes() -> None:
     assert available_bytes("MemTotal:  9 kB\nMemFree: 3 kB\nMemAvailable:      1048576 kB\n") == GIB
     assert available_bytes("") is None
+
+
+MAPS = """\
+55c1a0000000-55c1a0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
+7f6ae3800000-7f6af0000000 rw-s 00000000 00:1a 12  /dev/shm/mpich_shar_tmpriUBv1 (deleted)
+7f6af6fe5000-7f6af71eb000 rw-s 00000000 00:1a 13  /dev/shm/mpich_shm_87e422a6_0
+7f6af6fe5000-7f6af71eb000 rw-s 00001000 00:1a 13  /dev/shm/mpich_shm_87e422a6_0
+7f6af722e000-7f6af7237000 rw-s 00000000 00:01 14  /SYSV00000000 (deleted)
+7f6af7240000-7f6af7659000 rw-p 00000000 00:00 0
+7f6af7660000-7f6af7670000 rw-s 00000000 00:1a 15  /dev/shm/with a space
+7f6af7670000-7f6af7680000 rw-s 00000000 00:1a 15  /home/me/dev/shm/other
+"""
+
+
+def test_only_names_that_are_still_there_are_found() -> None:
+    assert names_in(MAPS) == {Path("/dev/shm/mpich_shm_87e422a6_0"), Path("/dev/shm/with a space")}
+
+
+def test_this_process_can_be_asked() -> None:
+    assert all(name.is_relative_to("/dev/shm") for name in mapped_names())
+
+
+def test_a_name_that_a_peer_took_away_first_is_no_error(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.touch()
+    unlink([here, tmp_path / "gone"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def demand(node: int, needed: int, free: int | None) -> Demand:
+    return Demand(node, f"host-{node}", needed, free)
+
+
+def test_the_ranks_of_a_node_are_added_up() -> None:
+    fits = [demand(0, 3 * GIB, 6 * GIB), demand(0, 3 * GIB, 6 * GIB), demand(1, 3 * GIB, 4 * GIB)]
+    check_demands(fits)
+    with pytest.raises(MachineError) as error:
+        check_demands([*fits, demand(1, 2 * GIB, 4 * GIB)])
+    assert error.value.what == (
+        "the replicas of this node need 5.0 GiB of shared memory, and /dev/shm has 4.0 GiB free"
+    )
+    assert error.value.where == "host host-1"
+    assert error.value.remedy is not None
+    assert error.value.remedy.startswith("make /dev/shm larger (docker: --shm-size; ")
+
+
+def test_what_nobody_can_measure_is_not_refused() -> None:
+    check_demands([demand(0, 3 * GIB, None)])
+
+
+def test_free_space_is_a_number_of_bytes_on_linux() -> None:
+    free = free_bytes()
+    assert free is None or free >= 0
+
+
+def test_mpi_needs_some_to_start_several_ranks() -> None:
+    check_start(1, "here", 0)
+    check_start(2, "here", None)
+    check_start(2, "here", 22 * MIB)
+    with pytest.raises(MachineError) as error:
+        check_start(2, "here", 22 * MIB - 1)
+    assert error.value.what.startswith("MPI needs about 22.0 MiB of shared memory to start 2 ranks on one node, and ")
+    assert error.value.where == "host here"
+
+
+def test_a_rehearsal_takes_nothing_and_says_what_stood_in_the_way() -> None:
+    before = mapped_names()
+    assert rehearse(MIB) is None
+    assert mapped_names() == before
+    assert rehearse(1 << 62) is not None
+
+
+def test_the_rank_that_found_an_obstacle_is_named() -> None:
+    check_rehearsals([("a", GIB, None), ("a", GIB, None)])
+    with pytest.raises(MachineError) as error:
+        check_rehearsals([("a", GIB, None), ("b", GIB, "no room: 3 left"), ("b", GIB, None)])
+    assert error.value.what == (
+        "the replicas of this node need a shared window of 1.0 GiB, which rank 1 cannot map: no room: 3 left"
+    )
+    assert error.value.where == "host b"

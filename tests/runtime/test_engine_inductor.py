@@ -1,7 +1,7 @@
-"""The engine that compiles: near the plain engine, equal to itself, and clear about what it lacks."""
+"""The inductor engine: close to the plain engine, repeatable, with the same random numbers, and clear errors."""
 
-# Calling a module gives Any.
-# mypy: no-warn-return-any
+# Calling a module gives Any; torch.backends is untyped.
+# mypy: no-warn-return-any, no-disallow-untyped-calls
 
 import os
 from collections.abc import Sequence
@@ -14,13 +14,15 @@ from torch.nn import functional
 
 from sambasim.compiler.compile import compile_model
 from sambasim.errors import MachineError
-from sambasim.ir.graph import Section
+from sambasim.ir.graph import Node, Ref, Section
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.engine.compiler import CACHE_VARIABLE, find_compiler, use_cache_folder
-from sambasim.runtime.engine.inductor import Compiling, Inductor
+from sambasim.runtime.engine import inductor as module
+from sambasim.runtime.engine.choice import CACHE_VARIABLE, find_compiler, use_cache_folder
+from sambasim.runtime.engine.inductor import Compiling, Inductor, by_onednn, fake_values, rebuild
+from sambasim.runtime.engine.products import FEWEST_FLOPS, mkl_favours
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.replica import place_inputs, place_weights
@@ -114,7 +116,7 @@ class _Sections(StepObserver):
 def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH") as caught:
+    with pytest.raises(MachineError, match=r"needs a C\+\+ compiler, and there is no g\+\+ in PATH") as caught:
         find_compiler()
     assert "apt install g++" in (caught.value.remedy or "")
 
@@ -123,7 +125,7 @@ def test_a_compiler_that_only_cxx_names_is_told_from_none(monkeypatch: pytest.Mo
     (tmp_path / "g++").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(MachineError, match="CXX names no-such-compiler, which is not there") as caught:
+    with pytest.raises(MachineError, match="CXX names no-such-compiler, which does not exist") as caught:
         find_compiler()
     assert caught.value.remedy == "unset CXX"
 
@@ -150,3 +152,49 @@ def test_a_folder_that_the_user_names_is_taken(monkeypatch: pytest.MonkeyPatch, 
     use_cache_folder()
     assert os.environ[CACHE_VARIABLE] == str(tmp_path / "mine")
     assert not list(tmp_path.iterdir())
+
+
+SIDE = 256
+
+
+@pytest.mark.parametrize(("vendor", "favoured"), [("GenuineIntel", True), ("AuthenticAMD", False)])
+def test_mkl_favours_the_processors_of_its_maker(tmp_path: Path, vendor: str, favoured: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
+    assert mkl_favours(tmp_path / "cpuinfo") is (favoured and torch.backends.mkl.is_available())
+
+
+def test_a_machine_that_does_not_describe_itself_is_not_favoured(tmp_path: Path) -> None:
+    assert not mkl_favours(tmp_path / "cpuinfo")
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "favoured", "chosen"),
+    [
+        (SIDE, torch.float32, False, True),
+        (SIDE, torch.float32, True, False),
+        (1, torch.float32, False, False),
+        (SIDE, torch.bfloat16, False, False),
+    ],
+    ids=["large", "on a processor that MKL favours", "little work", "narrow"],
+)
+def test_large_products_are_onednns_where_mkl_is_not_at_home(
+    monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype, favoured: bool, chosen: bool
+) -> None:
+    monkeypatch.setattr(module, "mkl_favours", lambda processors: favoured)
+    assert 2 * SIDE**2 < FEWEST_FLOPS <= 2 * SIDE**3
+    x, weight = torch.empty(rows, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
+    assert by_onednn(x, weight) is (chosen and torch.backends.mkldnn.is_available())
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_product_with_a_bias_keeps_its_value(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+    monkeypatch.setattr(module, "by_onednn", lambda x, weight: onednn)
+    torch.manual_seed(0)
+    symbols = {"bias": torch.randn(SIDE), "x": torch.randn(SIDE, SIDE), "weight": torch.randn(SIDE, SIDE)}
+    node = Node("linear", "aten.addmm.default", tuple(Ref(name) for name in symbols), (), ("y",))
+    built = rebuild([node], list(symbols), ["y"], fake_values([node], symbols))
+    called = [str(call.target) for call in built.graph.nodes if call.op == "call_function"]
+    apart = ["aten.t.default", "sambasim.linear.default", "aten.add.Tensor"]
+    assert called == (apart if onednn else ["aten.addmm.default"])
+    # Two libraries add 256 products of standard normal numbers in two orders.
+    torch.testing.assert_close(built(*symbols.values())[0], torch.addmm(*symbols.values()), rtol=1e-5, atol=1e-4)

@@ -13,9 +13,18 @@ from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOp
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import products as module
-from sambasim.runtime.engine.products import Layout, Operands, Products, Trial, quicker_product
+from sambasim.runtime.engine.products import (
+    COLUMNS,
+    Layout,
+    Multiply,
+    Operands,
+    Products,
+    Trial,
+    block_of,
+    faster_product,
+    product_kernel,
+)
 from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.kernels.product import COLUMNS, Multiply, block_of, product_kernel
 from sambasim.runtime.replica import place_inputs, place_weights
 
 BATCH, WIDTH = 64, 512
@@ -75,14 +84,14 @@ def test_one_that_adds_up_in_another_order_is_not_used(monkeypatch: pytest.Monke
     multiply_of(a, b)
     asked = Operands(Layout.of(a), Layout.of(b))
     # In halves is another order than any library's that adds up from the first product to the last.
-    monkeypatch.setattr("sambasim.runtime.kernels.product.block_of", lambda inner: block_of(inner) // 2 + 1)
-    assert quicker_product(asked) is None
+    monkeypatch.setattr("sambasim.runtime.engine.products.block_of", lambda inner: block_of(inner) // 2 + 1)
+    assert faster_product(asked) is None
 
 
 @pytest.fixture
 def always_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of the two is quicker on this machine, at this moment, is nothing that a test can know."""
-    monkeypatch.setattr(Trial, "is_quicker", lambda trial: True)
+    monkeypatch.setattr(Trial, "is_faster", lambda trial: True)
 
 
 @needs_narrow_mkl
@@ -95,10 +104,10 @@ def test_one_that_is_slower_than_torchs_is_not_used(monkeypatch: pytest.MonkeyPa
         time.sleep(0.1)
 
     trial = Trial.of(dawdle, Operands(Layout.of(a), Layout.of(b)))
-    assert trial.has_the_bits()
-    assert not trial.is_quicker()
+    assert trial.same_bits()
+    assert not trial.is_faster()
     monkeypatch.setattr(module, "product_kernel", lambda a, b: dawdle)
-    assert quicker_product(Operands(Layout.of(a), Layout.of(b))) is None
+    assert faster_product(Operands(Layout.of(a), Layout.of(b))) is None
 
 
 @needs_narrow_mkl
@@ -108,7 +117,7 @@ def test_torchs_is_taken_for_little_work_other_types_and_several_threads() -> No
     multiply_of(a, b)
 
     def is_ours(a: Tensor, b: Tensor) -> bool:
-        return quicker_product(Operands(Layout.of(a), Layout.of(b))) is not None
+        return faster_product(Operands(Layout.of(a), Layout.of(b))) is not None
 
     assert is_ours(a, b)
     assert not is_ours(a[:8], b)
@@ -126,7 +135,7 @@ def test_operands_that_lie_otherwise_than_they_did_are_torchs() -> None:
     multiply_of(a, b)
     products = Products()
     products.watched(0, torch.mm)(a, b)
-    quicker = products.quicker(0)
+    quicker = products.faster(0)
     assert quicker is not None
     for other_a, other_b in ((a, b.t().contiguous().t()), (torch.randn(2 * BATCH, WIDTH), b), (a[:1], b)):
         result = quicker(other_a, other_b)
@@ -135,7 +144,7 @@ def test_operands_that_lie_otherwise_than_they_did_are_torchs() -> None:
 
 
 @pytest.mark.usefixtures("always_quicker")
-def test_a_pass_has_the_bits_of_eager_before_and_after(tmp_path: Path) -> None:
+def test_a_pass_same_bits_of_eager_before_and_after(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), Mean())
     x = torch.randn(BATCH, WIDTH)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sambasim.runtime import huge_pages
-from sambasim.runtime.buffers import ByteArray
 from sambasim.runtime.huge_pages import huge_bytes, mapped_again, merged, private_pages
+from sambasim.runtime.ranks import ByteArray
 
 HUGE = huge_bytes()
 needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge pages")

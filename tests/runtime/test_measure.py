@@ -1,18 +1,23 @@
-"""What the measurement of sync paths stands on: operands that give a wrong result away, sizes, bandwidths."""
+"""Measuring all-reduce paths: operands that expose wrong results, the order of turns, sizes, bandwidths."""
 
-from itertools import pairwise
+from collections import Counter
+from itertools import chain, pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
-from sambasim.runtime.measure.collectives import default_runs, sizes_between
-from sambasim.runtime.measure.flat_program import flat_program
-from sambasim.runtime.measure.memory import needed_bytes
-from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
-from sambasim.runtime.measure.paths import PATHS
+from sambasim.runtime.measure.collectives import (
+    algorithm_bandwidth,
+    bus_bandwidth,
+    default_runs,
+    order,
+    runs_of_turns,
+    sizes_between,
+)
+from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill, flat_program
+from sambasim.runtime.measure.paths import PATHS, needed_bytes
 from sambasim.units import GIB, KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100
@@ -127,3 +132,25 @@ def test_a_flat_program_has_one_group_whose_means_are_gathered() -> None:
     assert group.numel == 128
     assert group.regions["parameter"] == group.regions["gradient"]
     assert program.device_bytes >= 2 * group.numel * 4
+
+
+@pytest.mark.parametrize("count", range(3, 10))
+def test_everybody_follows_every_other_one_equally_often(count: int) -> None:
+    turns = [order(count, turn) for turn in range(2 * count)]
+    assert all(sorted(turn) == list(range(count)) for turn in turns)
+    behind = Counter(chain.from_iterable(pairwise(turn) for turn in turns))
+    assert behind == {(one, other): 2 for one in range(count) for other in range(count) if one != other}
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_nobody_follows_itself_from_one_turn_to_the_next(count: int) -> None:
+    for before, after in pairwise(order(count, turn) for turn in range(4 * count)):
+        assert before[-1] != after[0]
+
+
+@pytest.mark.parametrize("runs", range(1, 130))
+def test_all_runs_are_in_turns_of_about_ten_and_of_one_where_they_are_few(runs: int) -> None:
+    turns = runs_of_turns(runs)
+    assert sum(turns) == runs
+    assert max(turns) - min(turns) <= 1
+    assert len(turns) == min(runs, max(4, runs // 10))

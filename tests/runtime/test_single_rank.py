@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sambasim.errors import InternalError
-from sambasim.runtime.buffers import as_bytes, check_gather
-from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, FailureNotice, Topology
+from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, FailureNotice, Topology, as_bytes, check_gather
 from sambasim.runtime.single_rank import SingleRank, private_window, single_rank
 from sambasim.runtime.supervision.supervisor import reporting_rank
 

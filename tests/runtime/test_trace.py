@@ -9,13 +9,12 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.errors import MachineError
 from sambasim.options.run import RunOptions
 from sambasim.records.trace import Track
+from sambasim.runtime import tracing
+from sambasim.runtime.clocks import Clock, compare_clocks
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.single_rank import single_rank
-from sambasim.runtime.trace import run
-from sambasim.runtime.trace.clocks import Clock, compare_clocks
-from sambasim.runtime.trace.recorder import Recorder
-from sambasim.runtime.trace.run import traced_steps
+from sambasim.runtime.tracing import Recorder, traced_steps
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 
@@ -37,7 +36,7 @@ def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, 
 
 
 def test_a_recorder_that_is_full_counts_what_it_leaves_out() -> None:
-    recorder = Recorder(room=2)
+    recorder = Recorder(capacity=2)
     recorder.step = 7
     for number in range(5):
         recorder.add(number % 2, Track.HOST, "data", 10, 20, {"bytes": number})
@@ -70,7 +69,7 @@ def test_after_the_last_traced_step_nothing_is_recorded(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(run, "Recorder", lambda: recorder)
+    monkeypatch.setattr(tracing, "Recorder", lambda: recorder)
     _train(pef, trace=tmp_path / "new" / "trace.json", trace_steps=2)
     trace = read_trace((tmp_path / "new" / "trace.json").read_text(encoding="utf-8"))
     assert [one.name for one in trace.named("step ")] == ["step 3", "step 4"]
@@ -81,7 +80,7 @@ def test_after_the_last_traced_step_nothing_is_recorded(
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "Recorder", lambda: Recorder(room=3))
+    monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(capacity=3))
     _train(pef, trace=tmp_path / "trace.json")
     trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
     assert len(trace.spans) == 3 + 3
@@ -92,7 +91,7 @@ def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
 def test_a_disk_that_is_full_is_told_of(pef: Path) -> None:
     with pytest.raises(MachineError, match="the trace cannot be written to /dev/full: No space left") as caught:
         _train(pef, trace=Path("/dev/full"))
-    assert caught.value.remedy == "make room there, or another place: --trace FILE"
+    assert caught.value.remedy == "free disk space there, or choose another file: --trace FILE"
 
 
 def test_a_run_without_a_trace_has_no_stand_ins(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:

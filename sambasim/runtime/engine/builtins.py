@@ -1,8 +1,8 @@
-"""Operators that torch also has as a Python function, which is the same kernel in less time.
+"""Operators that torch also offers as a Python function, which calls the same kernel with less overhead.
 
-`torch.ops` looks an operator's schema up and converts each operand by it; the functions that are generated for Python
-know theirs, and take one to two microseconds less for each call. A row is safe where the function, given operands as
-the schema has them, chooses this overload and no other: a test holds every row to that.
+`torch.ops` looks up the schema of an operator and converts each operand; the functions that torch generates for Python
+take one to two microseconds less per call. A row is safe if the function, given operands that fit the schema, always
+chooses this overload: a test checks every row.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,18 +37,17 @@ def _table(owner: object, names: str) -> dict[str, Function]:
 BUILTINS: Mapping[str, Function] = (
     _table(torch, _FUNCTIONS) | _table(Tensor, _METHODS) | {"aten.view.default": Tensor.reshape}
 )
-"""By operator: the function that takes the same operands. A view that was captured on other strides than a kernel gives
-(those of LSTM's backward, say) is a copy then, and nothing but a view where it can be."""
+"""By operator: a function with the same operands. `reshape` stands for `view`: it copies if a kernel returns other
+strides than at capture (LSTM's backward), and is a view otherwise."""
 
 WRITES_OUT: frozenset[str] = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
-"""The rows of BUILTINS with a kernel that writes its result into a tensor given as `out`, without making one first."""
+"""The rows of BUILTINS whose kernels write directly into a tensor given as `out`."""
 
 
 def builtin(node: Node, schema: FunctionSchema) -> Function | None:
-    """The quick function for `node`, whose operator has this `schema`; None where there is none.
+    """The Python function for `node`, whose operator has this `schema`; None if there is none.
 
-    There is none for a node that gives a number where the schema has a tensor either: the function might take it for
-    another overload.
+    A node that passes a number for a tensor has none: the function might choose another overload.
     """
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     tensors = [argument.name for argument in schema.arguments if str(argument.type) == _TENSOR]

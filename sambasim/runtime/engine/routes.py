@@ -1,10 +1,8 @@
-"""Gradients written straight into their group, by the kernel that makes them, instead of being made and then copied.
+"""Lets kernels write gradients directly into their group, instead of into a new tensor that is then copied.
 
-The kernel must put the same bits where the copy would have put them. A kernel may choose another way, and round
-otherwise, for a result that lies differently in memory: so how the result lies when the kernel chooses for itself is
-watched in the first pass. If the gradient, which is the result or a view of it, covers the same memory from the first
-element to the last, its place in the group can be seen with the sizes and strides of that result; otherwise it goes on
-being copied.
+The bits must not change, and a kernel may round differently for a result with other strides. So the first pass records
+the layout that the kernel itself chooses. If the gradient, which is the result or a view of it, covers the same memory,
+then the kernel can write to the destination through a view with that layout. Otherwise the gradient is still copied.
 """
 
 from collections import Counter
@@ -24,10 +22,11 @@ Function = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From the node at position `maker` to the gradient `value`, which it makes or which is a view of what it makes.
+    """The nodes from the kernel to the gradient `value`, which is its result or a view of it.
 
-    `views` are the positions of the views from the one to the other, in order; the last of them defines `value`.
-    `unread` are those of them that nobody needs once the maker writes to the gradient's place.
+    maker: the position of the node that computes the result
+    views: the positions of the view nodes, in order; the last one defines `value`
+    unread: the views that are not needed once the maker writes to the destination
     """
 
     value: str
@@ -44,10 +43,11 @@ class Route:
 def find_routes(
     nodes: Sequence[Node], sections: Sequence[int], stored: Collection[str], keep: Collection[str]
 ) -> list[Route]:
-    """The routes to the values in `stored` that are safe. `sections` gives the section of each node.
+    """The safe routes to the values in `stored`. `sections` gives the section of each node.
 
-    What a later section reads must not lie in a gradient's place: peers may overwrite that as soon as the section which
-    completes the gradient is done. Nor must what is handed out (`keep`), or what is stored as another gradient too.
+    A value must not lie in a gradient's destination if a later section reads it, because other ranks may overwrite the
+    gradient once its section is done. The same holds for values that the pass returns (`keep`) and for values that are
+    stored as another gradient too.
     """
     position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
     readers = Counter(name for node in nodes for name in set(node_references(node)))
@@ -67,7 +67,7 @@ def find_routes(
 
 
 def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:
-    """Positions of the nodes from the one that is no view to the one that defines `value`."""
+    """The positions of the maker, and of the views up to the one that defines `value`."""
     chain = [position_of[value]]
     while (before := _viewed(nodes[chain[0]])) in position_of:
         chain.insert(0, position_of[before])
@@ -75,7 +75,7 @@ def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) ->
 
 
 def _viewed(node: Node) -> str:
-    """The one value that `node` is a view of; nothing if it is no view, gives several, or reads others too."""
+    """The value that `node` is a view of; empty if it is not a view of one value with one result."""
     is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
     read = list(node_references(node))
     return read[0] if is_view and len(read) == 1 else ""
@@ -85,7 +85,7 @@ def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, i
     unread: list[int] = []
     for position in reversed(views):
         (result,) = nodes[position].results
-        needed_by = 1 if unread else 0  # the view after it, which is not needed either
+        needed_by = 1 if unread else 0  # the next view, which is not needed either
         if result is None or readers.get(result, 0) > needed_by:
             break
         unread.append(position)
@@ -94,7 +94,11 @@ def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, i
 
 @dataclass(slots=True)
 class Watch:
-    """Sees, in one pass, how what the makers make lies in memory. `places` gives the tensor of each gradient."""
+    """Records the layouts of the makers' results in one pass.
+
+    places: the destination of each gradient
+    outs: for each maker that can write directly, the view of the destination to write to
+    """
 
     routes: Sequence[Route]
     places: Mapping[str, Tensor]
@@ -102,13 +106,13 @@ class Watch:
     outs: dict[int, Tensor] = field(default_factory=dict)
 
     def watched(self, position: int, function: Function) -> Function:
-        """`function`, the one of the node at `position`, which tells the watch what it returns."""
+        """`function`, the one of the node at `position`; it records its result."""
         made = [route for route in self.routes if route.maker == position]
         ends = [route for route in self.routes if route.last == position]
         if not made and not ends:
             return function
 
-        def tells(*operands: object) -> object:
+        def recorded(*operands: object) -> object:
             result = function(*operands)
             if isinstance(result, Tensor):
                 for route in made:
@@ -117,7 +121,7 @@ class Watch:
                     self._settle(route, result)
             return result
 
-        return tells
+        return recorded
 
     def _settle(self, route: Route, value: Tensor) -> None:
         made, place = self.seen.pop(route.maker), self.places[route.value]
@@ -129,7 +133,7 @@ class Watch:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether every element has a place of its own, and there are no gaps."""
+    """Whether the elements neither overlap nor leave gaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

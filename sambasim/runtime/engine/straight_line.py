@@ -1,4 +1,4 @@
-"""The instructions of a part as one Python function, a line for each, without a loop that looks them up.
+"""A pass as straight-line Python: one generated function per part, one line per instruction.
 
     def run(registers):
         r = registers
@@ -6,11 +6,18 @@
         unpack(f1(r[6], r[4]), t1, r); r[6] = None
         r[9] = f2(r[7]); keep(r[9], d2); r[7] = None
 
-For operators that take microseconds, the loop took a quarter of a step. Nothing of a PEF is in the text but the numbers
-of registers, which are counted here: functions, places and constants are handed in by name.
+An interpreter loop took a quarter of a step where operators take microseconds. The generated text contains nothing from
+the PEF but register numbers, which this package assigns: functions, destinations and constants are passed by name.
+
+The first pass that writes gradients is observed: it shows how results lie in memory, and which products our own kernel
+computes faster. From then on, kernels write gradients to their destinations where they can (see `routes`), and the
+faster products are used (see `products`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, islice
 from types import CodeType
 from typing import Any
 
@@ -18,11 +25,48 @@ from torch import Tensor
 
 from sambasim.errors import PefError, SambasimError
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.parts import Part
+from sambasim.runtime.engine.products import Products
+from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
 
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Instructions after which the first `sections` sections of the graph have run. A communication is a part of its
+    own."""
+
+    sections: int
+    instructions: tuple[Instruction, ...]
+
+
+def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[int, int]]) -> list[Part]:
+    """Split `instructions` into parts; None entries are dropped.
+
+    sizes: for each unit, its number of sections and of instructions, None entries included
+    """
+    parts: list[Part] = []
+    start = done = 0
+    for sections, size in sizes:
+        kept = [one for one in instructions[start : start + size] if one is not None]
+        *first, last = list(_split_at_communication(kept)) or [()]
+        parts += [Part(done, one) for one in first]
+        done += sections
+        parts.append(Part(done, last))
+        start += size
+    return parts
+
+
+def _split_at_communication(instructions: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
+    """The runs of instructions between communications, and each communication by itself."""
+    for communicates, run in groupby(instructions, key=lambda one: one.communication is not None):
+        if communicates:
+            yield from ((one,) for one in run)
+        else:
+            yield tuple(run)
+
+
 _FIRST_LINE = 3
-"""Of the function's text: where the first instruction is."""
+"""The line of the generated function with the first instruction."""
 
 
 class Misfit(Exception):
@@ -30,10 +74,7 @@ class Misfit(Exception):
 
 
 class StraightLine:
-    """`part`, ready to be run. With `accumulate`, gradients are added to what is in their places.
-
-    The text is made when it is first needed.
-    """
+    """`part`, compiled to one Python function on the first call. `accumulate`: add gradients instead of overwriting."""
 
     def __init__(self, part: Part, *, accumulate: bool) -> None:
         self.sections = part.sections
@@ -43,13 +84,13 @@ class StraightLine:
         self._run: Callable[[Registers], None] | None = None
 
     def __call__(self, registers: Registers) -> None:
-        """Run it. Raises what an operator raises, and Misfit; `failed` tells which one it was."""
+        """Run the part. Raises what an operator raises, or Misfit; `failed` then returns the instruction."""
         if self._run is None:
             self._run = _function(self._instructions, self._keep)
         self._run(registers)
 
     def begin(self, registers: Registers) -> None:
-        """Begin the communication that this part is, with its operands."""
+        """Begin the communication of this part, if it is one."""
         if self.communication is not None:
             self.communication.begin(*[registers[operand] for operand in self._instructions[0].operands])
 
@@ -79,13 +120,13 @@ def _function(
     for number, instruction in enumerate(instructions):
         lines.append(f"    {_line(number, instruction, names)}")
     exec(compile("\n".join(lines), "<section>", "exec"), names)
-    # A function that lies among its own names is a cycle, and would keep its destinations until the next collection.
+    # A function in its own globals is a reference cycle, which would keep the destinations alive.
     run: Callable[[Registers], None] = names.pop("run")
     return run
 
 
 def _line(number: int, instruction: Instruction, names: dict[str, Any]) -> str:
-    """What carries out instruction `number`; what it calls and where it stores goes into `names`."""
+    """The line for instruction `number`; the objects that it uses are added to `names`."""
     names[f"f{number}"] = instruction.function
     line = f"f{number}({', '.join(f'r[{operand}]' for operand in instruction.operands)})"
     if instruction.communication is not None:
@@ -112,12 +153,12 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers) 
 
 
 def overwrite(value: object, destination: Tensor) -> None:
-    """The first pass of a step keeps `value` so. Raises Misfit if it is no tensor."""
+    """Store a gradient in the first pass of a step. Raises Misfit if `value` is no tensor."""
     destination.copy_(_tensor(value))
 
 
 def add(value: object, destination: Tensor) -> None:
-    """Later passes of a step keep `value` so. Raises Misfit if it is no tensor."""
+    """Store a gradient in later passes of a step. Raises Misfit if `value` is no tensor."""
     destination.add_(_tensor(value))
 
 
@@ -125,3 +166,68 @@ def _tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise Misfit
     return value
+
+
+class PassLines:
+    """`parts` as straight-line code, for passes that write gradients and for passes that add to them.
+
+    stores: the destinations of gradients by value
+    keep: values that the pass returns; they must not share memory with a gradient
+    """
+
+    def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
+        self._parts = parts
+        self._products = Products()
+        self.adding = [StraightLine(part, accumulate=True) for part in parts]
+        flat = [one for part in parts for one in part.instructions]
+        part_of = [part.sections for part in parts for _ in part.instructions]
+        single = {value: places[0] for value, places in stores.items() if len(places) == 1}
+        routes = find_routes([one.node for one in flat], part_of, list(stores), list(keep))
+        routes = [route for route in routes if route.value in single]
+        watch = Watch(routes, single)
+        self._watch: Watch | None = watch if routes else None
+        timed = [self._products.watched(i, one.function) for i, one in enumerate(flat)]
+        watched = [replace(one, function=watch.watched(i, timed[i])) for i, one in enumerate(flat)]
+        self.writing = self._replaced(watched)
+
+    def end_writing_pass(self) -> None:
+        """Call after a pass that wrote gradients. The first one decides how the next ones run."""
+        if self._watch is not None:
+            self.writing, self.adding = self._direct(self._watch), self._faster()
+            self._watch = None
+
+    def _direct(self, watch: Watch) -> list[StraightLine]:
+        """Code in which kernels write directly to the destinations of gradients that `watch` found."""
+        direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
+        for position, one in enumerate(direct):
+            out = watch.outs.get(position)
+            faster = self._products.faster(position, out)
+            if one is not None and faster is not None:
+                direct[position] = replace(one, function=faster)
+            elif one is not None and out is not None:
+                direct[position] = replace(one, function=partial(one.function, out=out))
+        for route in watch.routes:
+            if route.maker in watch.outs:
+                last = direct[route.last]
+                direct[route.last] = None if last is None else replace(last, stores=())
+                for position in route.unread:
+                    direct[position] = None
+        return self._replaced(direct)
+
+    def _faster(self) -> list[StraightLine]:
+        """Code that adds to gradients, with the faster products."""
+        flat = [one for part in self._parts for one in part.instructions]
+        found = [self._products.faster(position) for position in range(len(flat))]
+        quick = [
+            one if function is None else replace(one, function=function)
+            for one, function in zip(flat, found, strict=True)
+        ]
+        return self._replaced(quick, accumulate=True)
+
+    def _replaced(self, instructions: Sequence[Instruction | None], *, accumulate: bool = False) -> list[StraightLine]:
+        """The same parts with other `instructions`; None entries are dropped."""
+        rest, lines = iter(instructions), []
+        for part in self._parts:
+            kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
+            lines.append(StraightLine(replace(part, instructions=kept), accumulate=accumulate))
+        return lines

@@ -1,12 +1,12 @@
-"""What is compiled together: units of sections, and in each of them the nodes that a compiler gets.
+"""Chooses what inductor compiles together: units of sections, and in each unit the regions of nodes.
 
-A section alone is too small a unit. What it hands to the next one must be in memory, in a layout that both know, so
-nothing is fused across; and each call of compiled code costs a little. So the forward is one unit, and the backward a
-few: their ends are where gradients are complete and can be reduced while the next unit computes.
+A single section is too small: nothing is fused across units, values between them go through memory, and each call of
+compiled code has a cost. So the forward is one unit and the backward at most four. At the end of a unit, its gradients
+are complete and can be reduced while the next unit computes.
 
-Three kinds of node are left to their own kernels. Those of recurrent layers work only where torch records gradients,
-and compiled code does not. Products that are gradients and nothing else come last in their unit: their kernels write
-to the gradient's place in its group. So do the views that only these products read.
+Some nodes keep torch's own kernel. Recurrent layers only work where torch records gradients, which compiled code does
+not. Products that are only gradients come last in their unit, because their kernels write directly into the gradient's
+group; so do the views that only these products read.
 """
 
 from collections import defaultdict
@@ -19,12 +19,12 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.runtime.engine.routes import Route
 
 BACKWARD_UNITS = 4
-"""Into how many units the backward is cut at most: gradients of the last one, a quarter, are reduced after it."""
+"""The maximum number of units of the backward. The gradients of the last one are reduced after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Nodes `start` up to `stop`, which are those of `sections` sections."""
+    """The nodes from `start` up to `stop`, which make up `sections` sections."""
 
     start: int
     stop: int
@@ -33,8 +33,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that are compiled together. `nodes` are positions in order: `views` of what other regions make are taken
-    again here, as that costs nothing. `inputs` and `outputs` are values."""
+    """Nodes that are compiled together, by position.
+
+    views: view nodes of other regions that are evaluated again here, which costs nothing
+    inputs, outputs: values
+    """
 
     views: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -43,11 +46,11 @@ class Region:
 
 
 Step = Region | int
-"""A region, or the position of a node that its own kernel carries out."""
+"""A region, or the position of a node that keeps its own kernel."""
 
 
 def choose_units(sections: Sequence[tuple[SectionKind, int]]) -> list[Unit]:
-    """Units from the kind and the number of nodes of each section, in order."""
+    """The units of a pass. `sections` gives the kind and number of nodes of each section."""
     backward = sum(count for kind, count in sections if kind is SectionKind.BCKWD)
     units: list[Unit] = []
     start = stop = number = done = 0
@@ -55,9 +58,9 @@ def choose_units(sections: Sequence[tuple[SectionKind, int]]) -> list[Unit]:
         stop, number = stop + count, number + 1
         done += count if kind is SectionKind.BCKWD else 0
         last = index + 1 == len(sections)
-        turns = not last and sections[index + 1][0] is not kind
+        kind_changes = not last and sections[index + 1][0] is not kind
         enough = kind is SectionKind.BCKWD and done * BACKWARD_UNITS >= backward * (len(_backward(units, sections)) + 1)
-        if last or turns or enough:
+        if last or kind_changes or enough:
             units.append(Unit(start, stop, number))
             start, number = stop, 0
     return units
@@ -70,8 +73,11 @@ def _backward(units: Sequence[Unit], sections: Sequence[tuple[SectionKind, int]]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Plans the steps of every unit. `taken` are positions of nodes that are views of symbols, and have no step;
-    `needed` are values that must be there after the node that makes them: stored, or handed out at the end."""
+    """Plans the steps of every unit.
+
+    taken: positions of views of symbols, which are already evaluated and have no step
+    needed: values that are stored as gradients or returned by the pass, so regions must output them
+    """
 
     nodes: Sequence[Node]
     taken: Collection[int]
@@ -80,7 +86,7 @@ class Steps:
 
     def of(self, units: Sequence[Unit]) -> list[list[Step]]:
         """The steps of each unit, in order."""
-        last = self._sinks()
+        last = self._gradient_products()
         drafts = [self._draft(unit, last) for unit in units]
         outside = set(self.needed)
         bodies: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[str, ...]]] = {}
@@ -120,7 +126,7 @@ class Steps:
         return Region(views, nodes, inputs, tuple(outputs))
 
     def _inputs(self, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The views that are taken again for `nodes`, and what is read from outside then."""
+        """The views to evaluate again for `nodes`, and the values that are then read from outside."""
         maker = {result: p for p, node in enumerate(self.nodes) for result in node.results if result is not None}
         inside, views, inputs = set(nodes), set[int](), dict[str, None]()
         waiting = [name for position in nodes for name in node_references(self.nodes[position])]
@@ -136,9 +142,9 @@ class Steps:
                 inputs[name] = None
         return tuple(sorted(views)), tuple(inputs)
 
-    def _sinks(self) -> set[int]:
-        """Products that are gradients and nothing else, the views that lead from them to the gradient, and the views
-        that only they read."""
+    def _gradient_products(self) -> set[int]:
+        """The products that are only gradients, the views from them to the gradient, and the views that only they
+        read."""
         readers = self._readers()
         last: set[int] = set()
         for route in self.routes:
@@ -165,6 +171,6 @@ class Steps:
 
 
 def _is_plain_view(node: Node) -> bool:
-    """Whether `node` gives one view of one value."""
+    """Whether `node` returns one view of one value."""
     one = len(node.results) == 1 and node.results[0] is not None and len(list(node_references(node))) == 1
     return one and OPERATORS[node.operator].kind is OperatorKind.VIEW

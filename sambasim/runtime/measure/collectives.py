@@ -1,9 +1,9 @@
-"""Measure the ways of an all-reduce, size by size: all in turn in one run, at the same time on all ranks.
+"""Measure the all-reduce paths, size by size: interleaved in one run, at the same time on all ranks.
 
-In its turn a path runs several times in a row, as the peers' own benchmarks do it, so that it is measured with its own
-bytes and code in the caches, not those of another path. Before each run its operands are written anew, and a barrier
-lets all ranks begin together; after the first and the last of a turn, every rank compares the whole result. The copy
-bound takes its turn like a path.
+Runs are divided into turns. In each turn, every path runs several times in a row, as other benchmarks do, so that its
+own bytes and code are in the caches. Before each run the operands are written again, and a barrier lets all ranks begin
+together; after the first and the last run of a turn, every rank checks the whole result. The copy bound takes its turn
+like a path.
 """
 
 import statistics
@@ -21,10 +21,7 @@ from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import default_threads
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.measure.bandwidth import algorithm_bandwidth, bus_bandwidth
-from sambasim.runtime.measure.flat_program import ELEMENT_BYTES, GRANULE_BYTES, flat_program
-from sambasim.runtime.measure.memory import check_host_memory
-from sambasim.runtime.measure.operands import Expected, Operands, draw
+from sambasim.runtime.measure.operands import ELEMENT_BYTES, GRANULE_BYTES, Expected, Operands, draw, flat_program
 from sambasim.runtime.measure.paths import (
     PATHS,
     THROUGH_GLOO,
@@ -33,11 +30,48 @@ from sambasim.runtime.measure.paths import (
     DevicePath,
     Measured,
     Setting,
+    check_host_memory,
     private_buffers,
 )
-from sambasim.runtime.measure.turns import order, runs_of_turns
 from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.units import MIB, format_bytes
+
+
+def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
+    """Bytes of the buffer for each second: what a user sees."""
+    return size_bytes / time_s
+
+
+def bus_bandwidth(size_bytes: int, time_s: float, world_size: int) -> float:
+    """The same, times 2 (n - 1) / n: every rank must send and receive that many buffers, whatever the algorithm; so
+    this can be compared with a link's bandwidth, and between numbers of ranks."""
+    return algorithm_bandwidth(size_bytes, time_s) * 2 * (world_size - 1) / world_size
+
+
+_FEWEST_TURNS = 4
+_RUNS_FOR_A_TURN = 10
+
+
+def runs_of_turns(runs: int) -> Sequence[int]:
+    """How many of `runs` runs each turn has: a turn for each ten of them, but not fewer than four turns."""
+    turns = min(max(_FEWEST_TURNS, runs // _RUNS_FOR_A_TURN), runs)
+    return [runs // turns + (turn < runs % turns) for turn in range(turns)]
+
+
+def order(count: int, turn: int) -> Sequence[int]:
+    """The order of `count` candidates, by number, in turn `turn`: a Williams design.
+
+    Who comes before leaves its bytes in the caches, and its load decides how fast the cores run. In `count` turns, or
+    twice as many where that is odd, everybody follows every other one equally often, and no turn begins with whoever
+    ended the one before. Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects
+    of treatments, 1949.
+    """
+    if count == 2:
+        return (0, 1)  # turned round, each would follow itself
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    turned = tuple((place + turn) % count for place in zigzag)
+    return turned[::-1] if count % 2 and turn % 2 else turned
+
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB

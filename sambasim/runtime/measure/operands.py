@@ -1,8 +1,8 @@
-"""What the ranks add up while a sync path is measured, and what must come out.
+"""What `bench` reduces: a program of one flat gradient group, its operands, and the expected result.
 
-Every rank fills its buffer with a block of its own, again and again, and every turn draws new blocks: what a rank has
-depends on the rank, the element and the turn, so that neither the result of the turn before nor "multiply by the number
-of ranks" passes. Any rank can draw the blocks of all, and so knows the whole result without having been told.
+Every rank fills its buffer with repetitions of a block of its own, and every turn draws new blocks. The operand depends
+on the rank, the element and the turn, so neither the result of the previous turn nor "multiply by the number of ranks"
+passes. Any rank can draw the blocks of all ranks, and so computes the expected result without communication.
 """
 
 from collections.abc import Iterator
@@ -11,8 +11,48 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sambasim.collectives.slices import CUT_ELEMENTS
 from sambasim.errors import InternalError
+from sambasim.ir.graph import Graph
+from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.program import DataParallel, GradientGroup, Optimizer, ParameterGroup, Program, RuntimeArgument
+from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
 from sambasim.runtime.mean import tree_mean
+
+_GROUP = "group_0"
+_DTYPE = "float32"
+
+ELEMENT_BYTES = DTYPE_BYTES[_DTYPE]
+GRANULE_BYTES = CUT_ELEMENTS * ELEMENT_BYTES
+"""A group is made of whole cuts, so its bytes are a multiple of this."""
+
+
+def flat_program(numel: int) -> Program:
+    """`numel` float32 gradients, rounded up to whole cuts, and a reduce operand buffer as large; no optimizer state.
+
+    The parameters lie where the gradients do. There is no optimizer here, so what GATHER spreads are the means.
+    """
+    numel = align(max(numel, 1), CUT_ELEMENTS)
+    size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
+    group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0})
+    buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType(_DTYPE, (numel,)), offset=size_bytes)
+    return Program(
+        name="flat",
+        batch_size=1,
+        symbols={buffer.name: buffer},
+        training=None,
+        evaluation=Graph("evaluation", (), (), (), {}),
+        single=None,
+        loss=None,
+        per_sample_loss=False,
+        optimizers=(Optimizer("sgd0", "sgd", ()),),
+        groups=(group,),
+        runtime_arguments=(RuntimeArgument("dp_scale_factor", 1, "replicas"),),
+        data_parallel=DataParallel((GradientGroup(_GROUP, _GROUP),), buffer.name),
+        device_bytes=2 * size_bytes,
+        mesh=(Axis(DATA_PARALLEL, 1, at_run_time=True),),
+    )
+
 
 PERIOD_ELEMENTS = 65_521
 """The length of a block: a prime, so that no slice, page or chunk is mistaken for another one."""

@@ -1,18 +1,18 @@
-"""The ways of an all-reduce that are measured: each can be refilled, run, and asked for its result.
+"""The all-reduce paths that `bench` measures: each can be refilled, run, and asked for its result.
 
-    device        gradients in device memory, one window of the node: `run --reduce-on-rdu`, in the way that a program
-                  of so many gradients takes
+    device        gradients in device memory, one window per node: as `run --reduce-on-rdu` does it for a program of
+                  so many gradients
     host-...      device to host, between hosts as `run --host-sync ...` does it, host to device
     mpi           MPI's own Allreduce, from one host buffer to another; no sync path uses it
     mpi-in-place  the same in one buffer
     gloo          torch.distributed's all_reduce on gloo, in place, as DistributedDataParallel uses it on CPUs
 
-The copy bound is measured like one of them: each rank copies its part of (n + 1) / 2 buffers. Before each run operands
-are written anew, and what the run before left is spoiled: to do nothing gives a wrong result.
+The copy bound is measured like a path: each rank copies its part of (n + 1) / 2 buffers. Before each run the operands
+are written again and the previous result is overwritten with NaN, so a path that does nothing gives a wrong result.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, final
@@ -23,10 +23,10 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.program import Program
+from sambasim.runtime import capacity
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.measure.flat_program import ELEMENT_BYTES
-from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, Operands, fill
+from sambasim.runtime.measure.operands import ELEMENT_BYTES, PERIOD_ELEMENTS, Expected, Operands, fill
 from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.runtime.transports.factory import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
@@ -300,3 +300,35 @@ def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
     """An operand and a result, float32 [numel] each, with all pages touched; in huge ones, as devices are."""
     operand, result = (torch.from_numpy(private_storage(numel * ELEMENT_BYTES)).view(torch.float32) for _ in range(2))
     return operand.zero_(), result.zero_()
+
+
+_OF_MPI = frozenset({MpiPath.name, MpiInPlacePath.name})
+_THROUGH_HOST = frozenset({HostMpiPath.name, HostGlooPath.name, HostServerPath.name})
+
+
+def needed_bytes(size_bytes: int, paths: Collection[str], rank: int, node_count: int) -> int:
+    """Bytes of memory that `rank` takes to measure `paths` at one size, an estimate."""
+    buffers = 2  # operand and result: those of the copy bound, of MPI and of gloo
+    if DevicePath.name in paths:
+        buffers += 1 if node_count == 1 else 2  # gradients in the window; what arrives from other nodes
+    if not _THROUGH_HOST.isdisjoint(paths):
+        buffers += 1  # gradients in private device memory
+    if HostGlooPath.name in paths:
+        buffers += 1  # the same on the host
+    if HostServerPath.name in paths and rank == 0:
+        buffers += 1  # what it serves
+    if not _OF_MPI.isdisjoint(paths):
+        buffers += 1  # MPI's own, in which it receives what it adds
+    return buffers * size_bytes
+
+
+def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collection[str]) -> None:
+    """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size."""
+    topology = communicator.topology
+    needed = needed_bytes(size_bytes, paths, topology.rank, topology.node_count)
+    capacity.check_node_memory(
+        communicator,
+        needed,
+        what="the memory for the buffers of this node's ranks",
+        remedy="measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks",
+    )

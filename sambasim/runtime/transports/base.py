@@ -1,8 +1,8 @@
-"""The interface of transports, and of what they carry out.
+"""The interfaces `Transport` and `Communication`.
 
-A transport knows one rank's place along an axis of the mesh. For each communication node it makes a `Communication`,
-bound to what the node works on: once, when a program is loaded. Groups of parameters are reduced and gathered by
-slices: the owner of a slice adds it up in the order of the tree, updates it, and the others get it from there.
+A transport connects one rank to the others along a mesh axis. When a program is loaded, it makes one `Communication`
+for each communication node. Parameter groups are reduced and gathered by slices: the owner of a slice sums it in the
+order of the tree and updates it, and the other ranks read it from the owner.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,8 @@ from torch import Tensor
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.graph import Node
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
@@ -41,10 +40,10 @@ class Communication(ABC):
 
     @abstractmethod
     def begin(self, *operands: object) -> None:
-        """This rank's operands are there. Does not wait for other ranks."""
+        """Start with this rank's operands. Does not wait for other ranks."""
 
     def is_ready(self) -> bool:
-        """Whether `finish` may be called. False only where ranks of this process must run first."""
+        """Whether `finish` may be called. False only while other ranks of this process must run first."""
         return True
 
     @abstractmethod
@@ -53,12 +52,12 @@ class Communication(ABC):
 
     @property
     def update_s(self) -> float:
-        """Seconds of the last `finish` that a fused optimizer took, which are no communication."""
+        """Seconds of the last `finish` spent in a fused optimizer, which do not count as communication."""
         return 0.0
 
 
 class Overlapped(Communication):
-    """A communication that goes on beside the last pass of a step, and ends in `finish`."""
+    """A communication that overlaps with the last pass of a step and ends in `finish`."""
 
     @abstractmethod
     def begin_step(self) -> None:
@@ -66,7 +65,7 @@ class Overlapped(Communication):
 
     @abstractmethod
     def section_done(self, count: int) -> None:
-        """This rank has run `count` sections of the pass. What they complete may be sent or reduced from now on."""
+        """This rank has run `count` sections of the pass: gradients that are complete now may be sent or reduced."""
 
     @property
     @abstractmethod
@@ -75,7 +74,7 @@ class Overlapped(Communication):
 
 
 class Shared(NamedTuple):
-    """What ranks tell one another in a step: losses of replicas, in rank order, and the largest request of a rank."""
+    """What ranks exchange in a step: the losses of all replicas, in rank order, and the largest request of a rank."""
 
     losses: Sequence[float]
     request: int
@@ -83,10 +82,10 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Runs of update nodes that one instruction carries out.
+    """Adjacent update nodes that one instruction executes together.
 
-    pattern: the operators of the runs, in order; `opt` stands for any optimizer
-    bind: makes the communication, given the optimizers. Its result is the norm, where the pattern has `opt.total_norm`
+    pattern: the operators in order, each for one or more nodes; `opt` stands for any optimizer
+    bind: makes the communication from the optimizers. It returns the norm if the pattern has `opt.total_norm`
     """
 
     pattern: tuple[str, ...]
@@ -94,10 +93,9 @@ class Fusion:
 
 
 class Transport(ABC):
-    """One rank's end of a mesh axis: its `line` of ranks, and the parameter groups that they share.
+    """Connects one rank to the ranks along a mesh axis (`line`), with which it shares the parameter groups.
 
-    `memory` is where the parameters and optimizer states lie that this rank updates. Sums are divided by the number of
-    replicas.
+    `memory` holds the parameters and optimizer states that this rank updates. Sums are divided by `replicas`.
     """
 
     def __init__(self, program: Program, memory: DeviceMemory, line: "Line", replicas: int, replica: int) -> None:
@@ -113,7 +111,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What users read for this way of communicating."""
+        """The name of the sync path in messages."""
 
     @abstractmethod
     def owned(self, group: ParameterGroup) -> Slice:
@@ -133,31 +131,31 @@ class Transport(ABC):
 
     @abstractmethod
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        """After it, the owned slices of the gradients are means over the replicas. None if there is nothing to do."""
+        """Replaces the owned slices of the gradients by means over the replicas. None if there is nothing to do."""
 
     @abstractmethod
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        """After it, every replica reads the updated parameters of all slices. None if there is nothing to do."""
+        """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
 
     def offer(self, losses: Sequence[float], request: int) -> None:
-        """What this rank tells the others in this step: the loss of its replica, if it has one, and a request."""
+        """Set what `end_step` sends to the others: the loss of this rank's replica, if it has one, and a request."""
         self.offered = Shared(losses, request)
 
     @abstractmethod
     def end_step(self) -> Communication:
-        """The end of every step: when it has finished, all updates are visible to all replicas. Its result is what all
+        """The communication that ends every step. After it, all replicas see all updates. It returns what all
         ranks offered, as `Shared`."""
 
     def wait_for_readers(self) -> None:
-        """Return when other ranks have read this rank's gradients of the last step: they may be overwritten."""
-        return  # where a step ends after all have been read
+        """Wait until other ranks have read this rank's gradients of the last step, so that they may be overwritten."""
+        return  # a step ends only after all gradients have been read
 
     @abstractmethod
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, flat, whoever owns its slices; None on other ranks."""
 
     def fusions(self) -> Sequence[Fusion]:
-        """What this transport does faster in one instruction; the longest matching pattern counts."""
+        """The fused instructions of this transport; lowering uses the longest pattern that matches."""
         return ()
 
     def group(self, name: str) -> ParameterGroup:
@@ -172,9 +170,3 @@ def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
     """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
     granule = NORM_BLOCK_ELEMENTS if is_clipped(program) else CUT_ELEMENTS
     return {group.name: cut(group.numel, ranks, granule) for group in program.groups}
-
-
-def value_type(node: Node, values: Mapping[str, TensorType]) -> TensorType:
-    """The type of the one result of `node`."""
-    (result,) = node.results
-    return values[result or ""]

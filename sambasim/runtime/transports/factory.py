@@ -1,4 +1,4 @@
-"""The memories and transports of replicas, by how they communicate: for runs, SambaFlow apps and benchmarks."""
+"""Creates the memories and transports of replicas, for each sync path: for runs, SambaFlow apps and benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from sambasim.runtime.transports.window import Devices, Window, allocate_devices
 class Way(StrEnum):
     """How replicas communicate."""
 
-    IN_PROCESS = "in-process"  # one replica, or several that this process plays
+    IN_PROCESS = "in-process"  # one replica, or several in an emulation
     DEVICE = "device"
     HOST = "host"
-    HOST_REPLICATED = "host-replicated"  # every rank has the whole state of the optimizers
+    HOST_REPLICATED = "host-replicated"  # every rank holds all optimizer states
     GLOO = "gloo"
     PARAMETER_SERVER = "parameter-server"
 
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """The device memories of the replicas of this process; `devices` are those of the node, where they are shared."""
+    """The device memories of the replicas of this process; `devices` are those of the node, if it shares them."""
 
     memories: Sequence[DeviceMemory]
     devices: Devices | None = None
 
 
 def allocate(program: Program, communicator: Communicator, way: Way, replicas: int = 1) -> Allocated:
-    """Collective. Memory for `replicas` replicas of this process. Raises MachineError if there is too little."""
+    """Collective. Allocate memory for `replicas` replicas. Raises MachineError if there is too little."""
     if way is Way.DEVICE:
         devices = allocate_devices(program, communicator)
         return Allocated([devices.by_rank[communicator.rank]], devices)
@@ -48,8 +48,9 @@ def allocate(program: Program, communicator: Communicator, way: Way, replicas: i
 def connect(
     program: Program, communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None
 ) -> Sequence[Transport]:
-    """Collective. A transport for each replica of this process, whose weights are in place. `roles` say who serves,
-    where parameters have servers."""
+    """Collective. A transport for each replica of this process, whose weights must be in device memory.
+
+    `roles` names the parameter servers and the workers."""
     memories = allocated.memories
     match way:
         case Way.IN_PROCESS:
@@ -64,4 +65,4 @@ def connect(
             return [Gloo(program, memories[0], communicator)]
         case Way.PARAMETER_SERVER if roles is not None:
             return [parameter_server(program, memories[0], roles, communicator)]
-    raise InternalError(f"communication by {way} without what it needs")
+    raise InternalError(f"sync path {way} without shared devices or roles")

@@ -15,7 +15,6 @@ from sambasim.records.trace import Track
 from sambasim.runtime.observer import Observed
 from sambasim.runtime.ranks import Communicator, SharedWindow
 
-_WORD_BYTES = 8
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
 """A counter has a cache line to itself: who waits for one does not disturb who writes another."""

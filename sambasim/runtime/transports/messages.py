@@ -1,4 +1,4 @@
-"""What transports of several processes send beside gradients: losses, requests, and whole tensors to rank 0."""
+"""Messages of transports between processes besides gradients: losses, requests, and whole tensors to rank 0."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
@@ -34,8 +34,10 @@ def gather_losses(
 def collect(
     communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
 ) -> Tensor | None:
-    """Collective. On rank 0 the part of a group's flat tensor that belongs to `member`, each slice from its owner;
-    None on other ranks. `readable` has the tensors that this process can read, by rank, its own among them."""
+    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None on other ranks.
+
+    Each slice comes from its owner. `readable` holds, by rank, the tensors that this process can read, including its
+    own."""
     rank = communicator.rank
     parts = [
         (owner, max(start, member.start), min(stop, member.start + member.numel))

@@ -15,8 +15,7 @@ from torch import Tensor
 from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
 from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.runtime.gradient_norm import block_sums, clip, total_norm
-from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.mean import TreeMean, block_sums, clip, total_norm
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, Fusion, Shared, Transport, slices_of

@@ -1,7 +1,7 @@
 """Communication of values: all_reduce, all_gather, broadcast, send and recv, over any line of ranks.
 
-Every collective is a gather: each rank sends its tensor to all others, directly, and every rank computes the result by
-itself, a sum in the order of the tree. So the bits are the same whatever carries the tensors.
+Every collective is a gather: each rank sends its tensor directly to all others, and every rank computes the result
+itself, a sum in the order of the tree. So the bits do not depend on the transport.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import Communication
 
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""Makes the result of a collective from the tensors of all ranks of the line, in order."""
+"""Computes the result of a collective from the tensors of all ranks, in order."""
 
 _GATHER_TAG = 31
 _SEND_TAG = 1000
@@ -27,14 +27,14 @@ _SEND_TAG = 1000
 
 
 class Line(ABC):
-    """The ranks along an axis, as the one at `position` of `size` sees them. `key` tells communications apart."""
+    """The ranks along a mesh axis, seen from the rank at `position` of `size`."""
 
     position: int
     size: int
 
     @abstractmethod
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        """A collective: all ranks give a tensor of one type."""
+        """A collective over tensors of one type; `key` identifies it within the program."""
 
     @abstractmethod
     def send(self, to: int, tag: int) -> Communication:
@@ -62,7 +62,7 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def joined(dim: int) -> Combine:
-    """The tensors of all ranks, side by side along `dim`."""
+    """The tensors of all ranks, concatenated along `dim`."""
     return lambda tensors: torch.cat(list(tensors), dim=dim)
 
 
@@ -75,7 +75,7 @@ def tensor_operand(operands: Sequence[object]) -> Tensor:
     """The one operand of a communication of values. Raises InternalError if it is no tensor."""
     if len(operands) == 1 and isinstance(operands[0], Tensor):
         return operands[0]
-    raise InternalError(f"a communication of {len(operands)} operands, or of one that is no tensor")
+    raise InternalError(f"a communication takes one tensor, got {[type(one).__name__ for one in operands]}")
 
 
 class MessageLine(Line):
@@ -120,7 +120,7 @@ class _GatherMessages(Communication):
 
 
 class _Send(Communication):
-    """The message is under way after `begin`; its buffer is kept until the next one, or the end."""
+    """`begin` starts the message; its buffer is kept until the next `begin`."""
 
     def __init__(self, communicator: Communicator, rank: int, tag: int) -> None:
         self._communicator = communicator

@@ -16,9 +16,8 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
-from sambasim.runtime.huge_pages import Range
 from sambasim.runtime.observer import StepObserver, span
-from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.ranks import Communicator, Range, SharedWindow, Topology
 from sambasim.runtime.transports.base import Communication, Fusion, Shared, Transport, slices_of
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.messages import collect, gather_losses

@@ -15,11 +15,10 @@ from pathlib import Path
 import torch
 
 from sambasim.pef import map_weights, read
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.executor import Executor, tangent_of
-from sambasim.runtime.kernels.tile_product import tile_product
 from sambasim.runtime.replica import place_inputs, place_weights
 from tests.benchmarks.workloads import SUBJECTS, Subject
 
@@ -56,7 +55,7 @@ def _from_pef(path: Path, subject: Subject, way: str) -> Callable[[], object]:
     memory = DeviceMemory(program, private_storage(program.device_bytes))
     place_weights(program, memory, map_weights(path))
     place_inputs(memory, subject.inputs())
-    engine = Inductor(tiles=tile_product() is not None) if way == "inductor" else None  # as a run does
+    engine = Inductor() if way == "inductor" else None  # as a run does
     executable = Executor(program.training, program, memory.tensor, engine)
     tangent = tangent_of(program, 1.0)
     return lambda: executable.run(tangent)

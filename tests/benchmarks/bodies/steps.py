@@ -22,8 +22,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
 from sambasim.runtime import torch_process_group
+from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.communicator import connect
-from sambasim.runtime.engine.allocation import keep_freed_memory
 from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import SilentListener, Step

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sambasim.runtime.buffers import ByteArray
 from sambasim.runtime.communicator import Communicator, connect
-from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES
+from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, ByteArray
 from sambasim.units import MIB
 
 

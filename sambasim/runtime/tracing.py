@@ -1,12 +1,12 @@
-"""`run --trace`: a few steps of every rank, in one file.
+"""`run --trace`: a trace of a few steps of every rank, in one file.
 
-The first steps are left out, if there are enough of them: in those, kernels find their places and memory its pages.
-After the last traced step the ranks compare their clocks, and rank 0 writes what all of them have seen. Evaluations are
-between steps, and not traced.
+The first two steps are skipped if there are enough steps, because they include one-time work. After the last traced
+step the ranks compare their clocks, and rank 0 writes the spans of all. Evaluations lie between steps and are not
+traced.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -19,15 +19,46 @@ from sambasim.ir.program import Program
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
+from sambasim.runtime.clocks import Clock, compare_clocks
 from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import SpanArgs, StepRecorder
 from sambasim.runtime.output import write_whole
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import Replica
-from sambasim.runtime.trace.clocks import Clock, compare_clocks
-from sambasim.runtime.trace.recorder import Recorder
 from sambasim.units import format_seconds
+
+MOST_SPANS = 100_000
+"""Maximum per process: some tens of megabytes of JSON. Later spans are only counted."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Stores spans by replica, at most `capacity` more of them. The args of every span contain its step."""
+
+    capacity: int = MOST_SPANS
+    step: int = 0
+    left_out: int = 0
+    spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
+
+    def add(
+        self,
+        replica: int,
+        track: Track,
+        name: str,
+        start_ns: int,
+        stop_ns: int | None = None,
+        args: Mapping[str, int | float | str] | None = None,
+    ) -> None:
+        """Add a span; without `stop_ns` it ends now."""
+        stop_ns = perf_counter_ns() if stop_ns is None else stop_ns
+        if self.capacity <= 0:
+            self.left_out += 1
+            return
+        self.capacity -= 1
+        span = TraceSpan(track, name, start_ns, stop_ns, {"step": self.step, **(args or {})})
+        self.spans.setdefault(replica, []).append(span)
+
 
 DEFAULT_STEPS = 3
 WARM_UP_STEPS = 2
@@ -36,8 +67,7 @@ _EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
 
 
 def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
-    """Which steps of a run are traced that takes those from `start`, which counts from 0, up to `steps`: some after the
-    first ones, as far as there are any."""
+    """The traced steps of a run from `start` (from 0) to `steps`: after the warm-up steps if there are enough."""
     count = min(asked or DEFAULT_STEPS, steps - start)
     first = start + min(WARM_UP_STEPS, steps - start - count)
     return range(first, first + count)
@@ -45,8 +75,13 @@ def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a trace in the file `path` is of: `steps` of the run of a PEF, compiled for `device`, that syncs by the way
-    called `sync`. `seats` are those of its replicas on the simulated machine."""
+    """What to trace, and the facts of the run for the file `path`.
+
+    steps, of_steps: the traced steps, and the number of steps of the run
+    device: the device that the PEF was compiled for
+    sync: the name of the sync path
+    locations: of the replicas on the simulated machine
+    """
 
     path: Path
     pef: str
@@ -57,13 +92,13 @@ class Traced:
     emulated: bool
     steps: range
     of_steps: int
-    seats: Sequence[Location]
+    locations: Sequence[Location]
 
 
 def traced_run(
     options: RunOptions, document: PefDocument, plan: Plan, sync: str, placement: Placement, *, emulated: bool
 ) -> Traced | None:
-    """What `options` ask to be traced of a run with `plan`, whose replicas sit as in `placement`; None for nothing."""
+    """What `options` ask to trace; None without `--trace`."""
     if options.trace is None:
         return None
     return Traced(
@@ -76,12 +111,12 @@ def traced_run(
         emulated=emulated,
         steps=traced_steps(options.trace_steps, plan.steps, plan.start.step),
         of_steps=plan.steps,
-        seats=placement.locations(),
+        locations=placement.locations(),
     )
 
 
 class RunTrace(StepRecorder):
-    """Traces the steps that `traced` names, and writes its file after the last of them. Collective."""
+    """Traces the steps `traced.steps` and writes the file after the last one. Collective."""
 
     def __init__(
         self,
@@ -106,7 +141,7 @@ class RunTrace(StepRecorder):
         self._began_ns = perf_counter_ns()
 
     def end(self, step: int, epoch: int, loss: float) -> None:
-        self._recorder.room = max(self._recorder.room, 1)  # there is always room for the whole step
+        self._recorder.capacity = max(self._recorder.capacity, 1)  # the span of the step is never dropped
         rank = self._communicator.rank
         self._recorder.add(rank, Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1})
         if step == self.steps[-1]:
@@ -140,15 +175,15 @@ class RunTrace(StepRecorder):
         left_out = sum(count for _, count in everybody)
         accuracy_ns = max(one.accuracy_ns for one in clocks)
         self._write(trace_json(processes, self._facts(accuracy_ns, left_out)))
-        self._listener.noted(self._told(processes, accuracy_ns, left_out))
+        self._listener.noted(self._summary(processes, accuracy_ns, left_out))
 
     def _title(self, number: int) -> str:
         traced, host = self._traced, self._communicator.host_name
         if traced.emulated:
-            plays = f"emulated by one process on {host}"
-            return f"replica {number} as {traced.seats[number]}, {plays}, measured"
+            emulated = f"emulated by one process on {host}"
+            return f"replica {number} as {traced.locations[number]}, {emulated}, measured"
         if number in self._replicas:
-            return f"replica {number} as {traced.seats[number]}, host {host}, measured"
+            return f"replica {number} as {traced.locations[number]}, host {host}, measured"
         return f"parameter server, rank {number}, host {host}, measured"
 
     def _facts(self, accuracy_ns: int, left_out: int) -> Mapping[str, object]:
@@ -158,7 +193,7 @@ class RunTrace(StepRecorder):
             "by": f"sambasim {__version__}",
             "pef": traced.pef,
             "pef_digest": traced.digest,
-            "device": f"measured on CPUs, which play the {traced.device} that the PEF was compiled for",
+            "device": f"measured on CPUs, not on the {traced.device} that the PEF was compiled for",
             "replicas": traced.replicas,
             "emulated": traced.emulated,
             "sync": traced.sync,
@@ -176,14 +211,14 @@ class RunTrace(StepRecorder):
             write_whole(path, text)
         except OSError as error:
             what = f"the trace cannot be written to {path}: {error.strerror}"
-            raise MachineError(what, remedy="make room there, or another place: --trace FILE") from error
+            raise MachineError(what, remedy="free disk space there, or choose another file: --trace FILE") from error
 
-    def _told(self, processes: Sequence[TraceProcess], accuracy_ns: int, left_out: int) -> str:
+    def _summary(self, processes: Sequence[TraceProcess], accuracy_ns: int, left_out: int) -> str:
         steps = self._traced.steps
         which = f"step {steps[0] + 1}" if len(steps) == 1 else f"steps {steps[0] + 1} to {steps[-1] + 1}"
         spans = sum(len(one.spans) for one in processes)
         clocks = f"clocks within {format_seconds(accuracy_ns / 1e9)}" if accuracy_ns else "one clock"
-        full = f"; {left_out} more had no room, and are left out" if left_out else ""
+        full = f"; {left_out} more spans were dropped" if left_out else ""
         return (
             f"traced {which} of {self._traced.of_steps} (measured): {spans} spans, {clocks}{full}; {self._traced.path}"
         )
@@ -201,5 +236,5 @@ def _title(sections: Sequence[Section]) -> str:
 
 
 def _on_time(span: TraceSpan, clock: Clock) -> TraceSpan:
-    """`span` by the clock of rank 0."""
+    """`span` in the time of rank 0's clock."""
     return span._replace(start_ns=span.start_ns - clock.ahead_ns, stop_ns=span.stop_ns - clock.ahead_ns)

@@ -1,4 +1,4 @@
-"""What of a step is recorded: what leaves its section, each once, and nothing that is not determined."""
+"""Which tensors of a step are recorded: what leaves its section, each once, and nothing nondeterministic."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
-from sambasim.runtime.record.seen import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
+from sambasim.runtime.digests import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
 from tests.pef.samples import sample_program
 
 VECTOR = TensorType("float32", (4,))

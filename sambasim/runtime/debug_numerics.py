@@ -1,10 +1,14 @@
-"""Looks at everything that one replica computes, and says where a loss or a gradient ceased to be finite.
+"""`run --debug-numerics`: where NaN and infinities begin.
 
-Nothing is raised in the middle of a pass: what is not finite there may come to nothing. At its end, if the loss, a
-gradient or a buffer is not finite, the earliest origin of that is told. A batch, and parameters that were so before the
-step, come first.
+A probe checks every value that a replica computes. It raises nothing within a pass, because a non-finite value may not
+reach the loss (`exp(-inf)`). If the loss, a gradient or a buffer is not finite at the end of the pass, the error names
+the earliest origin of that value. Non-finite inputs and parameters come before all operators.
+
+An origin is a node whose operator made a non-finite value: NaN from operands without NaN, or an infinity from finite
+operands. A node with an infinite constant (a mask) is intended, and named only if there is no other origin.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +16,109 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
-from sambasim.ir.graph import Section, SectionKind
+from sambasim.ir.graph import Argument, Graph, Node, Section, SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.instructions import Instruction
-from sambasim.runtime.numerics.count import Count, count
-from sambasim.runtime.numerics.origins import Lineage, has_infinite_constant, is_origin
+from sambasim.runtime.observer import StepObserver
+from sambasim.runtime.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of `total` elements, how many are NaN, and how many infinite."""
+
+    nan: int
+    infinite: int
+    total: int
+
+    @property
+    def finite(self) -> bool:
+        return not (self.nan or self.infinite)
+
+    @property
+    def word(self) -> str:
+        """What the worst of it is."""
+        return "nan" if self.nan else "inf"
+
+    def __str__(self) -> str:
+        parts = [f"{self.nan} nan"] * bool(self.nan) + [f"{self.infinite} inf"] * bool(self.infinite)
+        return f"{' and '.join(parts) or 'nothing'} of {self.total} element{'s' * (self.total != 1)}"
+
+
+def count(tensor: Tensor) -> Count:
+    """Whole numbers are always finite."""
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return Count(0, 0, tensor.numel())
+    return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
+
+
+_FINITE, _INFINITE, _NAN = range(3)
+
+
+class Lineage:
+    """What makes what in `graph`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self._maker = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name is not None}
+
+    def reached(self, values: Iterable[str], seen: Mapping[str, Count]) -> set[str]:
+        """The values that are not finite and from which `values` have it, those included. `seen` tells of what was
+        looked at; the rest are views that nobody needed to take, and have what they are views of."""
+        reached: set[str] = set()
+        waiting = list(values)
+        while waiting:
+            name = waiting.pop()
+            if name in reached or self._kind(name, seen) == _FINITE:
+                continue
+            reached.add(name)
+            kinds = {operand: self._kind(operand, seen) for operand in self._operands(name)}
+            # NaN comes of NaN where there is any, and else of infinities.
+            worst = max(kinds.values(), default=_FINITE) if self._kind(name, seen) == _NAN else _INFINITE
+            waiting += [operand for operand, kind in kinds.items() if kind >= worst]
+        return reached
+
+    def position(self, value: str) -> int:
+        """Of the node that makes `value`; before all nodes if it is a symbol."""
+        return self._maker.get(value, -1)
+
+    def node(self, value: str) -> Node | None:
+        """What makes `value`; None for a symbol."""
+        return self._nodes[self._maker[value]] if value in self._maker else None
+
+    def _operands(self, name: str) -> Sequence[str]:
+        return list(node_references(self._nodes[self._maker[name]])) if name in self._maker else ()
+
+    def _kind(self, name: str, seen: Mapping[str, Count]) -> int:
+        if name in seen:
+            return _NAN if seen[name].nan else _INFINITE if seen[name].infinite else _FINITE
+        return max((self._kind(operand, seen) for operand in self._operands(name)), default=_FINITE)
+
+
+def is_origin(result: Count, operands: Sequence[Count]) -> bool:
+    """Whether a node itself made `result`, which is not finite, of `operands`."""
+    if result.nan and not any(operand.nan for operand in operands):
+        return True
+    return bool(result.infinite) and all(operand.finite for operand in operands)
+
+
+def leaves_memory_as_it_is(node: Node) -> bool:
+    """Whether what `node` makes is memory with whatever was there before."""
+    return node.operator.split(".")[1] in ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
+
+
+def has_infinite_constant(node: Node) -> bool:
+    """Whether infinity is among what `node` is always given."""
+    return any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
+
+
+def _is_infinite(argument: Argument) -> bool:
+    if isinstance(argument, tuple):
+        return any(map(_is_infinite, argument))
+    return isinstance(argument, float) and math.isinf(argument)
+
 
 _TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
@@ -165,3 +265,71 @@ _REMEDIES = {
     False: "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
 }
 """By whether it begins in the forward."""
+
+
+class Probes(StepObserver):
+    """A probe for each replica of this process. It binds instructions before there are replicas, which are named with
+    `watching`."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._probes: dict[int, Probe] = {}
+        self._replicas: Sequence[Replica] = ()
+        self._step = 0
+        # Parameters first: they are the same on all ranks, which then say the same.
+        kinds = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
+        self._symbols = [symbol for kind in kinds for symbol in program.symbols.values() if symbol.kind is kind]
+
+    def watching(self, replicas: Sequence[Replica]) -> "Probes":
+        """Itself, from now on with a probe for each of `replicas`."""
+        self._replicas = replicas
+        self._probes = {
+            one.rank: Probe(one.rank, self._program, one.memory, one.shard.samples_of_last_batch)
+            for one in replicas
+            if one.works
+        }
+        return self
+
+    def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
+        """The function of `instruction`, which shows a probe what it returns."""
+        node, function = instruction.node, instruction.function
+        if leaves_memory_as_it_is(node):
+            return function
+
+        def looked_at(*operands: object, **keywords: object) -> object:
+            result = function(*operands, **keywords)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for name, value in zip(node.results, results, strict=False):  # the engine refuses another number itself
+                if name is not None and isinstance(value, Tensor):
+                    self._probes[replica].look(instruction, name, value, operands)
+            return result
+
+        return looked_at
+
+    def step_begins(self, step: int) -> None:
+        self._step = step
+
+    def pass_begins(self, replica: int, micro_step: int) -> None:
+        self._probes[replica].begin(self._step, micro_step)
+
+    def pass_ends(self, replica: int, loss: float) -> None:
+        """Raises NumericsError, with where it began, if something that came of the pass is not finite."""
+        self._probes[replica].end(loss)
+
+    def step_ends(self, step: int, norm: float | None) -> None:
+        """Raises NumericsError if what was updated is not finite, though gradients were."""
+        for replica in self._replicas:
+            for symbol in self._symbols:
+                found = count(replica.memory.tensor(symbol.name))
+                if not found.finite:
+                    raise self._error(symbol, found, norm)
+
+    def _error(self, symbol: Symbol, found: Count, norm: float | None) -> NumericsError:
+        name = symbol.torch_names[0] if symbol.torch_names else symbol.name
+        of = "" if norm is None else f"; the norm of all gradients together is {norm:.6g}"
+        return NumericsError(
+            f"the update of step {self._step + 1} made {found.word} of the {symbol.kind} {name}: {found}, though each "
+            f"replica's loss and gradients are finite{of}",
+            where=f"section OPT, {symbol.name}",
+            remedy="train with a smaller --lr, or with gradients that are clipped",
+        )

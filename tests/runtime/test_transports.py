@@ -1,4 +1,4 @@
-"""What the ranks of a node tell each other by counters: how one waits, and which numbers it reads."""
+"""Flags in a shared window, and the notice about scattered ranks."""
 
 import os
 import time
@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sambasim.runtime.buffers import ByteArray
-from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
+from sambasim.runtime.ranks import ByteArray, Communicator, SharedWindow, Topology
 from sambasim.runtime.transports.flags import Counter, NodeFlags
+from sambasim.runtime.transports.network import scattered
 
 
 @dataclass
@@ -114,3 +114,19 @@ def test_the_losses_come_by_rank_and_of_the_wishes_the_largest() -> None:
     for flags in (own, peer):
         assert flags.numbers(0) == ([0.25, -1.5], 7)
         assert flags.numbers(1) == ([0.0, 9.0], 0)
+
+
+def test_blocks_of_neighbouring_ranks_are_no_news() -> None:
+    assert scattered([0, 0, 0, 0]) == []
+    assert scattered([0, 0, 1, 1]) == []
+    assert scattered([0, 1, 2]) == []
+
+
+def test_ranks_dealt_round_the_nodes_cost_messages() -> None:
+    (notice,) = scattered([0, 1, 0, 1])
+    assert notice.startswith("4 gradients of each slice travel between 2 nodes, where 2 sums would")
+
+
+def test_so_does_a_node_that_holds_half_a_block() -> None:
+    (notice,) = scattered([0, 0, 0, 1, 1, 1])
+    assert notice.startswith("6 gradients of each slice travel between 2 nodes")

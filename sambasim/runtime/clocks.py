@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart, and how well that is known.
+"""The offsets between the clocks of the ranks, and their accuracy.
 
 Rank 0 exchanges messages with each other rank in turn, after a barrier. A rank that answers at `there` a message sent
 at `sent`, whose answer comes at `came`, has a clock that is `there - (sent + came) / 2` ahead, to within half of what
@@ -22,14 +22,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """That of one rank: how far it is ahead of rank 0's, and at most how wrong that is."""
+    """How far a rank's clock is ahead of rank 0's, and the maximum error of that."""
 
     ahead_ns: int
     accuracy_ns: int
 
 
 def compare_clocks(communicator: Communicator, now_ns: Callable[[], int] = perf_counter_ns) -> tuple[Clock, ...]:
-    """Collective. By rank. `now_ns` reads the clock of this one."""
+    """Collective. The clocks of all ranks. `now_ns` reads the clock of this rank."""
     rank = communicator.rank
     boots = communicator.all_gather_object(_boot())
     communicator.barrier()
@@ -67,7 +67,7 @@ def _answer(communicator: Communicator, now_ns: Callable[[], int]) -> None:
 
 
 def _boot() -> str | None:
-    """What tells one running kernel from another, and so one clock; None where it cannot be asked."""
+    """The boot id of the kernel: ranks with the same one share a clock. None if it cannot be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

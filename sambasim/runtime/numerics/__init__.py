@@ -1,1 +1,0 @@
-"""`run --debug-numerics`: where NaN and infinities begin."""
