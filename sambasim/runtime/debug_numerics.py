@@ -27,7 +27,7 @@ from sambasim.runtime.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of `total` elements, how many are NaN, and how many infinite."""
+    """How many of `total` elements are NaN, and how many infinite."""
 
     nan: int
     infinite: int
@@ -39,7 +39,7 @@ class Count:
 
     @property
     def word(self) -> str:
-        """What the worst of it is."""
+        """`nan` if there is any, else `inf`."""
         return "nan" if self.nan else "inf"
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Count:
 
 
 def count(tensor: Tensor) -> Count:
-    """Whole numbers are always finite."""
+    """Count the non-finite elements; integer tensors have none."""
     if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
         return Count(0, 0, tensor.numel())
     return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
@@ -58,15 +58,17 @@ _FINITE, _INFINITE, _NAN = range(3)
 
 
 class Lineage:
-    """What makes what in `graph`."""
+    """Which node computes which value of `graph`."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = graph.nodes
         self._maker = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name is not None}
 
     def reached(self, values: Iterable[str], seen: Mapping[str, Count]) -> set[str]:
-        """The values that are not finite and from which `values` have it, those included. `seen` tells of what was
-        looked at; the rest are views that nobody needed to take, and have what they are views of."""
+        """The non-finite values that caused `values` to be non-finite, including these.
+
+        `seen` has the counts of checked values; all others are views that were not evaluated, and have the counts of
+        what they are views of."""
         reached: set[str] = set()
         waiting = list(values)
         while waiting:
@@ -75,17 +77,17 @@ class Lineage:
                 continue
             reached.add(name)
             kinds = {operand: self._kind(operand, seen) for operand in self._operands(name)}
-            # NaN comes of NaN where there is any, and else of infinities.
+            # NaN comes from NaN if there is any, else from infinities.
             worst = max(kinds.values(), default=_FINITE) if self._kind(name, seen) == _NAN else _INFINITE
             waiting += [operand for operand, kind in kinds.items() if kind >= worst]
         return reached
 
     def position(self, value: str) -> int:
-        """Of the node that makes `value`; before all nodes if it is a symbol."""
+        """The position of the node that computes `value`; -1 for a symbol."""
         return self._maker.get(value, -1)
 
     def node(self, value: str) -> Node | None:
-        """What makes `value`; None for a symbol."""
+        """The node that computes `value`; None for a symbol."""
         return self._nodes[self._maker[value]] if value in self._maker else None
 
     def _operands(self, name: str) -> Sequence[str]:
@@ -98,19 +100,19 @@ class Lineage:
 
 
 def is_origin(result: Count, operands: Sequence[Count]) -> bool:
-    """Whether a node itself made `result`, which is not finite, of `operands`."""
+    """Whether a node turned `operands` into the non-finite `result`, instead of passing non-finite values on."""
     if result.nan and not any(operand.nan for operand in operands):
         return True
     return bool(result.infinite) and all(operand.finite for operand in operands)
 
 
-def leaves_memory_as_it_is(node: Node) -> bool:
-    """Whether what `node` makes is memory with whatever was there before."""
+def is_uninitialized(node: Node) -> bool:
+    """Whether the result of `node` is uninitialized memory."""
     return node.operator.split(".")[1] in ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
 
 
 def has_infinite_constant(node: Node) -> bool:
-    """Whether infinity is among what `node` is always given."""
+    """Whether a constant argument of `node` is infinite."""
     return any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
 
 
@@ -123,12 +125,12 @@ def _is_infinite(argument: Argument) -> bool:
 _TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _MOST_SAMPLES = 5
-"""Samples that are named."""
+"""Samples listed in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What an operator made of operands between `least` and `largest`; `meant` if it has an infinite constant."""
+    """A non-finite result of operands between `least` and `largest`; `meant` if the node has an infinite constant."""
 
     made: Count
     least: float
@@ -137,13 +139,13 @@ class _Origin:
 
 
 class Probe:
-    """Of replica `replica`. `samples` tells which samples of the data set the last batch has."""
+    """Checks the values of one replica. `samples` returns the dataset indices of the last batch."""
 
     def __init__(
         self, replica: int, program: Program, memory: DeviceMemory, samples: Callable[[], Sequence[int]]
     ) -> None:
         if program.training is None:
-            raise InternalError("looking at a training step that a program does not have")
+            raise InternalError("a probe of a program without a training graph")
         self._replica = replica
         self._program = program
         self._graph = program.training
@@ -158,25 +160,24 @@ class Probe:
         self._seen: dict[str, Count] = {}
         self._origins: dict[str, _Origin] = {}
         self.step = 0
-        """The step that was looked at last, counted from 1."""
+        """The current step, from 1."""
         self._micro_step = 0
 
     def begin(self, step: int, micro_step: int) -> None:
-        """A pass begins; both count from 0. Its batch is in place."""
+        """A pass begins, and its batch is in device memory. Both numbers count from 0."""
         self.step, self._micro_step = step + 1, micro_step + 1
         self._origins.clear()
         self._seen = {symbol.name: count(self._memory.tensor(symbol.name)) for symbol in self._given}
 
     def end(self, loss: float) -> None:
-        """The pass has ended, with this loss. Raises NumericsError, with where it began, if something of what came of
-        the pass is not finite."""
+        """The pass has ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
         found = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
         bad = {} if torch.tensor(loss).isfinite() else found
         bad |= {out.value: out.symbol for out in self._targets if not count(self._memory.tensor(out.symbol)).finite}
         if bad:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
-    def look(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
+    def check(self, instruction: Instruction, name: str, value: Tensor, operands: Iterable[object]) -> None:
         made = self._seen[name] = count(value)
         if made.finite:
             return
@@ -189,17 +190,17 @@ class Probe:
             self._origins[name] = _Origin(made, least, largest, meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
-        """The value in which it began."""
+        """The earliest origin of the non-finite values `bad`."""
         reached = self._lineage.reached(bad, self._seen)
         given = [symbol.name for symbol in self._given if symbol.name in reached]
         origins = [name for name in self._origins if name in reached]
-        # Of symbols, those with NaN come before those with infinities, which may be a mask's.
+        # Symbols with NaN come before those with infinities, which may be masks.
         order = {name: (self._meant(name), self._lineage.position(name), not self._seen[name].nan) for name in origins}
         order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in given}
         return min(order, key=lambda name: order[name], default=None)
 
     def _meant(self, name: str) -> bool:
-        """Whether a value is infinite on purpose, as far as can be seen: what a model keeps and never changes is."""
+        """Whether a value is probably infinite on purpose: from an infinite constant, or in an unchanged buffer."""
         if name in self._origins:
             return self._origins[name].meant
         kept = self._program.symbols[name].kind in (SymbolKind.CONSTANT, SymbolKind.BUFFER)
@@ -209,7 +210,7 @@ class Probe:
         when = f"replica {self._replica}, step {self.step}, micro-step {self._micro_step}"
         ended = f"{self._called(ended_in)} is not finite on {when}"
         if first is None:
-            raise InternalError(f"{ended}, and no operator was seen to make it so")
+            raise InternalError(f"{ended}, but no operator made a non-finite value")
         node = self._lineage.node(first)
         if node is None:
             return self._of_symbol(ended, self._program.symbols[first])
@@ -239,7 +240,7 @@ class Probe:
         )
 
     def _where_in_batch(self, symbol: Symbol) -> str:
-        """Which samples of the data set are not finite."""
+        """The dataset indices of the samples that are not finite."""
         values = self._memory.tensor(symbol.name)
         whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
         numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
@@ -247,7 +248,7 @@ class Probe:
         return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{more}"
 
     def _called(self, name: str) -> str:
-        """A symbol, for people."""
+        """A symbol as messages name it."""
         symbol = self._program.symbols[name]
         if name == self._program.loss:
             return "the loss"
@@ -264,24 +265,24 @@ _REMEDIES = {
     True: "keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such steps out",
     False: "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
 }
-"""By whether it begins in the forward."""
+"""By whether the origin is in the forward."""
 
 
 class Probes(StepObserver):
-    """A probe for each replica of this process. It binds instructions before there are replicas, which are named with
-    `watching`."""
+    """A probe for each replica of this process. Instructions are bound before the replicas exist; `watching` then sets
+    the replicas."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._probes: dict[int, Probe] = {}
         self._replicas: Sequence[Replica] = ()
         self._step = 0
-        # Parameters first: they are the same on all ranks, which then say the same.
+        # Parameters first: they are the same on all ranks, so all ranks raise the same error.
         kinds = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
         self._symbols = [symbol for kind in kinds for symbol in program.symbols.values() if symbol.kind is kind]
 
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
-        """Itself, from now on with a probe for each of `replicas`."""
+        """Create a probe for each of `replicas`, and return this observer."""
         self._replicas = replicas
         self._probes = {
             one.rank: Probe(one.rank, self._program, one.memory, one.shard.samples_of_last_batch)
@@ -291,20 +292,20 @@ class Probes(StepObserver):
         return self
 
     def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
-        """The function of `instruction`, which shows a probe what it returns."""
+        """The function of `instruction`, wrapped so that the probe checks its results."""
         node, function = instruction.node, instruction.function
-        if leaves_memory_as_it_is(node):
+        if is_uninitialized(node):
             return function
 
-        def looked_at(*operands: object, **keywords: object) -> object:
+        def checked(*operands: object, **keywords: object) -> object:
             result = function(*operands, **keywords)
             results = result if isinstance(result, tuple | list) else (result,)
-            for name, value in zip(node.results, results, strict=False):  # the engine refuses another number itself
+            for name, value in zip(node.results, results, strict=False):  # the executor checks the number of results
                 if name is not None and isinstance(value, Tensor):
-                    self._probes[replica].look(instruction, name, value, operands)
+                    self._probes[replica].check(instruction, name, value, operands)
             return result
 
-        return looked_at
+        return checked
 
     def step_begins(self, step: int) -> None:
         self._step = step
@@ -313,11 +314,11 @@ class Probes(StepObserver):
         self._probes[replica].begin(self._step, micro_step)
 
     def pass_ends(self, replica: int, loss: float) -> None:
-        """Raises NumericsError, with where it began, if something that came of the pass is not finite."""
+        """Raises NumericsError, naming the origin, if a result of the pass is not finite."""
         self._probes[replica].end(loss)
 
     def step_ends(self, step: int, norm: float | None) -> None:
-        """Raises NumericsError if what was updated is not finite, though gradients were."""
+        """Raises NumericsError if the update made a non-finite value from finite gradients."""
         for replica in self._replicas:
             for symbol in self._symbols:
                 found = count(replica.memory.tensor(symbol.name))

@@ -41,7 +41,7 @@ TARGET = "target"
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What one rank adds up over its samples. `judged` counts the elements that `correct` is out of."""
+    """The sums of one rank over its samples. `correct` of `judged` elements are classified correctly."""
 
     samples: int = 0
     loss: float = 0.0
@@ -90,7 +90,7 @@ class Evaluator:
         return Executor(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Evaluate on these running statistics: those of replica 0."""
+        """Use these running statistics: those of replica 0."""
         for name, tensor in buffers.items():
             self._own[name].copy_(tensor)
 
@@ -103,9 +103,9 @@ class Evaluator:
         return total
 
     def predict(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """Batch by batch for the samples of `rank`: their sums, and the model's outputs without padding.
+        """For each batch of `rank`: its sums, and the model's outputs without padding.
 
-        What has no sample for its first axis is left out: the loss, and any mean over a batch.
+        Outputs whose first axis is not the batch are left out: the loss, and means over a batch.
         """
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
@@ -116,7 +116,7 @@ class Evaluator:
     def _batches(
         self, dataset: WatchedDataset, rank: int, world_size: int
     ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
-        """Whole batches, and how many samples of each are real."""
+        """Padded batches, each with its number of real samples."""
         indices = range(rank, len(dataset), world_size)
         size = self._program.batch_size
         loader: DataLoader[object] = DataLoader(
@@ -136,7 +136,7 @@ class Evaluator:
         return outputs_in_order(self._program.evaluation, self._batch.run())
 
     def _judge(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
-        """The sums over the first `count` samples of a batch, from what the graph gave out."""
+        """The sums over the first `count` samples of a batch, from the outputs of the graph."""
         if not self._has_loss:
             return Sums(samples=count)
         loss = outputs[0]
@@ -145,7 +145,7 @@ class Evaluator:
             return Sums(count, float(loss[:count].double().sum()), correct, judged)
         if count == self._program.batch_size:
             return Sums(count, float(loss) * count)
-        # The model gives one mean for a whole batch, padding included: take the rest sample by sample, or leave it out.
+        # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
         return sum((self._judge_single(batch, index) for index in range(count)), Sums())
 
     def _judge_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
@@ -156,7 +156,7 @@ class Evaluator:
         return Sums(1, float(outputs_in_order(self._program.single, self._single.run())[0]))
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
-        """How many elements are classified right, and out of how many; (0, 0) where the loss is no classification."""
+        """The number of correctly classified elements, and of all; (0, 0) if the loss is no classification."""
         if self._loss is None or TARGET not in batch:
             return 0, 0
         guess, target = outputs[0][:count], batch[TARGET][:count]
@@ -188,7 +188,7 @@ def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) ->
 
 
 class PredictionJob:
-    """Predicts for the held-out samples, or for all where none are held out; the ranks share them out."""
+    """`run --inference`: predicts the held-out samples, or all if none are held out, distributed over the ranks."""
 
     def __init__(
         self, path: Path, options: RunOptions, communicator: Communicator, activity: Activity = UNWATCHED
@@ -203,7 +203,7 @@ class PredictionJob:
         check_trusted(path, self._document, options, communicator)
 
     def run(self) -> PredictionRecord:
-        """Collective. Predict, save, and return what was found."""
+        """Collective. Predict, save the predictions, and return the record."""
         with repeatable(self._options.threads or default_threads(self._communicator, 1)):
             return self._predict()
 
@@ -255,19 +255,19 @@ class PredictionJob:
         return evaluator
 
     def _save(self, path: Path, batches: list[list[Tensor]]) -> None:
-        """Collective. The outputs of all samples, in the order of the data set, as `output_0`, `output_1`, …"""
+        """Collective. Save the outputs of all samples in dataset order, as `output_0`, `output_1`, …"""
         own = [torch.cat(parts) for parts in zip(*batches, strict=True)]
         everybody = self._communicator.gather_object(own)
         if everybody is None:
             return
-        with_samples = [parts for parts in everybody if parts]  # a rank may have had none: fewer samples than ranks
+        with_samples = [parts for parts in everybody if parts]  # a rank may have none
         columns = zip(*with_samples, strict=True)
         tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(columns)}
         write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
 
 
 def _interleave(parts: tuple[Tensor, ...]) -> Tensor:
-    """The samples in their own order: rank r of N had the samples r, r + N, …"""
+    """The samples in dataset order: rank r of N had the samples r, r + N, …"""
     whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
     for rank, part in enumerate(parts):
         whole[rank :: len(parts)] = part

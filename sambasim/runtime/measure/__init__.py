@@ -1,1 +1,1 @@
-"""What the sync paths take on this machine: every path in one run, its result checked."""
+"""`sambasim bench`: measures the sync paths on this machine, and checks every result."""

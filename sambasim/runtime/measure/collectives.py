@@ -38,13 +38,13 @@ from sambasim.units import MIB, format_bytes
 
 
 def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
-    """Bytes of the buffer for each second: what a user sees."""
+    """Bytes of the buffer per second, as nccl-tests defines it in PERFORMANCE.md."""
     return size_bytes / time_s
 
 
 def bus_bandwidth(size_bytes: int, time_s: float, world_size: int) -> float:
-    """The same, times 2 (n - 1) / n: every rank must send and receive that many buffers, whatever the algorithm; so
-    this can be compared with a link's bandwidth, and between numbers of ranks."""
+    """The algorithm bandwidth times 2 (n - 1) / n, as nccl-tests defines it: the number of buffers that every rank must
+    send and receive. It can be compared with the bandwidth of a link and between numbers of ranks."""
     return algorithm_bandwidth(size_bytes, time_s) * 2 * (world_size - 1) / world_size
 
 
@@ -53,24 +53,24 @@ _RUNS_FOR_A_TURN = 10
 
 
 def runs_of_turns(runs: int) -> Sequence[int]:
-    """How many of `runs` runs each turn has: a turn for each ten of them, but not fewer than four turns."""
+    """The number of runs in each turn: about ten, in at least four turns if there are enough runs."""
     turns = min(max(_FEWEST_TURNS, runs // _RUNS_FOR_A_TURN), runs)
     return [runs // turns + (turn < runs % turns) for turn in range(turns)]
 
 
 def order(count: int, turn: int) -> Sequence[int]:
-    """The order of `count` candidates, by number, in turn `turn`: a Williams design.
+    """The order of `count` candidates in turn number `turn`: a Williams design.
 
-    Who comes before leaves its bytes in the caches, and its load decides how fast the cores run. In `count` turns, or
-    twice as many where that is odd, everybody follows every other one equally often, and no turn begins with whoever
-    ended the one before. Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects
-    of treatments, 1949.
+    A candidate affects the next one through the caches and the core frequency. In `count` turns, twice as many if that
+    is odd, each candidate follows every other one equally often, and no turn begins with the one that ended the
+    previous turn. Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects of
+    treatments, 1949.
     """
     if count == 2:
-        return (0, 1)  # turned round, each would follow itself
+        return (0, 1)  # in alternating order, each would follow itself
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
-    turned = tuple((place + turn) % count for place in zigzag)
-    return turned[::-1] if count % 2 and turn % 2 else turned
+    shifted = tuple((place + turn) % count for place in zigzag)
+    return shifted[::-1] if count % 2 and turn % 2 else shifted
 
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100
@@ -80,7 +80,7 @@ _FACTOR_BETWEEN_SIZES = 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to measure. `runs` is how often each path is timed at each size; None for as many as its size allows."""
+    """What to measure. `runs` is the number of timed runs of each path and size; None for a default by size."""
 
     sizes_bytes: Sequence[int]
     paths: Sequence[str]
@@ -88,7 +88,7 @@ class Request:
 
 
 def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
-    """From `least_bytes` in steps of four times up to `most_bytes`, which is always one; each in whole cuts."""
+    """Sizes from `least_bytes` to `most_bytes`, each four times the previous one, rounded up to whole cuts."""
     sizes = [least_bytes]
     while sizes[-1] * _FACTOR_BETWEEN_SIZES < most_bytes:
         sizes.append(sizes[-1] * _FACTOR_BETWEEN_SIZES)
@@ -97,16 +97,15 @@ def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
 
 
 def default_runs(size_bytes: int) -> int:
-    """Many where a run is short, few where it is long."""
+    """More runs for smaller sizes."""
     return min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
 
 
-def measure(communicator: Communicator, request: Request, tell: Callable[[str], None]) -> CollectivesRecord:
-    """Collective, for two ranks or more. `tell` hears what begins.
+def measure(communicator: Communicator, request: Request, report: Callable[[str], None]) -> CollectivesRecord:
+    """Collective, for two ranks or more. `report` is called with the progress.
 
-    A size for which a node lacks memory, or shared memory for the devices, is left out, and the record says so. Raises
-    MachineError if that is so for all; InternalError for a wrong result of a sync path, MachineError for one of MPI or
-    gloo.
+    Sizes for which a node lacks memory or shared memory are skipped and listed in the record. Raises MachineError if
+    all sizes are skipped, InternalError for a wrong result of a sync path, MachineError for one of MPI or gloo.
     """
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
@@ -116,12 +115,12 @@ def measure(communicator: Communicator, request: Request, tell: Callable[[str], 
             stack.callback(torch_process_group.take_down)
         sizes, left_out, window = _fitting(communicator, request)
         if left_out:
-            tell(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
+            report(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
         for size_bytes in sizes:
             runs = request.runs or default_runs(size_bytes)
             how_often = "1 run" if runs == 1 else f"{runs} runs"
-            tell(f"{format_bytes(size_bytes)}: {how_often} of {', '.join(request.paths)} and of a copy")
+            report(f"{format_bytes(size_bytes)}: {how_often} of {', '.join(request.paths)} and of a copy")
             program = flat_program(size_bytes // ELEMENT_BYTES)
             records.append(_measure_size(communicator, program, request, runs, window))
     return CollectivesRecord(
@@ -156,7 +155,7 @@ def _fitting(
 def _window(communicator: Communicator, size_bytes: int) -> SharedWindow:
     """Collective. Raises MachineError if a node lacks the shared memory."""
     device_bytes = flat_program(size_bytes // ELEMENT_BYTES).device_bytes
-    # On one node nothing arrives in the second half, the operand buffer.
+    # On one node the second half, the operand buffer, stays unused.
     touched_bytes = device_bytes // 2 if communicator.topology.node_count == 1 else device_bytes
     return communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
 
@@ -198,7 +197,7 @@ def _measure_size(
 def _times_s(
     communicator: Communicator, candidates: Sequence[Measured], numel: int, runs: int
 ) -> Mapping[str, Sequence[float]]:
-    """Collective. By name, for each run the time that the slowest rank took."""
+    """Collective. By path, the time of the slowest rank in each run."""
     topology = communicator.topology
     own: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     for turn, runs_in_turn in enumerate(runs_of_turns(runs)):
@@ -206,14 +205,14 @@ def _times_s(
         for number in order(len(candidates), turn):
             candidate = candidates[number]
             own[candidate.name] += _turn_s(communicator, candidate, operands, runs_in_turn, f"turn {turn}")
-    everybody = communicator.all_gather_object(own)
-    return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in everybody), strict=True)] for name in own}
+    of_ranks = communicator.all_gather_object(own)
+    return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)] for name in own}
 
 
 def _turn_s(
     communicator: Communicator, candidate: Measured, operands: Operands, runs: int, turn: str
 ) -> Sequence[float]:
-    """Collective. What this rank took for each of `runs` runs in a row, after one that does not count."""
+    """Collective. The times of this rank for `runs` runs in a row, after one warm-up run."""
     times_s = []
     expected = candidate.expected(operands)
     for run in range(1 + runs):
@@ -224,16 +223,16 @@ def _turn_s(
         times_s.append(time.perf_counter() - began_s)
         if run in (0, runs):
             _check(candidate, expected, f"on rank {communicator.topology.rank}, in run {run} of {turn}")
-        communicator.barrier()  # what is written next may still be read by others
+        communicator.barrier()  # other ranks may still read what is overwritten next
     return times_s[1:]
 
 
 def _check(candidate: Measured, expected: Expected, where: str) -> None:
-    """Raises the error that a wrong result of `candidate` is."""
+    """Raise the candidate's error if its result is wrong."""
     for start, part in candidate.readable():
         wrong = expected.first_difference(part, start)
         if wrong is not None:
-            raise candidate.blame(
+            raise candidate.wrong_result(
                 f"{candidate.name} gave a wrong result: {float(part[wrong - start])} and not {expected.at(wrong)}",
                 where=f"element {wrong}, {where}",
             )

@@ -24,13 +24,14 @@ _DTYPE = "float32"
 
 ELEMENT_BYTES = DTYPE_BYTES[_DTYPE]
 GRANULE_BYTES = CUT_ELEMENTS * ELEMENT_BYTES
-"""A group is made of whole cuts, so its bytes are a multiple of this."""
+"""A group consists of whole cuts, so its size is a multiple of this."""
 
 
 def flat_program(numel: int) -> Program:
-    """`numel` float32 gradients, rounded up to whole cuts, and a reduce operand buffer as large; no optimizer state.
+    """A program with `numel` float32 gradients, rounded up to whole cuts, a reduce operand buffer of that size, and no
+    optimizer state.
 
-    The parameters lie where the gradients do. There is no optimizer here, so what GATHER spreads are the means.
+    Parameters share the memory of the gradients, so without an optimizer, GATHER sends the means.
     """
     numel = align(max(numel, 1), CUT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
@@ -55,45 +56,44 @@ def flat_program(numel: int) -> Program:
 
 
 PERIOD_ELEMENTS = 65_521
-"""The length of a block: a prime, so that no slice, page or chunk is mistaken for another one."""
+"""The length of a block: a prime, so that no two slices, pages or chunks have the same content."""
 
 _EPSILON = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A result, as a block that repeats: float32 [PERIOD_ELEMENTS or fewer].
+    """A result, as a repeating block: float32 [at most PERIOD_ELEMENTS].
 
-    bound: how far off an element may be; None if its bits must be equal
+    bound: the maximum error of each element; None if the bits must be equal
     """
 
     block: Tensor
     bound: Tensor | None = None
 
     def first_difference(self, part: Tensor, start: int) -> int | None:
-        """The first element that is wrong in `part`, which begins with element `start` of the result; None if all are
-        right."""
-        for a, b, at in _tiles(start, start + part.numel()):
+        """The index of the first wrong element in `part`, which begins at element `start` of the result, or None."""
+        for a, b, at in _blocks(start, start + part.numel()):
             found, wanted = part[a - start : b - start], self.block[at : at + b - a]
             if self.bound is None:
                 right = found.view(torch.int32) == wanted.view(torch.int32)
             else:
-                right = (found - wanted).abs() <= self.bound[at : at + b - a]  # not a number is never right
+                right = (found - wanted).abs() <= self.bound[at : at + b - a]  # False for NaN
             if not bool(right.all()):
                 return a + int(right.logical_not().nonzero()[0])
         return None
 
     def at(self, element: int) -> float:
-        """The value that an element must have."""
+        """The expected value of an element."""
         return float(self.block[element % PERIOD_ELEMENTS])
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Of one turn: this rank's block, and what must come of the blocks of all.
+    """This rank's block for one turn, and the expected results.
 
-    mean: with the bits of the tree of additions
-    near_mean, near_sum: in float64, rounded once; any order of additions in float32 stays within their bounds
+    mean: in the order of the tree, for comparison of bits
+    near_mean, near_sum: in float64, rounded once; any order of float32 additions stays within their bounds
     """
 
     own: Tensor
@@ -103,14 +103,14 @@ class Operands:
 
 
 def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
-    """The operands of turn `turn`, which counts from 0, for buffers of `numel` elements.
+    """The operands of turn `turn` (from 0), for buffers of `numel` elements.
 
-    Raises InternalError if the tree's mean is not near that in float64.
+    Raises InternalError if the tree's mean is not near the one in float64.
     """
     blocks = [_block(turn * world_size + other, numel) for other in range(world_size)]
     wide = torch.stack(blocks).double()
     total, size = wide.sum(0), wide.abs().sum(0)
-    # eps / 2 for each of n - 1 additions, the division, and the rounding of what is compared; and twice that.
+    # eps / 2 for each of n - 1 additions, the division, and the rounding of the reference; doubled for safety.
     bound = ((world_size + 1) * _EPSILON * size).float()
     near_mean = Expected((total / world_size).float(), bound / world_size)
     mean = torch.empty_like(blocks[0])
@@ -121,8 +121,8 @@ def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
 
 
 def fill(flat: Tensor, block: Tensor) -> None:
-    """`flat`, of one axis, becomes `block` again and again."""
-    for a, b, at in _tiles(0, flat.numel()):
+    """Fill `flat` with repetitions of `block`."""
+    for a, b, at in _blocks(0, flat.numel()):
         flat[a:b].copy_(block[at : at + b - a])
 
 
@@ -131,8 +131,8 @@ def _block(seed: int, numel: int) -> Tensor:
     return torch.randn(min(PERIOD_ELEMENTS, numel), generator=generator)
 
 
-def _tiles(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Elements `start` to `stop`, cut where a block begins anew: from, to, and the place of the first in its block."""
+def _blocks(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Split elements `start` to `stop` at block boundaries: yields (from, to, position of `from` in its block)."""
     while start < stop:
         at = start % PERIOD_ELEMENTS
         end = min(start - at + PERIOD_ELEMENTS, stop)

@@ -37,11 +37,11 @@ from sambasim.runtime.transports.window_reduce import WindowReduce
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the paths of one size are made of.
+    """The resources of the paths at one size.
 
-    window: in which the device memories of the node lie; None if the device path is not measured
+    window: contains the device memories of the node; None if the device path is not measured
     memory: private device memory, for the paths through the host
-    operand, result: private buffers of the program's one group, for those paths that have no memory of their own
+    operand, result: private buffers of the size of the program's group, for the other paths
     """
 
     program: Program
@@ -53,31 +53,31 @@ class Setting:
 
 
 class Measured(ABC):
-    """One way. `run` is what is timed, and collective."""
+    """A measured path. `run` is collective, and the part that is timed."""
 
     name: ClassVar[str]
-    blame: ClassVar[type[SambasimError]] = InternalError
-    """The error that a wrong result is: ours, or one of a library of this machine."""
+    wrong_result: ClassVar[type[SambasimError]] = InternalError
+    """The error for a wrong result: InternalError for our code, MachineError for a library."""
 
     @abstractmethod
     def refill(self, block: Tensor) -> None:
-        """This rank's operand becomes `block`, again and again."""
+        """Fill this rank's operand with repetitions of `block`."""
 
     @abstractmethod
     def run(self) -> None:
-        """Once, from operands to results that this rank may read."""
+        """Run once; afterwards this rank may read the result."""
 
     @abstractmethod
     def readable(self) -> Iterator[tuple[int, Tensor]]:
-        """The parts of the result, each with the number of its first element; together all of it."""
+        """All parts of the result, each with the index of its first element."""
 
     @abstractmethod
     def expected(self, operands: Operands) -> Expected:
-        """What the result must be."""
+        """The expected result."""
 
 
 class AllReduce(Measured):
-    """A way that leaves `result` on every rank, which is `checked` for its bits, or for its rounding error."""
+    """A path that leaves `result` on every rank; `checked` for equal bits or for rounding errors."""
 
     result: ClassVar[Literal["mean", "sum"]]
     checked: ClassVar[Literal["bits", "rounding"]]
@@ -90,8 +90,8 @@ class AllReduce(Measured):
 
 @final
 class DevicePath(AllReduce):
-    """REDUCE of device sync. Of few gradients each rank has all means; else it finds each slice's in the memory of its
-    owner, or of the rank of its node that received it."""
+    """REDUCE of device sync. For small programs each rank has all means; otherwise each slice is read from its owner, or
+    from the rank of this node that received it."""
 
     name = "device"
     result = "mean"
@@ -132,7 +132,7 @@ def _reduce_small(transport: SmallWindow) -> None:
 
 
 def _reduce_in_window(transport: Window, reduce: WindowReduce) -> None:
-    """REDUCE without an optimizer; the means go to each other node."""
+    """REDUCE without an optimizer; the means are sent to all other nodes."""
     reduce.begin_step()
     reduce.begin()
     reduce.finish()
@@ -141,7 +141,7 @@ def _reduce_in_window(transport: Window, reduce: WindowReduce) -> None:
 
 
 class HostPath(AllReduce):
-    """REDUCE and GATHER of a sync through the host, from this rank's device memory to the same."""
+    """REDUCE and GATHER of a host sync path, in this rank's device memory."""
 
     result = "mean"
     way: ClassVar[Way]
@@ -167,7 +167,7 @@ class HostPath(AllReduce):
 
 @final
 class HostMpiPath(HostPath):
-    """An exchange among equals by MPI."""
+    """Slices exchanged by MPI."""
 
     name = "host-mpi"
     checked = "bits"
@@ -176,7 +176,7 @@ class HostMpiPath(HostPath):
 
 @final
 class HostGlooPath(HostPath):
-    """By gloo; the process group must be up."""
+    """All-reduce by gloo; the process group must be initialized."""
 
     name = "host-gloo"
     checked = "rounding"
@@ -185,7 +185,7 @@ class HostGlooPath(HostPath):
 
 @final
 class HostServerPath(HostPath):
-    """By a parameter server on rank 0, which works too."""
+    """A parameter server on rank 0, which also has a replica."""
 
     name = "host-parameter-server"
     checked = "bits"
@@ -193,12 +193,12 @@ class HostServerPath(HostPath):
 
 
 class MpiReduction(AllReduce):
-    """MPI_Allreduce, from one buffer to another or `in_place`."""
+    """MPI_Allreduce, between two buffers or `in_place`."""
 
     in_place: ClassVar[bool]
     result = "sum"
     checked = "rounding"
-    blame = MachineError
+    wrong_result = MachineError
 
     def __init__(self, setting: Setting) -> None:
         if not isinstance(setting.communicator, MpiCommunicator):
@@ -234,12 +234,12 @@ class MpiInPlacePath(MpiReduction):
 
 @final
 class GlooPath(AllReduce):
-    """torch.distributed.all_reduce; the process group must be up."""
+    """torch.distributed.all_reduce; the process group must be initialized."""
 
     name = "gloo"
     result = "sum"
     checked = "rounding"
-    blame = MachineError
+    wrong_result = MachineError
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.operand
@@ -256,10 +256,10 @@ class GlooPath(AllReduce):
 
 @final
 class CopyBound(Measured):
-    """The copy bound: this rank's part, from one private buffer to another."""
+    """The copy bound: copies this rank's part between two private buffers."""
 
     name = "copy"
-    blame = MachineError
+    wrong_result = MachineError
 
     def __init__(self, setting: Setting) -> None:
         ranks = setting.communicator.topology.world_size
@@ -285,19 +285,19 @@ PATHS: Mapping[str, Callable[[Setting], AllReduce]] = {
     path.name: path
     for path in (DevicePath, HostMpiPath, HostGlooPath, HostServerPath, MpiPath, MpiInPlacePath, GlooPath)
 }
-"""By name, in the order in which they are shown."""
+"""By name, in display order."""
 
 THROUGH_GLOO = frozenset({HostGlooPath.name, GlooPath.name})
-"""Those that need a process group of `torch.distributed`."""
+"""Paths that need a process group of `torch.distributed`."""
 
 
 def _spoil(result: Tensor) -> None:
-    """What the run before left is no result of the next one. So few elements cost no time of their own."""
+    """Overwrite some elements of the previous result, so that a path that does nothing gives a wrong one."""
     result[::PERIOD_ELEMENTS] = torch.nan
 
 
 def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
-    """An operand and a result, float32 [numel] each, with all pages touched; in huge ones, as devices are."""
+    """An operand and a result, float32 [numel] each, in huge pages like device memory, with all pages touched."""
     operand, result = (torch.from_numpy(private_storage(numel * ELEMENT_BYTES)).view(torch.float32) for _ in range(2))
     return operand.zero_(), result.zero_()
 
@@ -307,7 +307,7 @@ _THROUGH_HOST = frozenset({HostMpiPath.name, HostGlooPath.name, HostServerPath.n
 
 
 def needed_bytes(size_bytes: int, paths: Collection[str], rank: int, node_count: int) -> int:
-    """Bytes of memory that `rank` takes to measure `paths` at one size, an estimate."""
+    """Estimated bytes that `rank` needs to measure `paths` at one size. Only buffers of this size count."""
     buffers = 2  # operand and result: those of the copy bound, of MPI and of gloo
     if DevicePath.name in paths:
         buffers += 1 if node_count == 1 else 2  # gradients in the window; what arrives from other nodes
