@@ -170,7 +170,7 @@ class Probe:
         self._seen = {symbol.name: count(self._memory.tensor(symbol.name)) for symbol in self._given}
 
     def end(self, loss: float) -> None:
-        """The pass has ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
+        """The pass ended. Raises NumericsError with the origin if the loss, a gradient or a buffer is not finite."""
         found = {out.value: out.symbol for out in self._graph.outputs if out.symbol == self._program.loss}
         bad = {} if torch.tensor(loss).isfinite() else found
         bad |= {out.value: out.symbol for out in self._targets if not count(self._memory.tensor(out.symbol)).finite}

@@ -90,7 +90,7 @@ class AllReduce(Measured):
 
 @final
 class DevicePath(AllReduce):
-    """REDUCE of device sync. For small programs each rank has all means; otherwise each slice is read from its owner, or
+    """REDUCE of device sync. Of a small program each rank has all means; otherwise each slice is read from its owner or
     from the rank of this node that received it."""
 
     name = "device"
