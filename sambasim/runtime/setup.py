@@ -14,8 +14,8 @@ from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
 from sambasim.runtime.admission import check_trusted
-from sambasim.runtime.arguments import Arguments, bind_arguments
 from sambasim.runtime.capacity import check_device, default_threads
+from sambasim.runtime.optimizers import Arguments, bind_arguments
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.host import Roles, roles_of
 

@@ -17,9 +17,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
-from sambasim.runtime.arguments import bind_arguments
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.optimizers import Optimizers
+from sambasim.runtime.optimizers import Optimizers, bind_arguments
 from sambasim.runtime.plan import plan
 from sambasim.runtime.replica import Replica, input_specs, place_weights
 from sambasim.runtime.sharding import Shard
