@@ -124,9 +124,9 @@ def test_blocks_of_neighbouring_ranks_are_no_news() -> None:
 
 def test_ranks_dealt_round_the_nodes_cost_messages() -> None:
     (notice,) = scattered([0, 1, 0, 1])
-    assert notice.startswith("4 gradients of each slice travel between 2 nodes, where 2 sums would")
+    assert notice.startswith("4 gradients of each slice are sent between 2 nodes; it would be 2 sums")
 
 
 def test_so_does_a_node_that_holds_half_a_block() -> None:
     (notice,) = scattered([0, 0, 0, 1, 1, 1])
-    assert notice.startswith("6 gradients of each slice travel between 2 nodes")
+    assert notice.startswith("6 gradients of each slice are sent between 2 nodes")

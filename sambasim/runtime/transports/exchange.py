@@ -1,8 +1,8 @@
-"""What host sync sends by MPI: slices of gradients to their owners, and slices of parameters to every replica.
+"""The MPI exchanges of host sync: slices of gradients to their owners, slices of parameters to every replica.
 
-Both go in rounds. In each, a piece of every owner's slice travels through host buffers that fit a core's cache: while
-one round is on its way, the one before is added up, or copied to the device. So the buffers stay small whatever the
-size of the model, and no rank holds the whole of another's gradients.
+An exchange has several rounds. Each sends a piece of every owner's slice through host buffers that fit a core's cache;
+while one round is being sent, the previous one is added or copied to the device. So the buffers are small for any
+model size.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import BytesMoved
 
 ROUND_ELEMENTS = 1_048_576
-"""Elements of one replica that travel in one round, to or from all owners together."""
+"""Elements that one replica sends to, or receives from, all owners together in one round."""
 
 _REDUCE_TAG = 14
 _GATHER_TAG = 15
@@ -44,8 +44,8 @@ class Places:
     workers: the ranks that have a replica, ascending
     slices: for each group, the slice that each rank of the job owns; an empty one for a rank that owns nothing
     device: the device memory of this rank's replica; None for a rank without one
-    kept: where the owned slices are: the means that this rank makes, and the parameters that it updates. It is the
-        device, or memory of the host, from which nothing has to be copied before it is sent
+    kept: the memory of the owned slices: the means that this rank computes and the parameters that it updates. Either
+        `device`, or host memory, which needs no copy before sending
     """
 
     workers: Sequence[int]
@@ -56,7 +56,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One round of one rank, everything in its place: what is copied and sent, what comes, and what is done with it."""
+    """One round of one rank, in order: copies to the host, messages, means, copies to the device."""
 
     copies: list[_Copy] = field(default_factory=list)
     sends: list[_Message] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _Round:
 
 
 class Exchange:
-    """Rounds that the ranks of a job carry out together. `moves` is what this rank moves in all of them."""
+    """Rounds that all ranks execute together. `moves` counts the bytes of this rank in all of them."""
 
     def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, owner: "Endpoint", tag: int) -> None:
         self._rounds = rounds
@@ -78,14 +78,14 @@ class Exchange:
         self.observer: StepObserver | None = None
 
     def __call__(self, moved: BytesMoved) -> None:
-        """Collective. Carry out all rounds, and add what they move to `moved`."""
+        """Collective. Execute all rounds, and add their bytes to `moved`."""
         self.observer = self._owner.observer
         communicator, tag = self._communicator, self._tag
         sends: list[Sequence[Request]] = []
         receives: list[Sequence[Request]] = []
         for number, now in enumerate(self._rounds):
             if number >= 2:
-                self._wait(sends[number - 2])  # this round takes the buffers of that one
+                self._wait(sends[number - 2])  # this round reuses the buffers of that one
             receives.append([communicator.irecv(buffer, source, tag) for buffer, source in now.receives])
             self._to_host(now.copies)
             sends.append([communicator.isend(buffer, target, tag) for buffer, target in now.sends])
@@ -127,17 +127,17 @@ class Exchange:
 
 
 class Endpoint(Observed, Protocol):
-    """The transport of which an exchange is a part."""
+    """The transport that an exchange belongs to."""
 
     @property
     def communicator(self) -> Communicator: ...
 
 
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: int, owner: Endpoint) -> Exchange:
-    """After this exchange the owned slices of the gradients of `places.kept` are means over the workers.
+    """An exchange after which the owned slices of the gradients in `places.kept` are means over the workers.
 
-    Gradients leave the device for the host, and travel to their owners, who add them up in the order of the tree and
-    divide the sum by `divisor`.
+    Gradients are copied to the host and sent to their owners, which add them in the order of the tree and divide by
+    `divisor`.
     """
     rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
@@ -161,7 +161,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: in
             now.sends.extend(_messages(staged))
         mean = kept = places.kept.region(group, "gradient")[slice(*slices[rank])]
         if places.kept is places.device:
-            mean = operands[rank]  # the host adds; then the mean goes to the device
+            mean = operands[rank]  # the host adds, then the mean is copied to the device
             now.last_copies.append((kept, mean))
             moves.host_to_device += kept.nbytes
         now.means.append(means[group.dtype].of([operands[worker] for worker in places.workers], mean))
@@ -172,8 +172,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: in
 def all_gather(
     groups: Sequence[ParameterGroup], places: Places, owner: Endpoint, region: str = "parameter"
 ) -> Exchange:
-    """After this exchange the parameters, or another `region`, of every replica's device are those of their owners,
-    slice by slice."""
+    """An exchange after which every replica's device has the owners' parameters (or another `region`)."""
     rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     cuts = _cuts(groups, places.slices)
@@ -206,7 +205,7 @@ def all_gather(
 def _cuts(
     groups: Sequence[ParameterGroup], slices: Mapping[str, Sequence[Slice]]
 ) -> list[tuple[ParameterGroup, list[Slice]]]:
-    """What travels in each round: of one group, a piece of the slice of each rank; an empty one where it has ended."""
+    """For each round, its group and a piece of each rank's slice; the piece is empty after the slice's end."""
     return [(group, cut) for group in groups for cut in _rounds(slices[group.name])]
 
 
@@ -223,14 +222,14 @@ def _lengths(slices: Sequence[Slice]) -> list[int]:
 
 
 def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
-    """By rank: the parts that hold anything, as messages."""
+    """The non-empty parts as messages, by rank."""
     return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
 
 
 class _Buffers:
-    """Memory of the host for the rounds, which take two halves of it by turns.
+    """Host memory for the rounds, which use its two halves alternately.
 
-    rounds: for each, the group, and how many elements each of its parts has
+    rounds: for each round, the group and the number of elements of each part
     """
 
     def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]]) -> None:

@@ -1,7 +1,7 @@
-"""What the ranks of a node tell each other without a message: counters in shared memory, one page for each rank.
+"""Counters in shared memory, by which the ranks of a node synchronize without messages.
 
-A counter only grows. A rank publishes how far it has come, and others read it when they like: nobody has to stop for
-anybody, which a barrier would want. A number published before a counter is there when the counter is seen.
+A counter only grows. A rank publishes its progress, and others read it at any time, so that unlike in a barrier, no
+rank waits for a slower one before it must. Data written before a counter is published is visible to who reads it.
 """
 
 import os
@@ -17,34 +17,34 @@ from sambasim.runtime.ranks import Communicator, SharedWindow
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
-"""A counter has a cache line to itself: who waits for one does not disturb who writes another."""
+"""Each counter has its own cache line, so that reading one does not slow down writing another."""
 _NUMBERS_AT = 64 * _LINE_WORDS
 _SLEEP_S = 50e-6
 _WAITING = "wait for peers"
 
 
 class _Patience(NamedTuple):
-    """How often a rank looks at a counter in a row, and then how often with a poke before each look; from then on it
-    sleeps between them, too."""
+    """How often a waiting rank reads a counter in a busy loop, and then with a poke (yield or MPI progress) before each
+    read. After that it also sleeps between reads."""
 
-    looks: int
+    reads: int
     pokes: int
 
 
 _PATIENT, _CROWDED = _Patience(50, 4000), _Patience(0, 20)
-"""Where each rank has a core, and where they share one: there, each look takes time from the rank that is waited for.
-To give the core away takes as long as ten looks (estimate, on a virtual machine)."""
+"""If each rank has a core, and if ranks share cores: then a busy loop takes time from the rank that is waited for.
+Yielding takes as long as ten reads (estimate, on a virtual machine)."""
 
 
 class Counter(IntEnum):
-    """What a rank publishes."""
+    """The counters of a rank."""
 
-    PROGRESS = 0  # sections that it has run, in all steps
-    UPDATED = 1  # steps whose gradients it has read, and for which it has updated what it owns of shared parameters
+    PROGRESS = 0  # sections that it has run, over all steps
+    UPDATED = 1  # steps whose gradients it has read and whose parameters it has updated
 
 
 class NodeFlags:
-    """The counters of all ranks of this node, and two places, each for a loss and a wish."""
+    """The counters of all ranks of this node, and two slots, each for a loss and a request."""
 
     def __init__(self, communicator: Communicator, owner: Observed) -> None:
         self._owner = owner
@@ -57,16 +57,16 @@ class NodeFlags:
         self._own = self._words[self._rank]
         self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
         self._patience = _CROWDED if size > _cores_of_node(communicator) else _PATIENT
-        # Messages to other nodes make progress only inside calls of MPI.
+        # MPI messages to other nodes progress only inside MPI calls.
         self._poke = communicator.failures if communicator.topology.node_count > 1 else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:
-        """Everything that this rank wrote before is there for whoever sees `value`."""
+        """Set a counter. All earlier writes of this rank are visible to ranks that read `value`."""
         self._window.sync()
         self._own[counter * _LINE_WORDS] = value
 
     def reached(self, counter: Counter, value: int) -> bool:
-        """Whether all peers have published `value` or more."""
+        """Whether all other ranks of the node have published `value` or more."""
         at = counter * _LINE_WORDS
         for words in self._peers:
             if words[at] < value:
@@ -75,7 +75,7 @@ class NodeFlags:
         return True
 
     def wait(self, counter: Counter, value: int) -> None:
-        """Return when all peers have published `value` or more."""
+        """Wait until all other ranks of the node have published `value` or more."""
         observer, owner = self._owner.observer, self._owner
         if observer is None:
             self._wait(counter, value)
@@ -88,10 +88,10 @@ class NodeFlags:
     def _wait(self, counter: Counter, value: int) -> None:
         at = counter * _LINE_WORDS
         for words in self._peers:
-            looks, pokes = self._patience
+            reads, pokes = self._patience
             while words[at] < value:
-                if looks > 0:
-                    looks -= 1
+                if reads > 0:
+                    reads -= 1
                     continue
                 self._poke()
                 if pokes > 0:
@@ -101,19 +101,19 @@ class NodeFlags:
         self._window.sync()
 
     def meet(self, counter: Counter, value: int) -> None:
-        """Publish `value`, and wait for all peers: a barrier."""
+        """Publish `value` and wait for all other ranks: a barrier."""
         self.publish(counter, value)
         self.wait(counter, value)
 
-    def put(self, place: int, loss: float, wish: int) -> None:
-        """Leave a loss and a wish at `place`, 0 or 1; the next counter that is published makes them known."""
-        at = _NUMBERS_AT + 2 * place
+    def put(self, slot: int, loss: float, request: int) -> None:
+        """Store a loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
+        at = _NUMBERS_AT + 2 * slot
         self._floats[self._rank][at] = loss
-        self._floats[self._rank][at + 1] = wish
+        self._floats[self._rank][at + 1] = request
 
-    def numbers(self, place: int) -> tuple[Sequence[float], int]:
-        """What the ranks of the node left at `place`: the losses, by local rank, and the largest wish."""
-        at = _NUMBERS_AT + 2 * place
+    def numbers(self, slot: int) -> tuple[Sequence[float], int]:
+        """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
+        at = _NUMBERS_AT + 2 * slot
         losses, largest = [], 0.0
         for floats in self._floats:
             losses.append(floats[at])
@@ -123,6 +123,6 @@ class NodeFlags:
 
 
 def _cores_of_node(communicator: Communicator) -> int:
-    """Collective. How many cores the ranks of this node may use together: a launcher may bind each to its own."""
-    everybody = communicator.all_gather_object(os.sched_getaffinity(0))
-    return len(set().union(*(everybody[rank] for rank in communicator.topology.local_ranks)))
+    """Collective. The number of cores that the ranks of this node may use together."""
+    cores_of = communicator.all_gather_object(os.sched_getaffinity(0))
+    return len(set().union(*(cores_of[rank] for rank in communicator.topology.local_ranks)))

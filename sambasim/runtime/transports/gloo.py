@@ -1,11 +1,11 @@
-"""Sync through the host by gloo, `torch.distributed`'s all-reduce for CPUs, as DistributedDataParallel uses it.
+"""Host sync by gloo, `torch.distributed`'s all-reduce for CPUs, as DistributedDataParallel uses it.
 
     REDUCE   device -> host: all gradients;  gloo: the sum of all replicas to every rank, which divides it;
              host -> device: all mean gradients
     GATHER   nothing: every rank updates all parameters
 
-gloo adds in an order of its own, so the bits are not those of the other paths. They are the same on every rank: each
-piece goes round a ring to be added up, and the sum goes round once more.
+gloo adds in its own order, so the bits differ from the other paths. They are the same on every rank: each piece is
+summed along a ring, and then the sum is sent along the ring.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those 
 
 @final
 class Gloo(Transport):
-    """The default process group of `torch.distributed` must be up, with the ranks of `communicator`."""
+    """Needs the default process group of `torch.distributed` with the ranks of `communicator`."""
 
     def __init__(self, program: Program, memory: DeviceMemory, communicator: Communicator) -> None:
         rank, size = communicator.rank, communicator.world_size
@@ -66,7 +66,7 @@ class Gloo(Transport):
 
 @contextmanager
 def _as_peer_error() -> Iterator[None]:
-    """Raises PeerError for what gloo raises."""
+    """Raises PeerError for errors of gloo."""
     try:
         yield
     except RuntimeError as error:
@@ -91,7 +91,7 @@ class _AllReduce(Communication):
             self._under_way = [self._start(device, host) for device, host in self._staged]
 
     def finish(self) -> object:
-        """Raises PeerError if a rank is gone, or does not answer before the process group's timeout."""
+        """Raises PeerError if a rank has died or exceeds the process group's timeout."""
         moved = self._transport.bytes_moved
         with _as_peer_error():
             for work, (device, host) in zip(self._under_way, self._staged, strict=True):
@@ -113,9 +113,9 @@ class _AllReduce(Communication):
         return work
 
     def _ring_bytes(self, size_bytes: int) -> int:
-        """What arrives on this rank when gloo's ring reduces so much: gloo does not report it.
+        """The bytes that this rank receives in gloo's ring, which gloo does not report.
 
-        Over all ranks it is 2 (N - 1) times the size; the shares here add up to that.
+        All ranks together receive 2 (N - 1) times the size; the shares add up to that.
         """
         rank, size = self._transport.replica, self._transport.replicas
         total = 2 * (size - 1) * size_bytes

@@ -1,16 +1,16 @@
-"""Sync through the host, as a SambaFlow run without `--reduce-on-rdu` does it; the copies and host buffers are real.
+"""Host sync, as in a SambaFlow run without `--reduce-on-rdu`; the copies and host buffers are real.
 
     REDUCE   device -> host: all gradients;  MPI: slice r of every replica to rank r, which adds them;
              host -> device: the mean of the owned slice
     GATHER   device -> host: the owned slice of the parameters;  MPI: every slice to every rank;
              host -> device: the slices of the others
 
-With `replicated`, every rank updates everything: REDUCE sends the means of all owners to every rank, and GATHER has
-nothing to do. No byte more is moved, N ranks do the optimizer's work N times, and any one rank can save a checkpoint.
+With `replicated`, every rank updates everything: REDUCE sends the means of all owners to every rank, and GATHER is
+empty. The number of bytes is the same, every rank runs the whole optimizer, and any rank can save a checkpoint.
 
 With a parameter server (Li et al., OSDI 2014, "Scaling Distributed Machine Learning with the Parameter Server"), some
-ranks own all slices, in memory of their hosts. It is synchronous: servers wait for all workers, and add in the order of
-the tree, so the bits are those of the other paths.
+ranks own all slices, in host memory. It is synchronous: servers wait for all workers and add in the order of the tree,
+so the bits are those of the other paths.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
 
 @final
 class Host(Transport):
-    """Device to host, an exchange between hosts by MPI, host to device. `places` says who owns what, and where."""
+    """Device to host, an exchange between hosts by MPI, host to device. `places`: who owns which slice, and where."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ def among_equals(
 
 
 def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
-    """`memory` is the device of this rank's replica; where the rank only serves, memory of its host, with the
-    parameters in their places."""
+    """Sync by parameter servers. `memory` is the device memory of this rank's replica; on a server without a replica,
+    host memory that contains the parameters."""
     rank, servers = communicator.rank, roles.servers
     works, serves = rank in roles.workers, rank in servers
     places = Places(
@@ -126,7 +126,7 @@ def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, commu
 
 
 def _served_slices(program: Program, roles: Roles, world_size: int) -> Mapping[str, tuple[Slice, ...]]:
-    """For each group, what each rank serves of it."""
+    """For each group, the slice that each rank serves."""
     nothing: Mapping[int, Slice] = dict.fromkeys(range(world_size), (0, 0))
     return {
         name: tuple({**nothing, **dict(zip(roles.servers, served, strict=True))}.values())
@@ -135,7 +135,7 @@ def _served_slices(program: Program, roles: Roles, world_size: int) -> Mapping[s
 
 
 def _served_from_host(program: Program, device: DeviceMemory) -> DeviceMemory:
-    """Memory of the host, laid out as the device's is, with the parameters that the device begins with."""
+    """Host memory with the layout of the device, and the initial parameters of `device`."""
     host = DeviceMemory(program, private_storage(program.device_bytes))
     for group in program.groups:
         host.region(group, "parameter").copy_(device.region(group, "parameter"))
@@ -149,7 +149,7 @@ class _Exchanged(Communication):
         self._exchanges = exchanges
 
     def begin(self, *operands: object) -> None:
-        """Nothing: the rounds of an exchange need all ranks."""
+        """Nothing: an exchange needs all ranks."""
 
     def finish(self) -> object:
         for exchange in self._exchanges:
@@ -159,7 +159,7 @@ class _Exchanged(Communication):
 
 @final
 class GatheredLosses(Communication):
-    """The end of a step whose updates have all arrived before it."""
+    """The end of a step for transports whose updates have already arrived: it gathers losses and requests."""
 
     def __init__(self, transport: Transport, communicator: Communicator, workers: Sequence[int]) -> None:
         self._transport = transport

@@ -1,7 +1,7 @@
-"""Ranks that one process plays in turn: the emulation, and a rank that is alone.
+"""Ranks that run in one process: an emulation, or a single rank.
 
-Each rank runs until a communication needs what another has not computed yet; then the next one runs. What a rank puts
-down for the others is kept in the hub of its line. So the same program runs as on as many processes, in one debugger.
+A rank runs until a communication needs a value that another rank has not computed yet; then the next rank runs. Values
+for other ranks are stored in the hub. So the program that runs in several processes can run in one debugger.
 """
 
 from collections import defaultdict, deque
@@ -26,45 +26,45 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Hub:
-    """What the ranks of one line have put down for one another. `changes` counts whatever happens here."""
+    """Stores the values that ranks exchange. `changes` counts all operations, to detect deadlocks."""
 
     size: int
     changes: int = 0
     _put: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
     _taken: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
-    _rounds: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+    _calls: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
     _mail: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
     def put(self, key: Hashable, position: int, value: object) -> Hashable:
-        """Give `value` to the collective called `key`; returns what to ask for in this round of it."""
-        self._rounds[key, position] += 1
-        this_round = key, self._rounds[key, position]
-        self._put[this_round][position] = value
+        """Store this rank's `value` for the collective `key`; returns the id of this call of it."""
+        self._calls[key, position] += 1
+        call_id = key, self._calls[key, position]
+        self._put[call_id][position] = value
         self.changes += 1
-        return this_round
+        return call_id
 
-    def is_full(self, this_round: Hashable) -> bool:
-        """Whether all ranks have given something."""
-        return len(self._put[this_round]) == self.size
+    def is_full(self, call_id: Hashable) -> bool:
+        """Whether the values of all ranks are stored."""
+        return len(self._put[call_id]) == self.size
 
-    def take(self, this_round: Hashable) -> list[object]:
-        """What all ranks gave, in order. Every rank takes it once."""
-        found = [self._put[this_round][one] for one in range(self.size)]
-        self._taken[this_round] += 1
+    def take(self, call_id: Hashable) -> list[object]:
+        """The values of all ranks, in order. Every rank calls this once."""
+        found = [self._put[call_id][one] for one in range(self.size)]
+        self._taken[call_id] += 1
         self.changes += 1
-        if self._taken[this_round] == self.size:
-            del self._put[this_round], self._taken[this_round]
+        if self._taken[call_id] == self.size:
+            del self._put[call_id], self._taken[call_id]
         return found
 
     def box(self, source: int, to: int, tag: int) -> "deque[Tensor]":
-        """The messages on their way from one rank to another."""
+        """The queue of messages from one rank to another."""
         return self._mail[(source, to, tag)]
 
 
 def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = None) -> list[R]:
-    """The results of `steps`, each of which is run until it waits for another, in turn.
+    """Run `steps` round-robin, each until it waits for another, and return their results.
 
-    Raises InternalError if all of them wait.
+    Raises InternalError on a deadlock.
     """
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
@@ -73,7 +73,7 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
         changes = hub.changes if hub is not None else -1
         done = []
         for number, step in waiting.items():
-            if number in generators:  # it may draw random numbers after a communication
+            if number in generators:  # a rank may draw random numbers after a communication
                 torch.set_rng_state(generators[number])
             try:
                 next(step)
@@ -91,7 +91,7 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
 
 @final
 class HubLine(Line):
-    """Ranks of this process."""
+    """A line of ranks in this process."""
 
     def __init__(self, hub: Hub, position: int) -> None:
         self.hub = hub
@@ -109,22 +109,22 @@ class HubLine(Line):
 
 
 class _Collective(Communication):
-    """What all ranks of the line begin before any finishes."""
+    """A communication that all ranks must begin before any can finish."""
 
     def __init__(self, hub: Hub, key: Hashable, position: int) -> None:
         self._hub = hub
         self._key = key
         self._position = position
-        self._round: Hashable = None
+        self._call: Hashable = None
 
     def put(self, value: object) -> None:
-        self._round = self._hub.put(self._key, self._position, value)
+        self._call = self._hub.put(self._key, self._position, value)
 
     def is_ready(self) -> bool:
-        return self._hub.is_full(self._round)
+        return self._hub.is_full(self._call)
 
     def take(self) -> list[object]:
-        return self._hub.take(self._round)
+        return self._hub.take(self._call)
 
 
 @final
@@ -173,9 +173,9 @@ class _ReceiveHere(Communication):
 
 @final
 class InProcess(Transport):
-    """Replica `replica` of those that this process plays. `memories` are those of all, in order.
+    """Connects replica number `replica` to the other replicas of this process. `memories` are those of all, in order.
 
-    Every replica updates its slices in the memory of the first, from which the others copy the parameters.
+    Every replica updates its slices in the memory of the first one; the others copy the parameters from there.
     """
 
     def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
@@ -213,7 +213,7 @@ class InProcess(Transport):
 
 
 class _OnMemory(_Collective):
-    """A collective on device memory: every rank may read that of all, once all have begun."""
+    """A collective on device memory: once all ranks have begun, each may read the memory of all."""
 
     def __init__(self, transport: InProcess, groups: Sequence[ParameterGroup]) -> None:
         key = (type(self).__name__, *(group.name for group in groups))
@@ -258,5 +258,5 @@ class _Meeting(_Collective):
         self.put(self._transport.offered)
 
     def finish(self) -> object:
-        everybody = [one for one in self.take() if isinstance(one, Shared)]
-        return Shared([loss for one in everybody for loss in one.losses], max(one.request for one in everybody))
+        exchanged = [one for one in self.take() if isinstance(one, Shared)]
+        return Shared([loss for one in exchanged for loss in one.losses], max(one.request for one in exchanged))

@@ -1,10 +1,10 @@
-"""What device sync sends between nodes: by MPI, from device memory to device memory.
+"""Messages of device sync between nodes: by MPI, from device memory to device memory.
 
-gradients    Where a node holds an aligned block of ranks, it sends each owner elsewhere one sum of its slice, which
-             one of its ranks adds up; otherwise each replica sends its own slice. They arrive in the reduce operand
-             buffer, one group at a time, while the backward still goes on.
-parameters   An owner sends its updated slice once to each other node, where one rank receives it into the
-             parameters of the node.
+gradients    If the ranks of a node are an aligned block, one of them sums each remote owner's slice over the node and
+             sends the sum; otherwise each replica sends its own slice. Operands arrive in the reduce operand buffer,
+             one group at a time, during the backward.
+parameters   An owner sends its updated slice once to each other node, where one rank receives it into the node's
+             parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _GATHER_TAG = 12
 
 
 def scattered(node_of: Sequence[int]) -> list[str]:
-    """A notice, if the ranks of a node are no block whose sum could travel in their place; `node_of` is by rank."""
+    """A notice if the ranks of a node are no aligned block, so that slices are sent instead of sums."""
     layout = blocks(node_of)
     alone = sum(len(ranks) for ranks, summed in zip(layout.nodes, layout.summed, strict=True) if not summed)
     if not alone:
@@ -39,13 +39,13 @@ def scattered(node_of: Sequence[int]) -> list[str]:
     nodes = len(layout.nodes)
     travelling = sum(len(layout.travelling(node)) for node in range(nodes))
     return [
-        f"{travelling} gradients of each slice travel between {nodes} nodes, where {nodes} sums would if "
+        f"{travelling} gradients of each slice are sent between {nodes} nodes; it would be {nodes} sums if "
         "each node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by)"
     ]
 
 
 class Network:
-    """One rank's messages. With one node there are none."""
+    """The messages of one rank; none with a single node."""
 
     def __init__(self, window: "Window") -> None:
         program, communicator = window.program, window.communicator
@@ -64,7 +64,7 @@ class Network:
         self._reduce = reduce_scatter_messages(node_of, self._rank)
         self._gather = all_gather_messages(node_of, self._rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
-        """The ranks of other nodes whose operands arrive here; a node's sum counts as its lowest rank's."""
+        """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
         self._buffer = self._operand_buffer()
         self._operands = {group.name: self._place_operands(group) for group in program.groups}
         self._queue: list[ParameterGroup] = []
@@ -72,17 +72,17 @@ class Network:
         self._receives: list[Request] = []
 
     def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
-        """By rank of `sources`, where the operands for this rank's slice of `group` arrive."""
+        """The buffers for the operands of this rank's slice of `group`, by rank of `sources`."""
         return self._operands[group.name]
 
     def begin_step(self, groups: Sequence[ParameterGroup]) -> None:
-        """A step begins, in which groups are reduced in the order of `groups`."""
+        """A step begins that reduces `groups` in this order."""
         if self.sources:
             self._queue = list(groups)
             self._post()
 
     def send(self, group: ParameterGroup) -> None:
-        """Begin to send what other nodes need of `group`, which all ranks of this node have completed."""
+        """Begin to send `group` to other nodes, once all ranks of this node have completed it."""
         if self.sources:
             self._send(group)
 
@@ -98,7 +98,7 @@ class Network:
             self._sends.append(self._communicator.isend(bytes_of(gradient[start:stop]), message.target, _REDUCE_TAG))
 
     def holder(self, owner: int) -> int:
-        """The rank of this node in whose memory the slices of `owner` are once they have come."""
+        """The rank of this node that receives the slices of `owner`."""
         return owner if owner in self._memories else port_of(self._layout, owner, self._topology.node_index)
 
     def has_received(self) -> bool:
@@ -115,7 +115,7 @@ class Network:
         self._communicator.wait_all(self._receives)
 
     def done(self, group: ParameterGroup) -> None:
-        """`group` is reduced: the operand buffer is free for the next."""
+        """`group` is reduced, so the operand buffer is free for the next one."""
         if not self.sources:
             return
         self._moved.network += sum(operand.nbytes for operand in self._operands[group.name].values())
@@ -124,8 +124,8 @@ class Network:
 
     @span(Track.COLLECTIVES, "exchange between nodes")
     def exchange(self, region: str) -> None:
-        """Collective. In `region` of every group, the owners' slices come to each node, into the memory of one rank."""
-        self._communicator.wait_all(self._sends)  # what comes may overwrite what goes
+        """Collective. Send the owners' slices of `region` of every group to one rank of each node."""
+        self._communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []
         requests: list[Request] = []
         for group in self._program.groups:
@@ -142,7 +142,7 @@ class Network:
         self._communicator.wait_all(requests)
 
     def _post(self) -> None:
-        """Expect the operands of the next group."""
+        """Post the receives for the next group."""
         operands = self._operands[self._queue[0].name] if self._queue else {}
         self._receives = [
             self._communicator.irecv(bytes_of(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
@@ -151,7 +151,7 @@ class Network:
         ]
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
-        """The sum of a slice over this node, over this rank's own gradient: nobody else reads it there."""
+        """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""
         ranks = sorted(self._memories)
         position = {rank: index for index, rank in enumerate(ranks)}
         steps = [(position[into], position[source]) for into, source in inside(ranks)]
@@ -164,7 +164,7 @@ class Network:
         self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
 
     def _operand_buffer(self) -> Tensor:
-        """The reduce operand buffer, as bytes; memory of this process where that is too small for what arrives."""
+        """The reduce operand buffer as bytes, or private memory if that is too small."""
         needed = max((self._incoming_bytes(group) for group in self._program.groups), default=0)
         if not self.sources or not needed:
             return torch.empty(0, dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""Device sync for programs of few parameters, where waiting costs more than arithmetic.
+"""Device sync for small programs, where waiting costs more than arithmetic.
 
-Every replica adds up all slices itself, and updates parameters of its own: the bits are those of owners, because every
-replica computes the same. So a step has one meeting instead of two, when all gradients are there. That all replicas
-have read them matters only when the next step is about to overwrite them, and by then they mostly have.
+Every replica sums all slices itself and updates its own parameters, with the same bits as if each slice had an owner.
+So a step has one barrier instead of two: when all gradients are complete. A replica waits for the readers of its
+gradients only before the next step overwrites them, when they have usually finished.
 """
 
 import time
@@ -26,7 +26,7 @@ from sambasim.runtime.transports.window import Devices
 
 @final
 class SmallWindow(Transport):
-    """Every replica reads its peers' device memory, and owns everything. For one node."""
+    """Every replica reads the device memory of all others and owns all parameters. For one node."""
 
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
         rank, size = communicator.rank, communicator.world_size
@@ -71,7 +71,7 @@ class SmallWindow(Transport):
         return None
 
     def offer(self, losses: Sequence[float], request: int) -> None:
-        self.flags.put(self.steps % 2, losses[0], request)  # a rank may be one step ahead of who reads
+        self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
 
     def end_step(self) -> Communication:
         return _End(self)
@@ -80,7 +80,7 @@ class SmallWindow(Transport):
         self.flags.wait(Counter.UPDATED, self.steps)
 
     def reduce(self) -> None:
-        """Collective. Every mean is in `means`; peers may still be reading this rank's gradients."""
+        """Collective. Compute all means into `means`. Afterwards other ranks may still read this rank's gradients."""
         self.flags.meet(Counter.PROGRESS, self.steps + 1)
         self.shared = Shared(*self.flags.numbers(self.steps % 2))
         for add_up in self.reductions:
@@ -90,7 +90,7 @@ class SmallWindow(Transport):
         self.bytes_moved.peer += self.peer_bytes
 
     def take_shared(self) -> Shared:
-        """Collective. What all ranks offered in this step; they meet for it, if they have not yet."""
+        """Collective. What all ranks offered in this step, after a barrier if `reduce` has not been called."""
         if self.shared is None:
             self.flags.meet(Counter.PROGRESS, self.steps + 1)
             self.shared = Shared(*self.flags.numbers(self.steps % 2))
@@ -100,7 +100,7 @@ class SmallWindow(Transport):
         return shared
 
     def mean_parts(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
-        """After `reduce`, the mean of `group`, whole, and the number of its first element."""
+        """After `reduce`, the mean of `group` as its only part, which begins at element 0."""
         yield 0, self.means[group.name]
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
@@ -110,7 +110,7 @@ class SmallWindow(Transport):
 
 @final
 class _Step(Communication):
-    """REDUCE, GRADNORM where the program clips, OPT and GATHER of all groups."""
+    """REDUCE, GRADNORM if the program clips, OPT and GATHER of all groups."""
 
     def __init__(self, window: SmallWindow, optimizers: Optimizers, *, clips: bool = False) -> None:
         self._window = window
@@ -121,7 +121,7 @@ class _Step(Communication):
         self._update_s = 0.0
 
     def begin(self, *operands: object) -> None:
-        """Nothing: the losses that were offered are published with the gradients."""
+        """Nothing: `reduce` publishes the offered losses with the gradients."""
 
     def finish(self) -> object:
         self._window.reduce()

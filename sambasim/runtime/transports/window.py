@@ -1,7 +1,7 @@
-"""Device sync, `--reduce-on-rdu`: replicas of one node read each other's device memory.
+"""Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory.
 
-Device memory is a window of shared memory, so a replica reads its peers' gradients where they are: no staging copy, and
-no host buffer. Parameters are in it once for the whole node. Between nodes slices travel by MPI: see `network`.
+Device memory is a shared memory window, so gradients are read without staging copies or host buffers. Parameters exist
+once per node. Between nodes, slices are sent by MPI: see `network`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ from sambasim.runtime.transports.window_reduce import WindowReduce
 from sambasim.units import KIB
 
 SMALL_BYTES = 64 * KIB
-"""Up to so many bytes of gradients, every replica adds up all of them: see `small_window`."""
+"""Up to this many bytes of gradients, every replica reduces all of them: see `small_window`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The device memories of a node's replicas, by world rank. `shares_parameters` says that all replicas of the node
-    read those of its first rank."""
+    """The device memories of a node's replicas, by world rank. With `shares_parameters`, all replicas of the node use
+    the parameters of its first rank."""
 
     window: SharedWindow
     by_rank: Mapping[int, DeviceMemory]
@@ -41,7 +41,7 @@ class Devices:
 
 
 def is_small(program: Program, topology: Topology) -> bool:
-    """Whether every replica does everything itself, on parameters of its own."""
+    """Whether every replica reduces and updates everything itself (`small_window`)."""
     return topology.node_count == 1 and program.gradient_bytes <= SMALL_BYTES
 
 
@@ -60,10 +60,10 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
 
 
 def _touched(program: Program, topology: Topology) -> Sequence[Range]:
-    """The bytes of this rank's part that are used: states of its own slices only, parameters only on the node's first
-    rank."""
+    """The byte ranges of this rank's part that are used: optimizer states of its own slices only, and parameters only
+    on the node's first rank."""
     elsewhere = () if topology.local_rank == 0 else SHARED_KINDS
-    # Of peers that share their memory, no operand arrives.
+    # On one node no operands are received.
     unused = (SymbolKind.REDUCE_BUFFER,) if topology.node_count == 1 else ()
     touched = [
         (symbol.offset, symbol.offset + symbol.type.size_bytes)
@@ -83,7 +83,7 @@ def _touched(program: Program, topology: Topology) -> Sequence[Range]:
 
 @final
 class Window(Transport):
-    """Owners read the device memory of the node's other ranks."""
+    """The owner of a slice reads it from the device memory of the other ranks of the node."""
 
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
         topology = communicator.topology
@@ -128,23 +128,23 @@ class Window(Transport):
         return self.steps * self.pass_length + count
 
     def wait_for_passes(self) -> None:
-        """Return when all ranks of the node have ended their pass, and read no parameter any more."""
+        """Wait until all ranks of the node have ended their pass, so that none reads parameters."""
         self.flags.wait(Counter.PROGRESS, self.progress(self.pass_length))
 
     def spread(self) -> None:
-        """Collective. Updated slices come from their owners to each other node."""
+        """Collective. Send updated slices from their owners to all other nodes."""
         if self.network.sources:
             self.wait_for_passes()
             self.network.exchange("parameter")
 
     def meet(self) -> None:
-        """Collective over the node. Return when all of its ranks have ended this step."""
+        """Collective over the node. Wait until all of its ranks have ended this step."""
         self.steps += 1
         self.flags.meet(Counter.UPDATED, self.steps)
 
     def means(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
-        """After a step without an optimizer, the mean of `group` as this rank reads it: its parts, each with the number
-        of its first element."""
+        """After a step without an optimizer, the parts of the mean of `group`, each with the index of its first
+        element."""
         for owner, (start, stop) in enumerate(self.slices[group.name]):
             yield start, self.by_rank[self.network.holder(owner)].region(group, "gradient")[start:stop]
 
@@ -155,13 +155,13 @@ class Window(Transport):
 
 @final
 class _Spread(Communication):
-    """On one node, all ranks read the same parameters: nothing has to move."""
+    """GATHER: nothing moves on one node, because its ranks share the parameters."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
 
     def begin(self, *operands: object) -> None:
-        """Nothing: the exchange begins when all ranks of the node have ended their pass."""
+        """Nothing: the exchange must wait until all ranks of the node have ended their pass."""
 
     def finish(self) -> object:
         self._window.spread()
@@ -170,7 +170,7 @@ class _Spread(Communication):
 
 @final
 class _Meeting(Communication):
-    """The end of a step: all ranks have updated their slices. Losses and requests come with it."""
+    """The end of a step: waits until all ranks have updated their slices, and exchanges losses and requests."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -185,7 +185,7 @@ class _Meeting(Communication):
         window.steps += 1
         if not window.network.sources:
             (loss,), request = window.offered
-            window.flags.put(window.steps % 2, loss, request)  # a rank may be one step ahead of who reads
+            window.flags.put(window.steps % 2, loss, request)  # a reader may be one step behind
         window.flags.publish(Counter.UPDATED, window.steps)
 
     @span(Track.COLLECTIVES, "GATHER")
@@ -193,7 +193,7 @@ class _Meeting(Communication):
         window = self._window
         if window.network.sources:
             shared = gather_losses(window.communicator, *window.offered, range(window.replicas))
-            window.flags.wait(Counter.UPDATED, window.steps)  # does not wait: all ranks have been in the exchange
+            window.flags.wait(Counter.UPDATED, window.steps)  # returns at once: all ranks have been in the exchange
             return shared
         window.flags.wait(Counter.UPDATED, window.steps)
         return Shared(*window.flags.numbers(window.steps % 2))

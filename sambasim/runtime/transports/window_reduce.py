@@ -1,12 +1,12 @@
 """REDUCE over a shared window, and REDUCE, OPT and GATHER in one pass over memory.
 
-    section done   a replica publishes how many sections it has run, and looks for groups that all have completed
-    group done     the owner of a slice reads it from all replicas, in pieces that fit a core's cache: adds them in the
-                   order of the tree, divides, and, where the optimizer is fused in, updates the node's parameters and
+    section done   a replica publishes how many sections it has run, and checks which groups all replicas have completed
+    group done     the owner of a slice reads it from all replicas, in pieces that fit a core's cache: it adds them in
+                   the order of the tree and divides; if the optimizer is fused, it updates the node's parameters and
                    its own states in the same piece
-    pass done      what is left is waited for
+    pass done      the owner waits for the remaining groups
 
-A replica that is slower finds its slices waiting; one that is quicker waits for no other before its own pass ends.
+No replica waits for another before its own pass has ended.
 """
 
 import time
@@ -35,17 +35,16 @@ if TYPE_CHECKING:
     from sambasim.runtime.transports.window import Window
 
 _NEAR_BYTES = MIB
-"""With so many bytes of gradients or fewer, all that a rank reads is in its core's own cache or its peers' (an estimate
-for caches of 1 MiB): of every replica it reads a slice, as much as one replica has."""
+"""Up to this many bytes of gradients, everything that a rank reads lies in the private caches of the cores (an estimate
+for caches of 1 MiB)."""
 
 _CACHED_ELEMENTS = 4 << 20
-"""Longer slices come from memory, not from a cache that cores share: their pieces are shorter, which leaves room in a
-core's own cache for what is fetched ahead."""
+"""Longer slices come from memory, not from the shared cache; shorter pieces then leave cache for prefetching."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of a slice: what adds it up in `scratch`, and what updates it."""
+    """A piece of a slice: `add_up` computes its sum in `scratch`, `update` applies it."""
 
     add_up: Sum
     scratch: Tensor
@@ -54,7 +53,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What this rank does for one group: make the mean of its slice, or, piece by piece, update it."""
+    """The work of this rank for one group: compute the mean of its slice, or update it piece by piece."""
 
     group: ParameterGroup
     ready_at: int
@@ -65,7 +64,7 @@ class _Work:
 
 @final
 class WindowReduce(Overlapped):
-    """The reduction of `groups`; with `optimizers`, their update too."""
+    """Reduces `groups`; with `optimizers`, also updates them."""
 
     def __init__(self, window: "Window", groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window = window
@@ -81,7 +80,7 @@ class WindowReduce(Overlapped):
         ready_at = {name: one.reduce if optimizers is None else one.update for name, one in ready.items()}
         work = [self._work_of(group, ready_at[group.name]) for group in groups]
         self._all = sorted(work, key=lambda one: one.ready_at)
-        self._incomplete: list[_Work] = []  # on this node, as far as this rank has looked
+        self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
 
@@ -113,7 +112,7 @@ class WindowReduce(Overlapped):
             self._network.receive()
             self._finish(self._pending.pop())
         if self._optimizers is None:
-            self._window.wait_for_passes()  # parameters may be changed from here on
+            self._window.wait_for_passes()  # from here on, parameters may be changed
         else:
             self._window.spread()
         return None
@@ -127,7 +126,7 @@ class WindowReduce(Overlapped):
         return self._updating_s - self._updated_in_pass_s
 
     def _is_complete(self, work: _Work, count: int) -> bool:
-        """Whether all replicas of the node have completed the group; this one has run `count` sections."""
+        """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
         at = work.ready_at
         return at <= count and self._flags.reached(Counter.PROGRESS, self._window.progress(at))
 
@@ -173,7 +172,7 @@ class WindowReduce(Overlapped):
         near = window.program.gradient_bytes <= _NEAR_BYTES
         done = []
         if self._optimizers is not None:
-            # An update that divides its gradient saves a pass over the sum.
+            # If the update divides its gradient, a pass over the sum is saved.
             divisor = window.replicas if divides_exactly(group.dtype) else 1
             add_up = mean.of if divisor == 1 else mean.total_of
             limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
@@ -190,7 +189,7 @@ class WindowReduce(Overlapped):
         )
 
     def _additions(self) -> list[tuple[int, int]]:
-        """Those that are left to this rank, as positions among the operands that it has."""
+        """The additions of this rank, as positions among its operands."""
         ranks = sorted({*self._window.by_rank, *self._network.sources})
         position = {rank: index for index, rank in enumerate(ranks)}
         topology = self._window.communicator.topology
