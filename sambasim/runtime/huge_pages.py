@@ -1,13 +1,12 @@
-"""Memory in huge pages: fewer places to look up, and longer ways to read ahead.
+"""Memory in huge pages, for fewer TLB misses and longer prefetching.
 
-A processor looks up where each page of memory lies, and fetches ahead no further than the page's end. From pages of
-2 MiB, a core reads and copies memory faster than from pages of 4 KiB, by a third and more on a virtual machine, where
-each lookup is two.
+A core prefetches only up to the end of a page. With pages of 2 MiB it reads and copies faster than with pages of 4 KiB,
+by a third or more on a virtual machine, where each page walk is nested.
 
-Of private memory, the system only needs to be told. Of a window that ranks share it takes two steps, because an MPI
-puts it at any address: its memory is mapped once more, at an address where huge pages can lie, and each rank has the
-system gather the small pages of its part into huge ones (Linux 6.1). What a system cannot do is left undone: the memory
-is as good, and slower. Where a process may only have so much address space (`ulimit -v`), none is spent on this.
+Private memory needs only `madvise`. A window that ranks share needs two steps, because MPI allocates it at any address:
+its memory is mapped again at an aligned address, and each rank collapses the small pages of its part into huge ones
+(`MADV_COLLAPSE`, Linux 6.1). Without support from the system, or with a limited address space (`ulimit -v`), small
+pages are used.
 """
 
 import ctypes
@@ -29,34 +28,33 @@ _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
 _MADV_COLLAPSE = 25  # of madvise(2)
 _FAILED = ctypes.c_void_p(-1).value
 _FEWEST = 2
-"""Huge pages in a part of a window: of fewer, none may lie whole within it."""
+"""The minimum size of a part of a window, in huge pages: a smaller part may contain no whole one."""
 
 
 def private_pages(size_bytes: int) -> mmap.mmap:
     """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError if the system
     does not give so much.
 
-    Processes that are forked from this one, as those that read data are, do not have it: else each page that is written
-    afterwards would be copied for them.
+    Forked processes, such as data loaders, do not inherit it; otherwise each later write would copy a page.
     """
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with suppress(OSError, AttributeError):  # not every system knows every one
+        with suppress(OSError, AttributeError):  # not available on every system
             pages.madvise(getattr(mmap, advice))
     return pages
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Memory that is mapped a second time, as `view`. `release` takes that mapping away."""
+    """A second mapping of memory, `view`; `release` unmaps it."""
 
     view: ByteArray
     _reserved: int
     _reserved_bytes: int
 
     def gather(self, ranges: Iterable[Range]) -> int:
-        """Gather the small pages of what lies in `ranges` of the view into huge ones; what is in them stays. Bytes that
-        were asked for: huge pages that lie wholly in a range. All of them will be there, so they should be used."""
+        """Collapse the small pages in `ranges` of the view into huge ones, keeping the contents. Returns the number of
+        bytes: of the huge pages that lie wholly in a range. These are then allocated, so ranges should be in use."""
         huge, asked = huge_bytes(), 0
         for start, stop in merged(ranges):
             first = self.view.ctypes.data + start
@@ -65,7 +63,7 @@ class Again:
             if length <= 0:
                 continue
             begins = self.view[start + skipped :][:length:huge]
-            begins.max()  # to read is enough: where no small page is, none can be gathered
+            begins.max()  # reading allocates a small page: without one, nothing can be collapsed
             _library().madvise(first + skipped, length, _MADV_COLLAPSE)
             asked += length
         return asked
@@ -76,8 +74,8 @@ class Again:
 
 
 def mapped_again(part: ByteArray) -> Again | None:
-    """`part`, which is shared memory and starts on a page, at an address where huge pages can lie. None where there are
-    no huge pages, or the part is too small for them, or cannot be mapped."""
+    """A second mapping of `part`, page-aligned shared memory, at an address that allows huge pages. None if there are
+    no huge pages, the part is too small, or it cannot be mapped."""
     huge = huge_bytes()
     if not huge or part.nbytes < _FEWEST * huge or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return None
@@ -90,22 +88,22 @@ def mapped_again(part: ByteArray) -> Again | None:
         return None
     whole = -(-part.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     reserved_bytes = whole + huge
-    nobody = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    reserved = library.mmap(None, reserved_bytes, 0, nobody, -1, 0)
+    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    reserved = library.mmap(None, reserved_bytes, 0, anonymous, -1, 0)
     if reserved == _FAILED:
         return None
-    # An address and the place in the file must be equally far behind a huge page's beginning.
+    # The address and the offset in the file must be equal modulo the size of a huge page.
     address = reserved + (offset - reserved) % huge
-    # Of no old bytes, shared memory is mapped a second time, and stays where it is too.
+    # `mremap` with `old_size=0` maps the same shared pages again.
     if library.mremap(part.ctypes.data, 0, whole, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
-        return None  # what was reserved is an address only, and who knows what lies there now
+        return None  # do not unmap: another mapping may be at the reserved address by now
     view = np.ctypeslib.as_array((ctypes.c_uint8 * part.nbytes).from_address(address))
     return Again(view, reserved, reserved_bytes)
 
 
 @cache
 def huge_bytes() -> int:
-    """The bytes of a huge page; 0 where there are none."""
+    """The size of a huge page in bytes; 0 without support."""
     try:
         return int(_SIZE.read_text())
     except (OSError, ValueError):
@@ -113,7 +111,7 @@ def huge_bytes() -> int:
 
 
 def merged(ranges: Iterable[Range]) -> Sequence[Range]:
-    """The same bytes, each once, in as few ranges as can be."""
+    """The same bytes in as few disjoint ranges as possible."""
     found: list[Range] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:
@@ -124,7 +122,7 @@ def merged(ranges: Iterable[Range]) -> Sequence[Range]:
 
 
 def _offset_in_file(part: ByteArray, maps: str) -> int | None:
-    """Where `part`, if it is shared memory and of one mapping, is in its file, by the text of a /proc/PID/maps file."""
+    """The offset of `part` in its file, from the text of /proc/PID/maps; None if it is not one shared mapping."""
     address = part.ctypes.data
     for line in maps.splitlines():
         bounds, permissions, offset, *_ = line.split(maxsplit=4)
@@ -137,7 +135,7 @@ def _offset_in_file(part: ByteArray, maps: str) -> int | None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The C library, of which Python's mmap knows too little. Raises AttributeError where it has no such functions."""
+    """The C library, for functions that Python's mmap lacks. Raises AttributeError without them."""
     library = ctypes.CDLL(None, use_errno=True)
     address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.mmap.restype = library.mremap.restype = address

@@ -206,7 +206,7 @@ class TrainingJob:
             while trainer.totals.steps < steps.last_step(epoch):
                 step = self._step(trainer, epoch, recorder, always)
                 self._listener.stepped(step)
-                self._losses.look(step, trainer.losses)  # before a checkpoint could keep what came of it
+                self._losses.check(step, trainer.losses)  # before a checkpoint could keep what came of it
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
@@ -221,7 +221,7 @@ class TrainingJob:
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
                     self._saver.after_epoch(position, trainer.totals, due=trainer.requested == SAVE)
-        self._losses.look_at_all(trainer.totals.steps, trainer.totals.skipped_steps)
+        self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
         return evaluation

@@ -1,11 +1,11 @@
-"""What is said of a step whose loss is NaN or infinite, and whether the run goes on: `--on-nonfinite`.
+"""Handles steps whose loss is NaN or infinite: `--on-nonfinite`.
 
-    stop      the step is told to the listeners as any other; then every rank raises the same error
-    skip      the step was not applied (see `sync.skipping`): the run goes on, and says so, unless all steps are such
-    ignore    the run goes on with what came of it; its summary names the first such step
+    stop      the step is reported, then every rank raises the same error
+    skip      the step is not applied (see `Replica`), and the run continues, unless all steps are skipped
+    ignore    the run continues; its summary names the first such step
 
-The loss decides. A gradient may overflow while the loss is still finite: then the loss of a later step tells, or the
-next checkpoint, which is not written of parameters that are not finite.
+Only the loss is checked in each step. If a gradient overflows while the loss is finite, a later loss shows it, or the
+next checkpoint, which is not written if parameters are not finite.
 """
 
 import math
@@ -18,21 +18,21 @@ from sambasim.runtime.listener import Listener, Step
 from sambasim.runtime.plan import Position
 
 MOST_NOTES = 5
-"""Skipped steps that are told as they happen; all of them are counted."""
+"""How many skipped steps are reported as they happen; all are counted."""
 
 MOST_IN_A_ROW = 20
-"""Skipped steps with no other between them: after more, it is not the data that is at fault."""
+"""The maximum number of consecutive skipped steps: with more, the data is not the cause."""
 
 _MOST_REPLICAS = 8
-"""Replicas that are named."""
+"""Replicas listed in a message."""
 
 
 class LossWatch:
-    """Looks at the losses of each step, on every rank alike, once listeners have heard of the step.
+    """Checks the losses of each step after it was reported; all ranks come to the same result.
 
-    command: what was typed, mpirun included, for the remedy
-    newest: the name of the newest checkpoint that the run could be resumed from, if there is one
-    goes_on: whether `command` goes on from that one as it is
+    command: the command line including mpirun, for the remedy
+    newest: returns the name of the newest checkpoint, if there is one
+    goes_on: whether `command` itself resumes from that checkpoint
     """
 
     def __init__(
@@ -54,42 +54,40 @@ class LossWatch:
 
     @property
     def is_skipping(self) -> bool:
-        """Whether the last step was skipped. What was before it may be what has ruined it, and is not saved anew, but
-        where the run ends."""
+        """Whether the last step was skipped. Then the parameters may be the cause, so they are saved only at the end of
+        the run."""
         return self._in_a_row > 0
 
-    def look(self, step: Step, losses: Sequence[float]) -> None:
-        """`losses` are those of all replicas in `step`. Raises NumericsError for one that is not finite, if the run
-        is to stop there."""
+    def check(self, step: Step, losses: Sequence[float]) -> None:
+        """Check the `losses` of all replicas in `step`. Raises NumericsError if the run must stop."""
         if math.isfinite(step.loss) or self._choice == "ignore":
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        told = which(losses)
+        found = which(losses)
         if self._choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
             skipped = f", as were the {MOST_IN_A_ROW} before it" if self._choice == "skip" else ""
             raise self._error(
-                f"the loss of step {step.step} is not finite{skipped}: {told}",
+                f"the loss of step {step.step} is not finite{skipped}: {found}",
                 f"epoch {step.epoch}, step {step.step}",
                 "" if skipped else ", or --on-nonfinite skip to go on",
             )
         self._notes += 1
         if self._notes <= MOST_NOTES:
             more = "; further ones are counted" if self._notes == MOST_NOTES else ""
-            self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {told}{more}")
+            self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {found}{more}")
 
-    def look_at_all(self, steps: int, skipped: int) -> None:
-        """Of a run that is over, before its end is saved. Raises NumericsError if all its steps were skipped, for then
-        nothing has been trained."""
+    def check_run(self, steps: int, skipped: int) -> None:
+        """Check a finished run before its end is saved. Raises NumericsError if all its steps were skipped."""
         if steps and skipped == steps:
             raise self._error(
                 f"nothing was trained: the losses of all {steps} steps were not finite, and the steps were skipped",
                 "the end of the run",
             )
 
-    def look_at_parameters(self, name: str | None, position: Position) -> None:
-        """`name` is a parameter that is not finite at `position`, or None. Raises NumericsError for it: a checkpoint
-        would keep it, and in time take the place of those that are sound."""
+    def check_parameters(self, name: str | None, position: Position) -> None:
+        """Check before a checkpoint is written, because it would in time replace good ones. Raises NumericsError if
+        `name`, a non-finite parameter, is not None."""
         if name is None or self._choice == "ignore":
             return
         loss = "" if self.is_skipping else ", whose loss still was"
@@ -100,8 +98,7 @@ class LossWatch:
         )
 
     def _error(self, what: str, where: str, otherwise: str = "") -> NumericsError:
-        """What to type goes on from the newest checkpoint: that is quick, and a folder that holds some is not begun in
-        anew. Of two `--resume`, the second counts."""
+        """The error, with a command that resumes from the newest checkpoint. (Of two `--resume`, the second counts.)"""
         newest = self._newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
         resume = " --resume" if newest and not self._goes_on else ""
@@ -113,7 +110,7 @@ class LossWatch:
 
 
 def which(losses: Sequence[float]) -> str:
-    """Which of `losses` are not finite, by what they are: `nan on replica 1 of 4; inf on replicas 0 and 3 of 4`."""
+    """Which of `losses` are not finite: `nan on replica 1 of 4; inf on replicas 0 and 3 of 4`."""
     replicas: dict[str, list[int]] = {}
     for replica, loss in enumerate(losses):
         if not math.isfinite(loss):
@@ -124,7 +121,7 @@ def which(losses: Sequence[float]) -> str:
 
 
 def as_typed(command: Sequence[str], ranks: int) -> str:
-    """The command line that starts `command` on so many ranks."""
+    """The command line that starts `command` on `ranks` ranks."""
     return f"mpirun -np {ranks} {shlex.join(command)}" if ranks > 1 else shlex.join(command)
 
 

@@ -1,4 +1,4 @@
-"""What to say when an operator fails in the middle of a step: shapes are settled by then, so it is values or memory."""
+"""The error for an operator that fails during a step. Shapes are fixed by then, so the cause is values or memory."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,8 @@ def operator_error(
 ) -> SambasimError:
     """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol).
 
-    A DataError if an input holds whole numbers that are negative, or larger than when the PEF was compiled: class
-    indices and tokens that the model has no room for. A MachineError if memory ran out.
+    DataError if an input contains integers (class indices, tokens) that are negative or larger than at compile time;
+    MachineError if memory ran out.
     """
     said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
     text = f"{type(raised).__name__}: {said}"
@@ -30,12 +30,12 @@ def operator_error(
             where=where,
             remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
         )
-    suspects = [told for symbol in inputs if (told := _suspect(symbol, tensors[symbol.name]))]
+    suspects = [found for symbol in inputs if (found := _suspect(symbol, tensors[symbol.name]))]
     if suspects:
         return DataError(
             f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",
             where=where,
-            remedy="correct the samples, or give the model room for these values and compile it again",
+            remedy="correct the samples, or enlarge the model for these values and compile it again",
         )
     return InternalError(f"the operator {node.operator} failed: {text}", where=where)
 

@@ -102,7 +102,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class FailureNotice:
-    """What a rank that is about to leave tells the others: its error in words, and whether another rank caused it."""
+    """A failing rank's message to the others: its error text, and whether another rank caused the error."""
 
     words: str
     exit_code: int
@@ -110,7 +110,7 @@ class FailureNotice:
 
 
 class SharedWindow(Protocol):
-    """Memory that the ranks of one node share: one part a rank, all of them readable and writable by each."""
+    """Memory that the ranks of a node share: one part for each rank, and all ranks may access all parts."""
 
     @property
     def local(self) -> ByteArray:
@@ -124,7 +124,7 @@ class SharedWindow(Protocol):
 
 
 class Communicator(ABC):
-    """One rank's view of the job. `connect` in `communicator.py` makes it."""
+    """One rank's view of the job. `connect` in `communicator.py` creates it."""
 
     topology: Topology
     library: str
@@ -140,15 +140,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_object(self, value: T | None, root: int = 0) -> T:
-        """Collective: what rank `root` passed (any picklable object). What the others pass is ignored."""
+        """Collective: the value of rank `root` (any picklable object). The values of other ranks are ignored."""
 
     @abstractmethod
     def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
-        """Collective: on `root` what every rank passed, in rank order; None elsewhere."""
+        """Collective: on `root`, the values of all ranks in rank order; None elsewhere."""
 
     @abstractmethod
     def all_gather_object(self, value: T) -> tuple[T, ...]:
-        """Collective: what every rank passed, in rank order, on every rank."""
+        """Collective: the values of all ranks in rank order, on every rank."""
 
     @abstractmethod
     def all_to_all(
@@ -165,8 +165,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
-        """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` says
-        that it is through."""
+        """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
 
     @abstractmethod
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
@@ -174,45 +173,45 @@ class Communicator(ABC):
 
     @abstractmethod
     def wait_all(self, requests: Sequence[Request]) -> None:
-        """Return when every one of these messages has been sent or received."""
+        """Wait until all of these messages have been sent or received."""
 
     @abstractmethod
     def test_all(self, requests: Sequence[Request]) -> bool:
-        """Whether every one of these messages has been sent or received. Does not wait; True for none at all.
+        """Whether all of these messages have been sent or received. Does not wait; True for an empty list.
 
-        A list that was once through stays through: it may be asked for, or waited for, again.
+        Completed messages stay completed: the list may be tested or waited for again.
         """
 
     @abstractmethod
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
         """Collective: a window with `size_bytes` of this rank; the ranks may ask for different sizes.
 
-        touched: which bytes of this rank's part anybody will ever write, all of them by default. Only that much shared
-            memory must be there, because pages that nobody touches cost nothing.
+        touched: the byte ranges of this rank's part that will be used; all by default. Only these need memory, because
+            untouched pages cost nothing.
 
-        It lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.
+        The window lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.
         """
 
     @abstractmethod
     def announce_failure(self, notice: FailureNotice) -> None:
-        """Tell every other rank that this one is about to leave. Does not wait, and needs no help from them."""
+        """Notify all other ranks that this one is failing. Does not wait, and needs no action by them."""
 
     @abstractmethod
     def failures(self) -> Mapping[int, FailureNotice]:
-        """By rank, the notices that have come so far, this rank's own among them. Does not wait."""
+        """The notices received so far, and this rank's own, by rank. Does not wait."""
 
     @property
     @abstractmethod
     def serves_threads(self) -> bool:
-        """Whether another thread than the one that started MPI may use this, at the same time."""
+        """Whether several threads may use it at the same time."""
 
     @abstractmethod
     def post(self, value: object, rank: int) -> None:
-        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no help from it."""
+        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it."""
 
     @abstractmethod
     def letters(self) -> Sequence[tuple[int, object]]:
-        """What has been posted to this rank since it last asked, and by whom. Does not wait."""
+        """The values posted to this rank since the last call, each with its sender. Does not wait."""
 
     @abstractmethod
     def abort(self, exit_code: int) -> NoReturn:

@@ -14,18 +14,18 @@ from sambasim.runtime.observer import StepObserver
 
 @dataclass(frozen=True, slots=True)
 class SectionTime:
-    """What `sections` took together, mostly one."""
+    """The time of `sections`, usually one."""
 
     sections: tuple[Section, ...]
     elapsed_s: float
 
 
 class SectionClock(StepObserver):
-    """Times the same sections in one pass after another: `begin`, the sections as they end, and `end`."""
+    """Times the sections of each pass. Call `begin`, then `sections_end` for each, then `end`."""
 
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
-        """The times of each pass that has ended, in the order in which its sections ran."""
+        """The times of each finished pass, in the order of its sections."""
         self._sections: Sequence[Section] = ()
         self._times: list[SectionTime] = []
         self._ended = 0
@@ -42,7 +42,7 @@ class SectionClock(StepObserver):
         self._ended += len(sections)
 
     def end(self) -> None:
-        """The pass is over: sections that were not reported have taken the time since the last one, together."""
+        """The pass has ended. Sections that were not reported share the time since the last one."""
         if self._ended < len(self._sections):
             now_ns = time.perf_counter_ns()
             self._times.append(SectionTime(tuple(self._sections[self._ended :]), (now_ns - self._last_ns) / 1e9))

@@ -32,7 +32,7 @@ _GONE = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one rank asks for, and what is free where it runs. `free_bytes` is None where nobody can tell."""
+    """The bytes that one rank needs, and those that are free on its node; None if unknown."""
 
     node_index: int
     host_name: str
@@ -41,7 +41,7 @@ class Demand:
 
 
 def free_bytes() -> int | None:
-    """Bytes of shared memory that can still be taken here; None where there is no /dev/shm."""
+    """The free bytes of shared memory; None without /dev/shm."""
     if not FOLDER.is_dir():
         return None
     status = os.statvfs(FOLDER)
@@ -56,18 +56,18 @@ def names_in(maps: str) -> frozenset[Path]:
 
 
 def mapped_names() -> frozenset[Path]:
-    """The named segments that this process has mapped. Empty where there is no /proc."""
+    """The named segments that this process has mapped; empty without /proc."""
     return names_in(_MAPS.read_text(encoding="utf-8", errors="surrogateescape")) if _MAPS.exists() else frozenset()
 
 
 def unlink(names: Iterable[Path]) -> None:
-    """Take the names away; the memory stays as long as somebody has it mapped. Peers may have been quicker."""
+    """Remove the names, if other ranks have not yet; the memory stays as long as a process maps it."""
     for name in names:
         name.unlink(missing_ok=True)
 
 
 def check_demands(demands: Iterable[Demand]) -> None:
-    """Raise MachineError if the ranks of a node together ask for more than is free there. Names the first such node."""
+    """Raise MachineError, naming the first such node, if the ranks of a node together need more than is free."""
     by_node: dict[int, list[Demand]] = {}
     for demand in demands:
         by_node.setdefault(demand.node_index, []).append(demand)
@@ -96,7 +96,7 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
 
 
 def rehearse(size_bytes: int) -> str | None:
-    """Map so much shared memory, touch none of it, and let it go. What stood in the way, with the number there."""
+    """Map that much shared memory without touching it, and unmap it. Returns what failed, with the available number."""
     if not FOLDER.is_dir():
         return None
     try:
@@ -121,7 +121,7 @@ def check_rehearsals(rehearsals: Iterable[tuple[str, int, str | None]]) -> None:
 
 
 def no_window(needed_bytes: int, host_name: str, reason: str) -> MachineError:
-    """The error for a window that MPI will not make, though the system would."""
+    """The error for a window that MPI cannot create although the system could."""
     there = free_bytes()
     return MachineError(
         f"MPI makes no shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
@@ -133,7 +133,7 @@ def no_window(needed_bytes: int, host_name: str, reason: str) -> MachineError:
 
 
 def _limit(number: int | None) -> str:
-    """What there is of the thing that this error number says is missing."""
+    """The limit that this error number refers to, with its value."""
     if number == errno.EFBIG:
         return f"a file may have {format_bytes(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} (ulimit -f)"
     space = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -45,11 +45,11 @@ class PrivateWindow(SharedWindow):
         return self.part
 
     def sync(self) -> None:
-        """Nobody else reads or writes."""
+        """Nothing: no other rank accesses the window."""
 
 
 def private_window(size_bytes: int) -> PrivateWindow:
-    """A window that nobody shares. Its memory is freed with the last array on it."""
+    """A window of one rank. Its memory is freed with the last array on it."""
     return PrivateWindow(np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes))
 
 
@@ -63,7 +63,7 @@ class _Receive:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleRank(Communicator):
-    """The leaf for one rank. What it sends to itself arrives in the order of sending, by tag."""
+    """The communicator of one rank. Messages to itself arrive in the order of sending, by tag."""
 
     topology: Topology
     library: str
@@ -71,10 +71,10 @@ class SingleRank(Communicator):
     _notices: dict[int, FailureNotice] = field(default_factory=dict)
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Nothing: there is no other rank."""
 
     def node_barrier(self) -> None:
-        """Nobody to wait for."""
+        """Nothing: there is no other rank."""
 
     def broadcast_object(self, value: T | None, root: int = 0) -> T:
         return cast(T, value)
@@ -150,7 +150,7 @@ class SingleRank(Communicator):
         """Private windows are freed with their arrays."""
 
     def finish(self) -> None:
-        """There is no MPI to end, or one that ends by itself."""
+        """Nothing: there is no MPI, or it ends at exit."""
 
     def _only_rank(self, rank: int) -> None:
         if rank != 0:

@@ -31,7 +31,7 @@ from sambasim.runtime.transports.base import BytesMoved, Transport, slices_of
 from sambasim.runtime.transports.factory import Allocated, Way, allocate, connect
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
-"""What makes a whole step."""
+"""The section kinds of a whole step."""
 
 
 class Mode(StrEnum):
@@ -68,7 +68,7 @@ class StepwiseReplica:
             for state in optimizer.states
         }
         self.steps = 0
-        """OPTs that were run: what Adam corrects its averages by."""
+        """The number of OPTs that were run, which Adam uses for its bias correction."""
         self._clock: SectionClock | None = None
 
     @property
@@ -93,7 +93,7 @@ class StepwiseReplica:
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """What sync moved so far."""
+        """The bytes that sync has moved so far."""
         return BytesMoved() if self._transport is None else self._transport.bytes_moved
 
     def run(
@@ -134,12 +134,12 @@ class StepwiseReplica:
 
     @property
     def loss(self) -> float:
-        """The mean of the loss, or of what stands in its place, in the last forward."""
+        """The mean of the loss, or of its substitute, in the last forward."""
         return self._loss
 
     @property
     def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
-        """What each optimizer was told to take, by its number."""
+        """The hyperparameters set for each optimizer, by its number."""
         return self._hyperparameters
 
     def forget(self) -> None:
@@ -254,8 +254,7 @@ class StepwiseReplica:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """On return, peers have read the gradients that are overwritten next. Once for each step, whose number counts
-        OPTs."""
+        """Wait until other ranks have read the gradients that are overwritten next; once for each step."""
         if not self._begun:
             self._executor.begin_step(self.steps + 1, 1.0)
             self._begun = True

@@ -197,4 +197,4 @@ def test_no_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finally:
         build.cache_clear()
     assert (found.value, found.stops_a_run, found.remedy) == ("none", False, "unset CC")
-    assert (found.trouble or "").endswith("with the same bits: CC names no-such-compiler, which is not there")
+    assert (found.trouble or "").endswith("with the same bits: CC names no-such-compiler, which does not exist")

@@ -79,7 +79,7 @@ def test_a_user_without_a_home_has_kernels_too(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("compiler", "trouble"),
     [
-        ("no-such-compiler", "CC names no-such-compiler, which is not there"),
+        ("no-such-compiler", "CC names no-such-compiler, which does not exist"),
         ("false", "false cannot build tree_mean.c: exit code 1"),
     ],
 )

@@ -122,7 +122,7 @@ class Saver:
         """
         began_s = time.perf_counter()
         setup = self._setup
-        self._losses.look_at_parameters(self._nonfinite_parameter(), position)
+        self._losses.check_parameters(self._nonfinite_parameter(), position)
         path = self._folder / folder.name_of(position.step)
         manifest = self._beginning.at(position, totals)
         try:

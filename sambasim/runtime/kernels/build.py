@@ -19,7 +19,7 @@ from sambasim.errors import MachineError
 
 _FLAGS = (
     *("-std=c99", "-O3", "-march=native", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared"),
-    # Memory is the limit here, so that the widest loads win even where they slow the clock.
+    # The kernels are limited by memory, so the widest loads win even if they lower the clock.
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 _TIMEOUT_S = 60.0
@@ -28,7 +28,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A library, or why there is none."""
+    """A loaded library, or the reason why there is none."""
 
     library: ctypes.CDLL | None
     trouble: MachineError | None = None
@@ -36,18 +36,19 @@ class Build:
 
 @cache
 def build(name: str, *definitions: str) -> Build:
-    """What `name`.c gives with `definitions`, such as "REAL=float". A process asks the machine once; what was built
-    before is loaded without a compiler."""
+    """Build and load `name`.c with `definitions`, such as "REAL=float", once per process.
+
+    A library from an earlier build is loaded without a compiler."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
     key = hashlib.blake2b("\n".join([source.read_text(encoding="utf-8"), *flags]).encode(), digest_size=8).hexdigest()
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
     if kept is not None and _is_whole(kept):
-        with suppress(OSError):  # where nothing may be executed, or of another C library
+        with suppress(OSError):  # e.g. a noexec mount, or another C library
             return Build(ctypes.CDLL(str(kept)))
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # a library that is loaded may be deleted
+        with tempfile.TemporaryDirectory() as scratch:  # a loaded library may be deleted
             built = _compile(source, flags, Path(scratch) / f"{name}.so")
             is_kept = kept is not None and _keep(built, kept)
             return Build(ctypes.CDLL(str(kept if is_kept else built)))
@@ -58,11 +59,11 @@ def build(name: str, *definitions: str) -> Build:
 
 
 def find_c_compiler() -> list[str]:
-    """The words that start it: those of CC, else cc, else gcc. Raises MachineError if there is none."""
+    """The command of the C compiler: CC, else cc, else gcc. Raises MachineError if there is none."""
     named = shlex.split(os.environ.get("CC", ""))
     if named:
         if shutil.which(named[0]) is None:
-            raise MachineError(f"CC names {named[0]}, which is not there", remedy="unset CC")
+            raise MachineError(f"CC names {named[0]}, which does not exist", remedy="unset CC")
         return named
     for word in ("cc", "gcc"):
         if shutil.which(word) is not None:
@@ -83,8 +84,8 @@ def _compile(source: Path, flags: list[str], path: Path) -> Path:
 
 
 def _keep(built: Path, kept: Path) -> bool:
-    """Whether a whole copy of `built` lies at `kept` now. Of ranks that build at the same time the first one's stays:
-    what another process has mapped is not replaced."""
+    """Copy `built` to `kept`; returns whether a whole copy is there. If several ranks build at the same time, the first
+    copy stays: a file that another process has mapped must not be replaced."""
     content = built.read_bytes()
     try:
         if kept.exists() and not _is_whole(kept):
@@ -100,8 +101,8 @@ def _keep(built: Path, kept: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether `path` is a library with its digest behind it, which a loader does not look at. One that was cut off
-    would end the process that loads it."""
+    """Whether `path` is a library followed by its digest, which the loader ignores. A truncated library would crash the
+    process that loads it."""
     try:
         content = path.read_bytes()
     except OSError:

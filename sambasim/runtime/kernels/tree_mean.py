@@ -12,14 +12,14 @@ from sambasim.collectives.tree import Addition
 from sambasim.runtime.kernels.build import Build, build
 
 _BLOCK_ELEMENTS = 64
-"""What is added up at a time: sums of it stay in the first cache."""
+"""Elements that are added at a time: their sums stay in the L1 cache."""
 
 _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
-"""Narrower types are rounded after each addition, which torch does."""
+"""Narrower dtypes are rounded after each addition; torch does that."""
 
 
 class Finish(IntEnum):
-    """What is done with the sum, and a number."""
+    """The operation on the sum and a number."""
 
     KEEP = 0
     MULTIPLY = 1
@@ -27,7 +27,7 @@ class Finish(IntEnum):
 
 
 Sum: TypeAlias = Callable[[], None]
-"""Adds up what it was made for, as often as it is called."""
+"""Adds the operands that it was made for, at each call."""
 
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
 """Makes what writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one
@@ -65,7 +65,7 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
             *(pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(finish), real(number)),
         )
 
-        # What the pointers point at lives as long as the function does: it is a default of it.
+        # The default argument keeps the tensors alive as long as the function.
         def add_up(_pointed_at: Sequence[Tensor] = (places, sums, out, *operands)) -> None:
             function(*given)
 
@@ -75,11 +75,11 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
 
 
 def _places(steps: Sequence[Addition]) -> list[list[int]]:
-    """For each step, where the kernel finds its summands and keeps its sum: operands from 0 up, sums from -1 down."""
+    """For each step, the indices of its summands and of its sum: operands count from 0 up, sums from -1 down."""
     where: dict[int, int] = {}
     places = []
     for into, source in steps:
-        total = where.get(into, -1 - len(where))  # a sum that has been added to keeps its row
+        total = where.get(into, -1 - len(where))  # a sum keeps its row when it is added to
         places.append([where.get(into, into), where.get(source, source), total])
         where[into] = total
     return places

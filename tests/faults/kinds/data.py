@@ -359,7 +359,7 @@ DATA: tuple[Fault, ...] = (
             "target goes from",
             "and went up to 2 when compiled",
             "where: the operator aten.nll_loss_forward.default",
-            "correct the samples, or give the model room",
+            "correct the samples, or enlarge the model",
         ),
         {"net.py": dataset("return torch.randn(8), 7 + i % 3")},
         pefs=("net",),
