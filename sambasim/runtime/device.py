@@ -21,7 +21,7 @@ Storage = NDArray[np.uint8]
 
 
 def private_storage(size_bytes: int) -> Storage:
-    """Zeroed memory that only this process sees; aligned to a page, as a shared window is, in huge ones if it can.
+    """Zeroed private memory, page-aligned like a shared window, in huge pages if possible.
 
     Raises MachineError if the machine does not give so much.
     """
@@ -34,7 +34,7 @@ def private_storage(size_bytes: int) -> Storage:
 
 
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
-"""What all replicas of a node can read in one place: it has the same values for each of them."""
+"""Symbols with the same values on all replicas, of which a node needs one copy."""
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
@@ -78,7 +78,7 @@ class DeviceMemory:
 
     @property
     def has_own_parameters(self) -> bool:
-        """Whether parameters and constants lie here, and not in the memory of another replica."""
+        """Whether parameters and constants are in this memory, not in that of another replica."""
         return self._shared.data_ptr() == self._bytes.data_ptr()
 
     @cached_property

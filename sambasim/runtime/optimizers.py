@@ -1,8 +1,8 @@
-"""OPT: one optimizer step on slices of groups, as the table of `sambasim.optimizers` says.
+"""OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
 
-Updates run on any slice of a group that starts and ends at a multiple of 64 elements, with the bits of a run on the
-whole group. What does not change from step to step (views, lists, which kernel) is put together once. What is stored in
-16 bits is updated in float32: see `wide_update`.
+Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
+group. Views, lists and the choice of the kernel are prepared once. 16-bit parameters are updated in float32: see
+`wide_update`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
 def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
-    """A value for every runtime argument: that of this run, else the program's default.
+    """A value for every runtime argument: from this run, else the program's default.
 
     Raises InternalError for a hyperparameter that the program does not take.
     """
@@ -55,7 +55,7 @@ SliceUpdate: TypeAlias = Callable[[Tensor], None]
 
 
 class Scalars:
-    """What one optimizer's updates are given beside tensors: hyperparameters, learning rate and step number."""
+    """The scalar arguments of one optimizer's updates: hyperparameters, learning rate and step number."""
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self.entry = OPTIMIZERS[kind]
@@ -63,16 +63,16 @@ class Scalars:
         self.step = 0
         self.number = torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
-        self._begun_with: tuple[Hyperparameters, float, bool] | None = None
+        self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
     def begin(self, step: int, rate: float) -> None:
-        """Step `step`, which counts from 1, begins; `rate` multiplies the learning rate."""
-        given, before, is_first = self.hyperparameters, self._begun_with, step == 1
+        """Begin step `step` (from 1); `rate` multiplies the learning rate."""
+        given, before, is_first = self.hyperparameters, self._last_given, step == 1
         self.step = step
         self.number.fill_(step)
         if before is not None and before[0] is given and before[1:] == (rate, is_first):
             return
-        self._begun_with = (given, rate, is_first)
+        self._last_given = (given, rate, is_first)
         now = {**given, "lr": float(given["lr"]) * rate}
         update = self.entry.update
         self.keywords.clear()
@@ -80,13 +80,13 @@ class Scalars:
 
 
 def divides_exactly(dtype: str) -> bool:
-    """Whether an update that divides its gradient has the bits of a division before it: the kernels would not round the
-    quotient to a narrow type."""
+    """Whether an update that divides its gradient has the same bits as a division before it: for narrow dtypes, kernels
+    would not round the quotient."""
     return dtype in ("float32", "float64")
 
 
 def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, divisor: int = 1) -> SliceUpdate:
-    """What updates `parameter` and `states`, which are flat and of one length, by the values of `scalars` at that time.
+    """A function that updates `parameter` and `states`, flat and of one length, with the current values of `scalars`.
 
     It divides the gradient by `divisor`, in place.
     """
@@ -105,7 +105,7 @@ def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scala
         kernel(parameters, [gradient], *operands, **keywords)
 
     def fused_if_needed(gradient: Tensor) -> None:
-        # A state that would be left unread is not handed in: the kernel would still write it.
+        # A state that the kernel does not read is not passed: the kernel would still write it.
         given = operands if keywords[needs or ""] else [[] for _ in operands]
         kernel(parameters, [gradient], *given, **keywords)
 
@@ -137,12 +137,12 @@ class Optimizers:
         self._wide = WideUpdates(None if seed is None else int(seed))
 
     def begin(self, step: int, rate: float) -> None:
-        """Step `step`, which counts from 1, begins; `rate` multiplies the learning rates."""
+        """Begin step `step` (from 1); `rate` multiplies the learning rates."""
         for scalars in self._scalars:
             scalars.begin(step, rate)
 
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
-        """What updates elements `start` to `stop` of `group`, both multiples of 64; valid for every step.
+        """A function that updates elements `start` to `stop` of `group`, both multiples of 64, in every step.
 
         It divides the gradient by `divisor`, in place. Raises InternalError for another than 1 where the type of the
         group is not one that `divides_exactly`.
@@ -160,7 +160,7 @@ class Optimizers:
         return self._wide.slice(self._number_of[group.name], start, parameter, states, lambda: scalars.step, update)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
-        """Optimizer number `index` takes these hyperparameters, by name, from the next step on; others stay."""
+        """Set hyperparameters of optimizer number `index`, by name, from the next step on."""
         scalars = self._scalars[index]
         scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
 

@@ -1,12 +1,12 @@
-"""One rank's replica, driven from outside: the caller hands in each batch, and says which sections are run on it.
+"""A replica whose caller passes each batch and chooses the sections to run on it.
 
     FWD                 forward; activations are kept for a backward
-    BCKWD               backward of the last forward; gradients are added to those that no OPT has used yet
+    BCKWD               backward of the last forward; gradients are added to those that no OPT has used
     OPT                 the whole update: REDUCE and GRADNORM before it, GATHER after it
-    all three at once   a whole step, in which communication may go on beside the backward
+    all three at once   a whole step, in which communication may overlap with the backward
 
-How replicas sync is said with each OPT. Until the first of them, device memory is this process's own; then it moves to
-where that way of syncing needs it.
+Each OPT names its sync path. Before the first OPT, device memory is private; then it is moved to where that path needs
+it.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,9 +43,9 @@ class Mode(StrEnum):
 
 
 class StepwiseReplica:
-    """The replica of this rank. Making one is collective, and so is an OPT in another mode than ALONE.
+    """The replica of this rank. Creating it is collective, and so is an OPT in a mode other than ALONE.
 
-    A program without a training step has its evaluation graph run instead, by FWD.
+    Without a training graph, FWD runs the evaluation graph.
     """
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
@@ -57,7 +57,7 @@ class StepwiseReplica:
         self._executor = Executor(self._graph, program, self._memory.tensor)
         self._transport: Transport | None = None
         self._optimizers: Optimizers | None = None
-        self._begun = False  # the step, before the first gradient of it is overwritten
+        self._begun = False  # whether the step has begun, before its first gradient is overwritten
         self._unused_backwards = 0
         self._loss = 0.0
         self._members = {
@@ -73,8 +73,7 @@ class StepwiseReplica:
 
     @property
     def clock(self) -> SectionClock | None:
-        """Times the sections of whole steps and of FWD alone. While there is one, the update begins when the backward
-        has ended."""
+        """Times the sections of whole steps and of FWD alone. With a clock, the update begins after the backward."""
         return self._clock
 
     @clock.setter
@@ -122,13 +121,13 @@ class StepwiseReplica:
         return outputs
 
     def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
-        """Optimizer number `optimizer` takes these hyperparameters from the next OPT on."""
+        """Set hyperparameters of optimizer number `optimizer` from the next OPT on."""
         self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
         if self._optimizers is not None:
             self._optimizers.change(optimizer, hyperparameters)
 
     def run_graph(self, graph: Graph) -> None:
-        """Run `graph` in place of the training step from the next forward on: the same one with other constants."""
+        """From the next forward on, run `graph`, the training graph with other constants."""
         self._program = replace(self._program, training=graph)
         self._bind()
 
@@ -143,8 +142,8 @@ class StepwiseReplica:
         return self._hyperparameters
 
     def forget(self) -> None:
-        """The optimizers have taken no step, and no gradient waits for one."""
-        if self.steps:  # before the first one, states are zero as they are, and their pages need not be touched
+        """Reset the optimizers and discard gradients."""
+        if self.steps:  # before the first step, states are zero and their pages untouched
             for symbol in self._program.symbols.values():
                 if symbol.kind is SymbolKind.OPTIMIZER_STATE:
                     self.write(symbol.name, torch.zeros(()).expand(symbol.type.shape))
@@ -156,8 +155,8 @@ class StepwiseReplica:
             self._communicator.node_barrier()
 
     def write(self, symbol: str, value: Tensor) -> None:
-        """`symbol` becomes `value`. Of a state that is kept in slices, this rank keeps its own; what a node has once is
-        written by its first rank. `meet` before and after it."""
+        """Set `symbol` to `value`. Each rank writes its own slice of sliced states; the first rank of a node writes
+        what the node shares. Call `meet` before and after."""
         if self._program.symbols[symbol].kind in SHARED_KINDS and not self._memory.has_own_parameters:
             return
         place = self._memory.tensor(symbol)
@@ -171,14 +170,14 @@ class StepwiseReplica:
             place.copy_(value)
 
     def read(self, symbol: str) -> Tensor:
-        """A copy of `symbol`, whole. Raises OptionError for a state of which another node has a part."""
+        """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
         devices = self._allocated.devices
         if symbol not in self._members or not self._sliced or devices is None:
             return self._memory.tensor(symbol).clone()
         group, member, state = self._members[symbol]
         if self._communicator.topology.node_count > 1:
             raise OptionError(
-                f"{symbol} lies in slices on {self._communicator.topology.node_count} nodes, and cannot be read here",
+                f"{symbol} is in slices on {self._communicator.topology.node_count} nodes, and cannot be read here",
                 remedy="sync through the host where optimizer state is to be saved: leave out --reduce-on-rdu",
             )
         whole = torch.empty_like(self._memory.tensor(symbol))
@@ -270,7 +269,7 @@ class StepwiseReplica:
             self._loss = float(outputs[self._program.loss].mean())
 
     def _enter(self, mode: Mode) -> Optimizers:
-        """Connect the replicas by `mode`; at the first use, device memory moves to where it belongs."""
+        """Connect the replicas by `mode`; the first call moves device memory to where it needs it."""
         if self._optimizers is not None:
             if mode is not self._mode:
                 raise OptionError(
@@ -297,15 +296,14 @@ class StepwiseReplica:
         return self._optimizers
 
     def _move(self, allocated: Allocated) -> None:
-        """Device memory becomes what was `allocated`, with the values that it has. What a node has once is written by
-        its first rank."""
+        """Move device memory, with its values, to `allocated`. The first rank of a node writes what the node shares."""
         before = self._memory
         self._allocated = allocated
         for symbol in self._program.symbols.values():
             if symbol.offset is None or symbol.kind is SymbolKind.REDUCE_BUFFER:
                 continue
             if symbol.kind is SymbolKind.OPTIMIZER_STATE and not self.steps:
-                continue  # zeros, and so they are in new memory
+                continue  # still zero, as new memory is
             self.write(symbol.name, before.tensor(symbol.name))
         self._communicator.node_barrier()
 

@@ -1,13 +1,13 @@
-/* The product of two matrices, with the bits of MKL's as it is on processors of other makers.
+/* The product of two matrices, with the bits of MKL's product on non-Intel CPUs.
 
-   There, MKL adds up the products of a block of the inner dimension one after another, each fused with its addition, and
-   then the sums of the blocks. Nothing else decides the bits of an element, so that vectors twice as wide as MKL's, and
-   tiles of another shape, give the same ones.
+   There, MKL splits the inner dimension into blocks, sums the products of a block one after another with fused
+   multiply-adds, and then adds the sums of the blocks. Only this order decides the bits of an element, so wider vectors
+   and other tile shapes than MKL's give the same bits.
 
-   A tile of ROWS times COLUMNS elements stays in registers for a block. Of the second operand, a panel of COLUMNS
-   columns is copied to where it lies close together, because all tiles below one another read it. Of the first, a band
-   of rows is read by all panels before the next one: BAND_BYTES stay in a cache. While tiles are computed, what comes
-   next is fetched from memory: the places of the result, and the next panel's numbers. */
+   A tile of ROWS x COLUMNS elements stays in registers for a block. A panel of COLUMNS columns of the second operand is
+   copied to contiguous memory, because all tiles of a column read it. A band of rows of the first operand is used for
+   all panels before the next band, so its BAND_BYTES stay in a cache. The result's elements and the next panel are
+   prefetched while tiles are computed. */
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 #define BAND_BYTES (2 << 20)
 #define LANES 16
 #define COLUMNS (2 * LANES)
-#define LINE 16 /* numbers that memory gives at once */
+#define LINE 16 /* floats per cache line */
 
 static inline __attribute__((always_inline)) void tile(int rows, const float *a, int64_t row_stride, int64_t stride,
                                                        const float *panel, int64_t block, const float *bias,

@@ -1,18 +1,17 @@
 /* The mean of flat operands, in one pass over memory.
 
-   The operators of torch would add, write, read and divide. Here a sum is divided before it is written, and of more than
-   two operands all sums but the last stay in the first cache. Each element goes through the same additions and the same
-   division as there, each rounded for itself, so the bits are the same; for that, no product may be contracted with an
-   addition (-ffp-contract=off).
+   torch's operators would add, write, read and divide. This kernel divides a sum before it writes it, and all sums but
+   the last stay in the L1 cache. Each element has the same additions and the same division, each rounded separately, so
+   the bits are the same; therefore no product may be contracted with an addition (-ffp-contract=off).
 
-   From the command line of the compiler come REAL, the type of the elements; BLOCK, how many are added up at a time; and
-   KEEP, MULTIPLY and DIVIDE, what is done with the last sum. */
+   Defined on the compiler's command line: REAL, the type of the elements; BLOCK, the number of elements added at a
+   time; and KEEP, MULTIPLY and DIVIDE, the operations on the last sum. */
 
 #include <stdint.h>
 
-/* The processor fetches ahead by itself, but not far enough for operands that come from memory: with this, adding takes no
-   longer than reading does. An address behind the last element is as good: a fetch reads nothing that the program sees.
-   It is computed as a number, for a pointer may not lie there. */
+/* The hardware does not prefetch far enough for operands in memory; with these prefetches, adding is as fast as
+   reading. A prefetch beyond the last element is harmless. The address is computed as an integer, because a pointer
+   there would be undefined. */
 #define AHEAD_BYTES 2048
 #define LINE_BYTES 64
 
@@ -36,10 +35,9 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
 }
 
 /* operands: pointers to numel elements each
-   additions: of each of the addition_count additions, the places of its two summands and of its sum. Places from 0 up
-       are operands, those from -1 down are rows of `sums`; the sum of the last addition goes to `out`
-   near: whether all operands lie in a core's own cache, where to fetch ahead and to read from both halves would only be
-       in the way
+   additions: for each of the addition_count additions, the indices of its two summands and of its sum. Indices from 0
+       up are operands, those from -1 down are rows of `sums`; the sum of the last addition goes to `out`
+   near: all operands are in the core's own cache, so prefetching and reading from both halves would only cost time
    sums: rows of BLOCK elements
    finish, number: whether the last sum is kept, multiplied by `number`, or divided by it */
 void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, int32_t near,

@@ -1,4 +1,4 @@
-"""The C kernel that adds up the operands of a mean, as Python calls it."""
+"""The Python binding of the C kernel for means."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -30,10 +30,9 @@ Sum: TypeAlias = Callable[[], None]
 """Adds the operands that it was made for, at each call."""
 
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
-"""Makes what writes the sum of operands, finished with a number, to a tensor; all are flat, contiguous and of one
-length. That tensor may be one of the operands. The last argument says whether all operands lie in a core's own cache,
-which changes no bit. What Python has to look up is looked up here, once: for small operands it would take longer than
-the sum."""
+"""`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`; all are flat,
+contiguous and of one length, and `out` may be one of the operands. `near`: all operands are in the core's own cache,
+which changes no bit. Pointers are prepared once, because for small operands that takes longer than the sum."""
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
@@ -43,9 +42,9 @@ def tree_mean_build(dtype: torch.dtype) -> Build:
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
-    """What adds up operands of `dtype` by `steps`, pairs of positions among them: the second to the first.
+    """The kernel for operands of `dtype`. `steps` are pairs of operand positions: each adds the second to the first.
 
-    None where there is nothing to add, for a `dtype` that it was not written for, and where there is no C compiler.
+    None if there is nothing to add, for other dtypes, and without a C compiler.
     """
     if not steps or dtype not in _REALS:
         return None
