@@ -51,8 +51,8 @@ def operands(rows: int, inner: int, columns: int, layout: str) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("layout", ["", "a", "b", "ab"])
-@pytest.mark.parametrize("rows", [1, 13, 14, 15, 64, 700])
-@pytest.mark.parametrize("inner", [1, 15, 16, 192, 193, 385])
+@pytest.mark.parametrize("rows", [1, 13, 14, 15, 700])
+@pytest.mark.parametrize("inner", [1, 16, 193, 385])
 def test_every_element_is_the_sum_of_its_products(rows: int, inner: int, layout: str) -> None:
     a, b = operands(rows, inner, 3 * COLUMNS, layout)
     bias, out = torch.randn(3 * COLUMNS), torch.full((rows, 3 * COLUMNS), torch.nan)

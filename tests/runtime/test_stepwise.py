@@ -1,5 +1,6 @@
-"""A replica that is driven from outside: parts of a step are the whole step, and whoever asks wrongly is told."""
+"""A replica driven section by section, and the times of its sections."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.passes.optimizer import Update
 from sambasim.errors import OptionError
-from sambasim.ir.graph import SectionKind
+from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.executor import tangent_of
+from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
 
@@ -163,3 +165,50 @@ def test_gradients_are_synced_in_one_mode(compiled: Path) -> None:
     replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
     with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
         replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.HOST)
+
+
+KINDS = ("FWD", "BCKWD", "REDUCE", "OPT", "OPT", "GATHER")
+SECTIONS = [Section(index, SectionKind(kind), f"net__{index}", index, index + 1) for index, kind in enumerate(KINDS)]
+
+
+def rows(clock: SectionClock) -> list[tuple[int, ...]]:
+    """The indices of the sections of each time of the last pass."""
+    return [tuple(section.index for section in one.sections) for one in clock.passes[-1]]
+
+
+def test_each_section_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+
+    def clock_ns() -> int:
+        return now_ns
+
+    monkeypatch.setattr(time, "perf_counter_ns", clock_ns)
+    clock = SectionClock()
+    clock.begin(SECTIONS)
+    for number, section in enumerate(SECTIONS):
+        now_ns = 10**9 * 2**number
+        clock.sections_end(0, [section], now_ns // 2)
+    clock.end()
+    assert rows(clock) == [(index,) for index in range(6)]
+    assert [one.elapsed_s for one in clock.passes[-1]] == [2.0**number / 2 for number in range(6)]
+
+
+def test_sections_that_are_reported_together_have_one_time() -> None:
+    clock = SectionClock()
+    for _ in range(2):
+        clock.begin(SECTIONS)
+        clock.sections_end(0, SECTIONS[:2], 0)
+        clock.sections_end(0, SECTIONS[2:], 0)
+        clock.end()
+    assert rows(clock) == [(0, 1), (2, 3, 4, 5)]
+    assert len(clock.passes) == 2
+
+
+@pytest.mark.parametrize("reported", [0, 2, 6])
+def test_a_pass_has_all_its_sections(reported: int) -> None:
+    clock = SectionClock()
+    clock.begin(SECTIONS)
+    for section in SECTIONS[:reported]:
+        clock.sections_end(0, [section], 0)
+    clock.end()
+    assert [index for row in rows(clock) for index in row] == list(range(6))
