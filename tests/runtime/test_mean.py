@@ -147,7 +147,7 @@ def _has_compiler() -> bool:
 needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C compiler")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder, and nothing remembered by this process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -190,6 +190,7 @@ def test_without_a_folder_to_keep_it_in_a_kernel_is_built_for_this_process(
 
 
 @needs_compiler
+@pytest.mark.usefixtures("folder")
 def test_a_user_without_a_home_has_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -224,6 +225,7 @@ def test_without_a_compiler_that_works_torch_does_the_same(
 
 
 @needs_compiler
+@pytest.mark.usefixtures("folder")
 def test_cc_may_have_more_words_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", f"{find_c_compiler()[0]} -g")
     assert tree_mean_build(torch.float32).library is not None
