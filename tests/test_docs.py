@@ -11,6 +11,7 @@ import pytest
 
 from sambasim.cli.main import sambasim
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.compile import compile_options
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -98,6 +99,17 @@ def test_commands_parse(page: Path) -> None:
 def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
     found = _problem(line.split())
     assert found is None if problem is None else problem in (found or "")
+
+
+def test_there_are_commands_to_parse() -> None:
+    assert sum("sambasim" in words for text in TEXTS.values() for words in _commands(text)) >= 30
+
+
+def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
+    (config,) = (body for language, body in _BLOCK.findall(TEXTS[README]) if language == "toml")
+    (tmp_path / "net.toml").write_text(config, encoding="utf-8")
+    options = compile_options(tmp_path / "net.toml", None, [], {"data_parallel": True})
+    assert options.training.batch_size == 32
 
 
 def test_several_commands_of_a_line_are_all_seen() -> None:
