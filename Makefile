@@ -20,17 +20,22 @@ OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# What these see depends on who has the cores, and when. In `test` and `test-mpis` all others are run by two processes.
-MPI_ALONE := $(addprefix tests/faults/test_,job_ends.py jobs.py shared_memory.py) tests/mpi/test_bench.py
-ALONE := $(MPI_ALONE) $(addprefix tests/faults/test_,sound.py sweep.py)
-BESIDE := -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+# Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
+JOBS := tests/apps tests/golden tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py tests/samba/shim \
+	tests/samba/api/test_measuring.py tests/samba/census/test_replicas.py tests/samba/utils/test_context.py \
+	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
+
+# Tests that need idle cores, because a job that takes too long has failed. All others run in two processes.
+ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
+TWO := -n 2 --dist loadfile
+BESIDE := $(TWO) $(ALONE:%=--ignore=%)
 
 # The tests $(1) under each of the other MPIs, which must really be the one in use.
 on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check faults fuzz test test-whole test-mpis smoke bench golden states clean
+.PHONY: help demo check faults fuzz test test-fast test-whole test-mpis smoke bench golden states clean
 
 help: ## Show this list
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):[^#]*## /\1\t/; s/%/N/' | \
@@ -39,43 +44,46 @@ help: ## Show this list
 demo: $(STAMP) ## Compile the quick start, train it with sync on the device and through the host, compare
 	sambasim demo
 
-check: $(STAMP) ## Lint, formatting, strict types, and the walls between the rooms
+check: $(STAMP) ## Lint, formatting, strict types, and which package may import which
 	ruff check sambasim tests
 	ruff format --check sambasim tests
 	mypy
 	lint-imports
 
-test: check $(OTHER_STAMPS) ## Everything in check, then the tests, the longest in part; the quick start on the other MPIs
+test-fast: $(STAMP) ## The tests that start no jobs, in less than 3 minutes on two idle cores
+	pytest $(TWO) $(JOBS:%=--ignore=%)
+
+test: check $(OTHER_STAMPS) ## What CI runs: check, all tests by default, the quick start on the other MPIs; 10 minutes
 	pytest $(BESIDE)
 	pytest $(ALONE)
 	$(call on_other_mpis,tests/mpi/test_flavours.py)
 
-test-whole: $(STAMP) ## What test has in part, whole: every example app by every way, the bits of every configuration
-	SAMBASIM_TEST=whole pytest tests/apps tests/mpi tests/faults/test_job_ends.py tests/cli \
-		tests/samba/api tests/samba/shim tests/parity/test_ddp.py
+test-whole: $(STAMP) ## All tests with their long matrices: every app, every way to sync, every number of ranks
+	SAMBASIM_TEST=whole pytest $(BESIDE)
+	SAMBASIM_TEST=whole pytest $(ALONE)
 
 test-mpi-%: $(STAMP) ## The MPI tests, each at N ranks
 	SAMBASIM_TEST=whole SAMBASIM_TEST_RANKS=$* pytest tests/mpi
 
 test-mpis: $(STAMP) $(OTHER_STAMPS) ## The MPI tests on each MPI: see docs/operations.md
-	pytest $(BESIDE) tests/mpi
-	pytest $(MPI_ALONE)
-	$(call on_other_mpis,$(BESIDE) tests/mpi)
-	$(call on_other_mpis,$(MPI_ALONE))
+	pytest $(TWO) tests/mpi
+	pytest tests/faults/test_job_ends.py
+	$(call on_other_mpis,$(TWO) tests/mpi)
+	$(call on_other_mpis,tests/faults/test_job_ends.py)
 
-fuzz: $(STAMP) ## Mutants of files, by a seed: make fuzz COUNT=20000 SEED=2; `python -m tests.fuzz --help` tells more
+fuzz: $(STAMP) ## Read damaged files: make fuzz COUNT=20000 SEED=2
 	python -m tests.fuzz --count $(COUNT) --seed $(SEED) --minutes 10
 
-faults: $(STAMP) ## Strike RUNS runs down at random moments, and look at what is left of each: make faults RUNS=150 SEED=1
+faults: $(STAMP) ## Kill or stop RUNS runs at random moments, and check what each leaves: make faults RUNS=150 SEED=1
 	python -m tests.faults.sweep --runs $(RUNS) --seed $(SEED)
 
-smoke: $(STAMP) ## The quick start at its tiniest: an exit code and one line of JSON
+smoke: $(STAMP) ## The smallest quick start: an exit code and one line of JSON
 	sambasim demo --smoke
 
-bench: $(STAMP) ## Measure against the named peers; ratios, each from one run
+bench: $(STAMP) ## Compare the speed with PyTorch and other tools, as ratios of one run
 	python -m tests.benchmarks
 
-golden: $(STAMP) ## Write the golden files of the tests anew; look at the difference before you commit it
+golden: $(STAMP) ## Write the golden files of the tests; read the difference before you commit it
 	pytest tests/golden --update-golden
 
 states: $(STAMP) ## Train every example by every sync path, and compare the bits with the golden file

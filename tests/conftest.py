@@ -1,4 +1,4 @@
-"""What all tests share: the flag that writes golden files anew, an account of their own, laws without a deadline."""
+"""What all tests share: `--update-golden`, an account and examples of their own, hypothesis without deadlines."""
 
 import gc
 import os
@@ -9,6 +9,9 @@ import hypothesis
 import pytest
 import torch
 
+from tests.support.examples import CompiledExample, shared_examples
+from tests.support.whole import is_whole
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -17,14 +20,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Tests note what they compile in an account of their own, which their subprocesses share.
-    state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
-    config.add_cleanup(state.cleanup)
-    os.environ["XDG_STATE_HOME"] = state.name
+    # Tests record what they compile in an account of their own. Workers of pytest-xdist and subprocesses inherit it.
+    if not hasattr(config, "workerinput"):
+        state = tempfile.TemporaryDirectory(prefix="sambasim-state-")
+        config.add_cleanup(state.cleanup)
+        os.environ["XDG_STATE_HOME"] = state.name
 
-    # No assertion of time: an example of a law takes as long as a busy machine lets it.
-    hypothesis.settings.register_profile("sambasim", deadline=None)
+    # No deadline: how long an example takes depends on the load of the machine.
+    hypothesis.settings.register_profile("sambasim", deadline=None, max_examples=100 if is_whole() else 25)
     hypothesis.settings.load_profile("sambasim")
+
+
+@pytest.fixture(scope="session")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
+    """Every example with every optimizer, with and without clipping; compiled once for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return shared_examples((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "examples")
 
 
 @pytest.fixture

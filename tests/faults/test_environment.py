@@ -33,7 +33,7 @@ def _check_silent(result: Result) -> None:
         assert word not in result.stderr + result.stdout
 
 
-@pytest.mark.parametrize(("command", "exit_code"), [(_TRAINING, 0), (_INSPECT, 141), whole_case(_JSON, 141)])
+@pytest.mark.parametrize(("command", "exit_code"), [whole_case(_TRAINING, 0), (_INSPECT, 141), whole_case(_JSON, 141)])
 def test_a_reader_that_exits_ends_a_command_that_prints_but_not_training(
     command: str, exit_code: int, folder: Path
 ) -> None:

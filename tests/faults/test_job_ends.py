@@ -112,6 +112,7 @@ def test_a_rank_that_hangs_in_its_data_is_named_with_its_line_of_python(folder: 
     assert status_files(folder) == []
 
 
+@whole
 def test_a_rank_that_is_stopped_is_named_and_leaves_no_process(folder: Path) -> None:
     result = run(folder, "os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo")
     assert_stall(result, r"rank 1 on \S+ \(process \d+\): its process is stopped; step \d+, reading")
@@ -266,12 +267,14 @@ _BODY = ROOT / "tests" / "mpi" / "bodies" / "fail.py"
     ("way", "exit_code", "report"),
     [
         ("one_raises", 2, "rank=2 alike=False DataError('the shard of this rank is empty')"),
-        ("one_raises_while_others_compute", 70, "rank=1 alike=False ZeroDivisionError('division by zero')"),
+        whole_case("one_raises_while_others_compute", 70, "rank=1 alike=False ZeroDivisionError('division by zero')"),
         ("all_raise_alike", 2, "rank=0 alike=True LaunchError('too few replicas')"),
-        ("some_raise", 2, "rank=0 alike=False DataError('there is no file 0.npz')"),
-        ("one_raises_and_the_others_blame_it", 2, "rank=1 alike=False DataError('the shard of this rank is empty')"),
+        whole_case("some_raise", 2, "rank=0 alike=False DataError('there is no file 0.npz')"),
+        whole_case(
+            "one_raises_and_the_others_blame_it", 2, "rank=1 alike=False DataError('the shard of this rank is empty')"
+        ),
         ("one_exits_well", 1, "rank=1 alike=False SystemExit(0)"),
-        ("all_exit", 3, None),
+        whole_case("all_exit", 3, None),
     ],
 )
 def test_the_lowest_rank_that_failed_by_itself_reports(way: str, exit_code: int, report: str | None) -> None:
@@ -285,6 +288,7 @@ def test_the_lowest_rank_that_failed_by_itself_reports(way: str, exit_code: int,
         assert result.stderr.count("\n") == 1, "without an abort"
 
 
+@whole
 def test_alone_the_error_passes_through() -> None:
     result = run_mpi(1, [sys.executable, str(_BODY), "all_raise_alike"])
     assert "sambasim.errors.LaunchError: too few replicas" in result.stderr

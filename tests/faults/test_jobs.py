@@ -119,7 +119,7 @@ return torch.randn(8), i % 3"""
             "",
             ("error[data] (rank 1 on ", "the samples hold values that the model cannot take", "went up to 2"),
         ),
-        (
+        whole_case(
             "return torch.full((8,), torch.nan), i % 3",
             "",
             ("error[numerics] (every rank): the loss of step ", "nan on replica 1 of 2", "mpirun -np 2 sambasim run "),
@@ -152,7 +152,7 @@ def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_on
     ("command", "told"),
     [
         ("compile --data-paralel", ("error[usage]: No such option '--data-paralel'", "sambasim compile --help")),
-        (TRAIN, ("a branch on the value of a tensor", "net.py:18: if h.sum() > 0:", "torch.where")),
+        whole_case(TRAIN, ("a branch on the value of a tensor", "net.py:18: if h.sum() > 0:", "torch.where")),
     ],
 )
 def test_alone_only_the_error_is_printed(command: str, told: tuple[str, ...], tmp_path: Path) -> None:

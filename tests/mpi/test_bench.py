@@ -37,7 +37,7 @@ def with_fault(name: str, *arguments: str) -> Result:
     return run_mpi(2, [sys.executable, FAULT, name, "bench", "collectives", *SMALL, *arguments])
 
 
-@pytest.mark.parametrize("ranks", SEVERAL)
+@pytest.mark.parametrize("ranks", [ranks if ranks == 2 else whole_case(ranks) for ranks in SEVERAL])
 def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
     result = run_mpi(ranks, [*COMMAND, *SMALL, "--json"])
     record = record_of(result)
@@ -55,6 +55,7 @@ def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
             assert path.to_copy_bound == pytest.approx(path.measured_s / size.copy_bound_s)
 
 
+@whole
 @pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
 def test_several_nodes_are_measured_and_priced_apart() -> None:
     command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--json"]
@@ -99,6 +100,7 @@ class TestTwoRanks:
         assert f"{path} gave a wrong result: " in result.stderr
         assert result.stdout == ""
 
+    @whole
     def test_a_wrong_result_of_large_devices_is_an_error(self) -> None:
         result = with_fault("device_does_nothing", "--paths", "device", "--max-bytes", "256 KiB")
         assert result.returncode == 70
@@ -113,6 +115,7 @@ class TestTwoRanks:
         assert left_out.size_bytes == 64 * KIB
         assert left_out.reason.startswith("the replicas of this node need")
 
+    @whole
     def test_what_memory_cannot_hold_is_left_out_and_said_before_anything_is_measured(self) -> None:
         result = with_fault("little_memory", "--max-bytes", "1 TiB", "--paths", "host-mpi,gloo")
         first, second, *_ = result.check().stderr.splitlines()
@@ -127,6 +130,7 @@ class TestTwoRanks:
         assert result.stderr.startswith("error[machine] (every rank): the memory for the buffers of this node's ranks")
         assert "--max-bytes" in result.stderr.split("try:")[1]
 
+    @whole
     def test_without_shared_memory_for_the_smallest_size_there_is_an_error(self) -> None:
         result = with_fault("little_shared_memory", "--min-bytes", "64 KiB", "--max-bytes", "64 KiB")
         assert result.returncode == 2

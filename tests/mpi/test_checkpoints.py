@@ -14,7 +14,7 @@ import pytest
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from sambasim.runtime.checkpoint.reader import check
 from tests.faults.command import sambasim
-from tests.support.examples import compile_examples
+from tests.support.examples import CompiledExample
 from tests.support.mpi import codes_of_signalled, is_open_mpi, job_environ, mpirun, run_mpi
 from tests.support.whole import whole_case
 
@@ -47,12 +47,9 @@ LONG = ["--steps", "1000000", *STEADY]
 
 
 @pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pef(examples: list[CompiledExample]) -> Path:
     """The digits example, with BatchNorm and dropout, trained by Adam."""
-    for one in compile_examples(tmp_path_factory.mktemp("examples")):
-        if one.example == "digits" and one.optimizer == "adam":
-            return one.path
-    raise AssertionError("there is no such example")
+    return next(one.path for one in examples if one.example == "digits" and one.optimizer == "adam")
 
 
 def run(pef: Path, folder: Path, *flags: str) -> Mapping[str, object]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sambasim.records.metrics import SummaryRecord
-from tests.support.mpi import can_play_hosts, library, mpirun, run_job, run_mpi
+from tests.faults.command import sambasim
+from tests.support.mpi import can_play_hosts, library, mpirun, run_mpi
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
 _SLOW_FIRST = str(Path(__file__).parent / "bodies" / "slow_first.py")
@@ -23,14 +24,14 @@ _SAMBASIM = [sys.executable, "-m", "sambasim"]
 @pytest.fixture(scope="module")
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
-    command = [*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--pef-name", "digits"]
-    run_job([*command, "--output-folder", str(folder)]).check()
-    return folder / "digits" / "digits.pef"
+    assert sambasim(["compile", "--data-parallel", "-ws", "2", "--pef-name", "digits"], folder).exit_code == 0
+    return folder / "out" / "digits" / "digits.pef"
 
 
 def _summary(pef: Path, *flags: str, np: int = 1, hosts: int = 1) -> SummaryRecord:
-    command = [*_SAMBASIM, "run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json", *flags]
-    result = (run_mpi(np, command, hosts=hosts) if np > 1 else run_job(command)).check()
+    command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json", *flags]
+    alone = np == 1
+    result = sambasim(command, pef.parent) if alone else run_mpi(np, [*_SAMBASIM, *command], hosts=hosts).check()
     return SummaryRecord.model_validate_json(result.stdout.strip().splitlines()[-1])
 
 

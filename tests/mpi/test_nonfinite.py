@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.command import sambasim
 from tests.support.damaged import compiled
-from tests.support.mpi import run_job, run_mpi
+from tests.support.mpi import run_mpi
 from tests.support.whole import whole, whole_case
 
-_SAMBASIM = [sys.executable, "-m", "sambasim", "run", "--threads", "1"]
+_RUN = ["run", "--threads", "1"]
+_SAMBASIM = [sys.executable, "-m", "sambasim", *_RUN]
 _ONE_NAN = 'data.args={inputs={9="nan"}}'
 """Of two replicas that take samples in turns, replica 1 has it in its second batch."""
 
@@ -32,16 +34,15 @@ def pef(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def _run(pef: Path, *flags: str, np: int = 2, env: dict[str, str] | None = None) -> dict[str, object]:
-    command = [*_SAMBASIM, "--pef", str(pef), "--no-evaluate", "--json", *flags]
-    result = run_mpi(np, command, env=env) if np > 1 else run_job(command, env=env)
-    result.check()
+    rest = ["--pef", str(pef), "--no-evaluate", "--json", *flags]
+    result = run_mpi(np, [*_SAMBASIM, *rest], env=env).check() if np > 1 else sambasim([*_RUN, *rest], pef.parent)
     assert result.stderr == ""
     summary: dict[str, object] = json.loads(result.stdout)
     return summary
 
 
 _EVERY_WAY = {**WAYS, "own server": [*WAYS["server"], "--parameter-servers", "1"], "several nodes": ["--reduce-on-rdu"]}
-_IN_PART = ("device", "host", "several nodes")
+_BY_DEFAULT = ("device", "several nodes")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,10 @@ def test_a_skipped_step_makes_a_difference(emulated: dict[str, dict[str, object]
     assert len({one["state_sha256"] for one in emulated.values()}) == 3
 
 
-@pytest.mark.parametrize("damage", [whole_case(""), _ONE_NAN, _LAST_NAN], ids=["none", "second step", "last step"])
-@pytest.mark.parametrize("way", [way if way in _IN_PART else whole_case(way) for way in _EVERY_WAY])
+@pytest.mark.parametrize(
+    "damage", [whole_case(""), _ONE_NAN, whole_case(_LAST_NAN)], ids=["none", "second step", "last step"]
+)
+@pytest.mark.parametrize("way", [way if way in _BY_DEFAULT else whole_case(way) for way in _EVERY_WAY])
 def test_all_ways_of_syncing_skip_alike(
     way: str, damage: str, pef: Path, emulated: dict[str, dict[str, object]]
 ) -> None:
@@ -77,7 +80,7 @@ def test_skipping_has_the_bits_of_stopping_where_all_is_finite(pef: Path) -> Non
     assert len({one["state_sha256"] for one in summaries}) == 1
 
 
-@pytest.mark.parametrize("way", [way if way in _IN_PART else whole_case(way) for way in WAYS])
+@pytest.mark.parametrize("way", [way if way in _BY_DEFAULT else whole_case(way) for way in WAYS])
 def test_all_ranks_stop_alike_and_it_is_told_once(way: str, pef: Path, tmp_path: Path) -> None:
     saved = tmp_path / "w.safetensors"
     command = [*_SAMBASIM, "--pef", str(pef), "--set", _ONE_NAN, "--save", str(saved), *WAYS[way]]

@@ -7,25 +7,24 @@ from pathlib import Path
 import pytest
 
 from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
+from tests.faults.command import Outcome, sambasim
 from tests.samba.api.test_measuring import APP
 from tests.support.cluster import write_cluster
 from tests.support.mpi import RANKS, Result, is_open_mpi, run_job, run_mpi
+from tests.support.whole import is_whole, whole, whole_case
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
-RUN = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
+ALONE = ["run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
+RUN = [*SAMBASIM, *ALONE]
 TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the quick start for whole RDUs and for halves of them, and an app."""
+    """With the quick start for whole RDUs and for halves of them."""
     where = tmp_path_factory.mktemp("placement")
-    run_job([*SAMBASIM, "compile", "--data-parallel"], cwd=where).check()
-    halves = ["--num-tiles", "4", "--pef-name", "halves"]
-    run_job([*SAMBASIM, "compile", "--data-parallel", *halves], cwd=where).check()
-    (where / "app.py").write_text(APP)
-    argv = [*SAMBASIM, "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
-    run_job(argv, cwd=where, timeout=120).check()
+    for flags in ([], ["--num-tiles", "4", "--pef-name", "halves"]):
+        assert sambasim(["compile", "--data-parallel", *flags], where).exit_code == 0
     return where
 
 
@@ -36,8 +35,8 @@ def mpich() -> None:
         pytest.skip("only MPICH makes two nodes of one machine")
 
 
-def summary(result: Result) -> SummaryRecord:
-    (line,) = result.check().stdout.splitlines()
+def summary(result: Result | Outcome) -> SummaryRecord:
+    (line,) = result.stdout.splitlines()
     return SummaryRecord.model_validate_json(line)
 
 
@@ -59,7 +58,7 @@ def refused(result: Result, *told: str) -> None:
         assert words in result.stderr
 
 
-@pytest.mark.parametrize("np", RANKS)
+@pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS])
 def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> None:
     run = summary(run_mpi(np, [*RUN, "--reduce-on-rdu", "--json"], cwd=folder))
     assert placed(run) == PlacementRecord(
@@ -92,10 +91,11 @@ def test_it_is_told_at_the_start_and_both_times_at_the_end(folder: Path) -> None
 def test_replicas_sit_on_the_nodes_that_mpi_finds(folder: Path) -> None:
     run = summary(run_mpi(4, [*RUN, "--json"], cwd=folder, env=TWO_NODES))
     assert (placed(run).node_of, placed(run).rdu_of) == ((0, 1, 0, 1), (0, 0, 1, 1)), "MPICH deals ranks out"
-    here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
-    assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
-    told = run_mpi(4, RUN, cwd=folder, env=TWO_NODES).check().stdout
-    assert "simulated: 4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each\n" in told
+    if is_whole():
+        here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
+        assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
+        told = run_mpi(4, RUN, cwd=folder, env=TWO_NODES).check().stdout
+        assert "simulated: 4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each\n" in told
     one_node = write_cluster(folder, rdus_per_node=4, nodes=1)
     refused(
         run_mpi(4, [*RUN, "--cluster", str(one_node)], cwd=folder, env=TWO_NODES),
@@ -103,6 +103,7 @@ def test_replicas_sit_on_the_nodes_that_mpi_finds(folder: Path) -> None:
     )
 
 
+@whole
 @pytest.mark.usefixtures("mpich")
 @pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
 def test_each_node_has_seats_of_its_own(folder: Path, tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_where_a_pef_needs_some_tiles_replicas_share_an_rdu(folder: Path, tmp_pa
     assert predicted(run).predicted_for == "4 of 8 tiles of SN30"
 
 
+@whole
 @pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
 def test_a_rank_that_only_serves_takes_no_seat(folder: Path, tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=1))
@@ -143,17 +145,24 @@ def test_more_replicas_than_seats_are_refused_before_any_work(folder: Path, tmp_
     metrics = folder / "refused.jsonl"
     refused(run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder), *told)
     assert not metrics.exists()
-    refused(run_mpi(2, [*SAMBASIM, "run", "--inference", "--pef", "digits", "--cluster", farm], cwd=folder), told[0])
+    if is_whole():
+        refused(
+            run_mpi(2, [*SAMBASIM, "run", "--inference", "--pef", "digits", "--cluster", farm], cwd=folder), told[0]
+        )
 
 
 def test_an_emulation_has_no_nodes_and_fills_one_after_the_other(folder: Path) -> None:
-    run = summary(run_job([*RUN, "--json", "--emulate-replicas", "10"], cwd=folder, timeout=120))
+    run = summary(sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder))
     assert placed(run).node_of == (0,) * 8 + (1,) * 2
     assert predicted(run).predicted_sync == "host"
 
 
+@whole
 @pytest.mark.skipif(RANKS != (1, 2, 3, 4), reason="it asks for nine ranks, whatever is tested")
 def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> None:
+    (folder / "app.py").write_text(APP)
+    compile_app = [*SAMBASIM, "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
+    run_job(compile_app, cwd=folder, timeout=120).check()
     argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
     told = run_mpi(9, argv, cwd=folder, timeout=200)
     assert told.returncode == 2
@@ -165,7 +174,7 @@ def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> N
 
 
 def test_json_keeps_what_is_predicted_apart(folder: Path) -> None:
-    (line,) = run_job([*RUN, "--json"], cwd=folder).check().stdout.splitlines()
+    (line,) = sambasim([*ALONE, "--json"], folder).stdout.splitlines()
     fields = json.loads(line)
     assert all(name.startswith("predicted_") for name in fields.pop("predicted"))
     assert fields.pop("not_predicted") is None

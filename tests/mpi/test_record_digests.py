@@ -11,8 +11,9 @@ from sambasim.records.digests import StepDigests, read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.result import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
-from tests.support.mpi import Result, run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.faults.command import Outcome, sambasim
+from tests.support.mpi import run_mpi
+from tests.support.whole import is_whole, whole, whole_case
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 STEPS = 3
@@ -64,17 +65,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, scale in (("net", "1.5"), ("edited", "2.5")):
         (folder / "app.py").write_text(APP.replace("SCALE", scale), encoding="utf-8")
         command = f"compile app.py:Net --pef-name {name} {flags} --set compile.opt_level=o1"
-        run_job([*SAMBASIM, *shlex.split(command)], cwd=folder).check()
+        done(sambasim(shlex.split(command), folder))
     return folder
 
 
-def record(folder: Path, name: str, flags: str = "", *, np: int = 2, pef: str = "net", threads: int = 1) -> Result:
+def done(outcome: Outcome) -> Outcome:
+    """The outcome of a command that ends well."""
+    assert outcome.exit_code == 0, outcome.stderr
+    return outcome
+
+
+def record(folder: Path, name: str, flags: str = "", *, np: int = 2, pef: str = "net", threads: int = 1) -> Outcome:
     """A run of STEPS steps in two micro-steps each, its digests in `folder/name`."""
     command = (
         f"run --pef {pef} --steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --threads {threads} "
         f"--record-digests {name} {flags}"
     )
-    return run_mpi(np, [*SAMBASIM, *shlex.split(command)], cwd=folder, timeout=120)
+    if np == 1:
+        return sambasim(shlex.split(command), folder)
+    result = run_mpi(np, [*SAMBASIM, *shlex.split(command)], cwd=folder, timeout=120)
+    return Outcome(result.returncode, result.stdout, result.stderr)
 
 
 def compared(folder: Path, a: str, b: str) -> RunsCompared:
@@ -84,7 +94,7 @@ def compared(folder: Path, a: str, b: str) -> RunsCompared:
 @pytest.fixture(scope="module")
 def host(folder: Path) -> Path:
     """The recording that others are compared with."""
-    record(folder, "host").check()
+    done(record(folder, "host"))
     return folder / "host"
 
 
@@ -100,7 +110,7 @@ def host(folder: Path) -> Path:
 )
 def test_every_way_has_the_same_digests(flags: str, np: int, folder: Path, host: Path) -> None:
     name = flags.replace("-", "").replace(" ", "_")
-    record(folder, name, flags, np=np).check()
+    done(record(folder, name, flags, np=np))
     found = compared(folder, "host", name)
     assert found.alike, found.verdict
     assert (found.steps, found.replicas) == (STEPS, (0, 1))
@@ -108,9 +118,10 @@ def test_every_way_has_the_same_digests(flags: str, np: int, folder: Path, host:
         assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
 
 
+@whole
 def test_four_ranks_have_the_digests_of_an_emulation_of_four(folder: Path) -> None:
-    record(folder, "four", "--reduce-on-rdu", np=4).check()
-    record(folder, "as_four", "--emulate-replicas 4", np=1).check()
+    done(record(folder, "four", "--reduce-on-rdu", np=4))
+    done(record(folder, "as_four", "--emulate-replicas 4", np=1))
     found = compared(folder, "four", "as_four")
     assert found.alike, found.verdict
     assert found.replicas == (0, 1, 2, 3)
@@ -118,10 +129,10 @@ def test_four_ranks_have_the_digests_of_an_emulation_of_four(folder: Path) -> No
 
 def test_a_recorded_run_has_the_bits_and_the_bytes_of_one_that_is_not(folder: Path) -> None:
     command = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --threads 1"
-    for way in ("", " --reduce-on-rdu"):
+    for way in ("", " --reduce-on-rdu") if is_whole() else (" --reduce-on-rdu",):
         plain = run_mpi(2, [*SAMBASIM, *shlex.split(command + way)], cwd=folder).check()
         before = SummaryRecord.model_validate_json(plain.stdout)
-        after = SummaryRecord.model_validate_json(record(folder, "again", way).check().stdout)
+        after = SummaryRecord.model_validate_json(done(record(folder, "again", way)).stdout)
         for one in ("weights_sha256", "state_sha256", "loss_first", "loss_last", "bytes"):
             assert getattr(before, one) == getattr(after, one), (way, one)
 
@@ -158,7 +169,7 @@ def _digests(line: StepDigests) -> dict[tuple[str, str, int | None], str]:
 
 
 def test_of_runs_with_other_threads_that_is_said_first(folder: Path, host: Path) -> None:
-    record(folder, "threads", "--emulate-replicas 2", np=1, threads=2).check()
+    done(record(folder, "threads", "--emulate-replicas 2", np=1, threads=2))
     verdict = compared(folder, "host", "threads").verdict
     assert verdict.startswith("not comparable bit by bit: threads 1 and 2; they first differ") or (
         verdict.startswith("alike") and verdict.endswith("though threads 1 and 2")
@@ -166,7 +177,7 @@ def test_of_runs_with_other_threads_that_is_said_first(folder: Path, host: Path)
 
 
 def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Path, host: Path) -> None:
-    record(folder, "lr", "--lr 0.002 --emulate-replicas 2", np=1).check()
+    done(record(folder, "lr", "--lr 0.002 --emulate-replicas 2", np=1))
     found = compared(folder, "host", "lr")
     assert found.first is not None
     assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
@@ -177,12 +188,12 @@ def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Pa
 
 def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None:
     """Everything before the section that multiplies by the constant is alike."""
-    record(folder, "edited_run", "--emulate-replicas 2", np=1, pef="edited").check()
+    done(record(folder, "edited_run", "--emulate-replicas 2", np=1, pef="edited"))
     found = compared(folder, "host", "edited_run")
     assert found.first is not None
     assert [one.name for one in found.not_comparable] == ["PEF"]
-    graph = json.loads(run_job([*SAMBASIM, "inspect", "net", "--json"], cwd=folder).check().stdout)["graphs"][0]
-    lines = run_job([*SAMBASIM, "inspect", "net", "--section", str(found.first.section)], cwd=folder).check().stdout
+    graph = json.loads(done(sambasim(["inspect", "net", "--json"], folder)).stdout)["graphs"][0]
+    lines = done(sambasim(["inspect", "net", "--section", str(found.first.section)], folder)).stdout
     assert "1.5" in lines
     assert graph["sections"][found.first.section]["kind"] == "FWD"
     assert (found.first.step, found.first.what, found.first.micro_step) == (1, "value", 0)
@@ -190,7 +201,7 @@ def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None
 
 
 def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path) -> None:
-    record(folder, "third", "--record-steps 3 --reduce-on-rdu").check()
+    done(record(folder, "third", "--record-steps 3 --emulate-replicas 2", np=1))
     lines = list(read_recording(folder / "third").steps(1))
     assert [(line.step, line.begins) for line in lines] == [(2, True), (3, False)]
     found = compared(folder, "third", "host")
@@ -200,31 +211,32 @@ def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path
 
 
 def test_a_recording_replaces_one_of_more_replicas(folder: Path) -> None:
-    record(folder, "replaced", "--emulate-replicas 3", np=1).check()
-    record(folder, "replaced", "--emulate-replicas 2", np=1).check()
+    done(record(folder, "replaced", "--emulate-replicas 3", np=1))
+    done(record(folder, "replaced", "--emulate-replicas 2", np=1))
     assert read_recording(folder / "replaced").replicas == (0, 1)
 
 
 def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path) -> None:
     """Each replica takes 8 samples a step, and its data set breaks in the third."""
     result = record(folder, "dead", "--data app.py:broken")
-    assert result.returncode == 2
+    assert result.exit_code == 2
     assert "the disk has gone" in result.stderr
     assert [line.step for line in read_recording(folder / "dead").steps(1)] == [0, 1, 2]
-    compare = run_job([*SAMBASIM, "compare", "dead", "host"], cwd=folder)
-    assert compare.returncode == 1
+    compare = sambasim(["compare", "dead", "host"], folder)
+    assert compare.exit_code == 1
     assert f"A ends after step 2, and was to record up to step {STEPS}\n" in compare.stdout
 
 
 def test_steps_that_the_run_does_not_have_are_refused(folder: Path) -> None:
-    result = record(folder, "late", "--record-steps 9-12")
-    assert result.returncode == 2
+    result = record(folder, "late", "--record-steps 9-12 --emulate-replicas 2", np=1)
+    assert result.exit_code == 2
     assert f"--record-steps 9-12: the run has {STEPS} steps" in result.stderr
     assert not (folder / "late").exists()
 
 
+@whole
 def test_compiled_sections_show_what_can_be_seen_and_say_so(folder: Path, host: Path) -> None:
-    record(folder, "compiled", "--engine inductor --emulate-replicas 2", np=1).check()
+    done(record(folder, "compiled", "--engine inductor --emulate-replicas 2", np=1))
     recording = read_recording(folder / "compiled")
     if recording.run.engine == "plain":
         pytest.skip("this machine has no compiler")
@@ -257,6 +269,7 @@ main()
 """
 
 
+@whole
 def test_no_rank_takes_what_rank_0_has_just_begun_for_an_earlier_part(folder: Path) -> None:
     (folder / "late.py").write_text(LOOKS_LATE)
     flags = "run --pef net --no-evaluate --json --threads 1 --set training.schedule.name=constant"

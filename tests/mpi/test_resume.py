@@ -21,7 +21,7 @@ from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.listener import Listeners, SilentListener, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
-from tests.support.examples import VARIANTS, CompiledExample, compile_examples
+from tests.support.examples import VARIANTS, CompiledExample
 from tests.support.mpi import RANKS, ROOT, Result, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
@@ -56,15 +56,9 @@ DRAWS = ["--data", "drawing.py:samples"]
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
-    """Every example with every optimizer, with and without clipping."""
-    return list(compile_examples(tmp_path_factory.mktemp("examples")))
-
-
-@pytest.fixture(scope="module")
-def compiled(everything: list[CompiledExample]) -> list[CompiledExample]:
+def compiled(examples: list[CompiledExample]) -> list[CompiledExample]:
     """What is resumed: by default, every example with one of its variants."""
-    return everything if is_whole() else everything[:: VARIANTS + 1]
+    return examples if is_whole() else examples[:: VARIANTS + 1]
 
 
 def check_resumed(np: int, paths: Sequence[Path], folder: Path, env: Mapping[str, str] | None = None) -> None:
@@ -83,9 +77,9 @@ def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExa
 
 
 @pytest.fixture(scope="module")
-def pefs(everything: list[CompiledExample]) -> Mapping[str, CompiledExample]:
+def pefs(examples: list[CompiledExample]) -> Mapping[str, CompiledExample]:
     """By example, trained by AdamW: digits has BatchNorm and dropout."""
-    return {one.example: one for one in everything if one.optimizer == "adamw" and not one.clipped}
+    return {one.example: one for one in examples if one.optimizer == "adamw" and not one.clipped}
 
 
 @pytest.fixture
@@ -189,6 +183,7 @@ def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_told_whoever_wrote
     assert told.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
 
 
+@whole
 def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) -> None:
     """What it does promise: to say so, to refuse --exact where the bits were others', and the same end on all ranks."""
     whole = summary(3, [*digits, *saving("saved")], tmp_path)
@@ -204,6 +199,7 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
     assert resumed.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
 
 
+@whole
 def test_a_parameter_server_resumes_what_devices_saved(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
     flags = ["run", "--threads", "1", "--pef", str(pefs["digits"].path), "--steps", "6", "--no-evaluate"]
     whole = summary(2, [*flags, "--reduce-on-rdu", "--checkpoint-dir", "a", "--checkpoint-every", "3"], tmp_path)

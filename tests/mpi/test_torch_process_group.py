@@ -5,13 +5,14 @@ import sys
 import pytest
 
 from tests.support.mpi import ROOT, run_mpi
+from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "torch_group.py"
 
 
 @pytest.mark.parametrize(
     ("np", "env", "sums"),
-    [(1, {}, [1, 0]), (2, {}, [11, 1]), (3, {"MPIR_CVAR_NOLOCAL": "1"}, [111, 3])],
+    [whole_case(1, {}, [1, 0]), (2, {}, [11, 1]), whole_case(3, {"MPIR_CVAR_NOLOCAL": "1"}, [111, 3])],
     ids=["alone", "one node", "three nodes"],
 )
 def test_ranks_share_a_process_group(np: int, env: dict[str, str], sums: list[int]) -> None:

@@ -19,6 +19,7 @@ from tests.mpi.bodies.trace import AHEAD_NS
 from tests.support.examples import example_options
 from tests.support.mpi import ROOT, can_play_hosts, run_mpi
 from tests.support.trace_format import Trace, read_trace
+from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "trace.py"
 STEPS, FIRST, LAST = 6, 3, 5
@@ -65,7 +66,9 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return paths
 
 
-@pytest.fixture(scope="module", params=[(1, 1), (2, 1), (2, 2)], ids=["one", "two", "two on two hosts"])
+@pytest.fixture(
+    scope="module", params=[whole_case((1, 1)), (2, 1), whole_case((2, 2))], ids=["one", "two", "two on two hosts"]
+)
 def lines(
     request: pytest.FixtureRequest, pefs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support.examples import compile_examples
+from tests.support.examples import CompiledExample
 
 Variant: TypeAlias = tuple[str, str, bool]
 """Example, optimizer, and whether gradients are clipped."""
@@ -17,7 +17,6 @@ def same_threads(one_thread: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[Variant, Path]:
+def pefs(examples: list[CompiledExample]) -> dict[Variant, Path]:
     """Every example with every optimizer, with and without clipping."""
-    compiled = compile_examples(tmp_path_factory.mktemp("parity"))
-    return {(one.example, one.optimizer, one.clipped): one.path for one in compiled}
+    return {(one.example, one.optimizer, one.clipped): one.path for one in examples}

@@ -66,7 +66,7 @@ def _by_parameter(replica: EagerReplica) -> dict[str, Tensor]:
     return {name.removesuffix("__grad"): gradient for name, gradient in replica.gradients().items()}
 
 
-@pytest.mark.parametrize("np", [whole_case(np) if np == 3 else np for np in RANKS if np > 1])
+@pytest.mark.parametrize("np", [whole_case(np) if np == 4 else np for np in RANKS if np > 1])
 def test_parameters_are_those_of_ddp(np: int, pefs: Mapping[Variant, Path], tmp_path: Path) -> None:
     kinds = OPTIMIZERS if np == 2 else ("sgd", "adamw")
     chosen = {pefs[example, kind, False].stem: example for example in EXAMPLES for kind in kinds}

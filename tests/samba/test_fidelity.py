@@ -23,7 +23,6 @@ from tests.support.door import open_door
 
 PAGE = Path(samba.__file__).with_name("README.md")
 TEXT = PAGE.read_text(encoding="utf-8")
-TESTS = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -158,61 +157,6 @@ def test_the_tests_of_behaviours_are_there() -> None:
     for link in links:
         file, _, name = link.partition("#")
         assert f"\ndef {name}(" in (PAGE.parent / file).read_text(encoding="utf-8"), link
-
-
-def test_some_test_of_the_api_uses_each_name_that_is_here() -> None:
-    folders = "samba/api/test_*.py", "samba/census/*.py", "samba/test_real_calls.py"
-    files = [file for folder in folders for file in TESTS.glob(folder)]
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    used = {name for name in HERE for text in texts if uses(text, name)}
-    # Of one thing with two owners, a test uses one.
-    missing = [
-        name
-        for row in NAMES
-        for name in row.names
-        if row.cells[0] != "absent" and row.cells[1] != "own"
-        if not any(other in used for other in row.names if last_word(other) == last_word(name))
-    ]
-    assert missing == []
-
-
-def uses(text: str, name: str) -> bool:
-    """Whether a test reads `name` from its owner: `session.run`, `imported("samba.utils").set_seed`, `from
-    sambaflow.samba.optim import SGD`, or `getattr(samba.env, name)` beside `"disable_sgd_stoc"`."""
-    path, last = name.rpartition(".")[0], last_word(name)
-    owner = last_word(path)
-    if path in ("model", "parameter", "samba.SambaTensor"):  # tests give these other names
-        return re.search(rf"\w[)\]]?\.{last}\b", text) is not None
-    module = re.escape(f"sambaflow.{path}".rstrip("."))
-    forms = [
-        rf'\b{owner}("\))?\.{last}\b' if owner else rf"\bsambaflow\.{last}\b",
-        rf"from {module} import [^;\n]*\b{last}\b",
-        rf'getattr\([\w.]*\b{owner}, \w+\)(?s:.*)"{last}"|"{last}"(?s:.*)getattr\([\w.]*\b{owner}, \w+\)',
-    ]
-    return any(re.search(form, text) for form in forms)
-
-
-def last_word(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "found"),
-    [
-        ("samba.session.run(batch)", "samba.session.run", True),
-        ("def run(): model.run(batch)", "samba.session.run", False),
-        ("samba.session.run_all(batch)", "samba.session.run", False),
-        ("from sambaflow.samba.optim import SGD, AdamW; AdamW", "samba.optim.AdamW", True),
-        ("from torch.optim import SGD", "samba.optim.SGD", False),
-        ('imported("samba.utils.common").compile(args)', "samba.utils.common.compile", True),
-        ('["setup"] + [getattr(samba.session, word)()]', "samba.session.setup", True),
-        ('["setup"] + [getattr(samba.utils, word)()]', "samba.session.setup", False),
-        ("weight.sn_grad = 1", "parameter.sn_grad", True),
-        ('name = "sn_grad"', "parameter.sn_grad", False),
-    ],
-)
-def test_a_use_is_told_from_a_mere_word(text: str, name: str, found: bool) -> None:
-    assert uses(text, name) == found
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

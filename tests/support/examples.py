@@ -1,5 +1,6 @@
 """The examples of the product, compiled for tests: each captured once, then assembled with many optimizers."""
 
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,17 +47,36 @@ def example_options(name: str, folder: Path, *overrides: str, data_parallel: boo
     return compile_options(ROOT / "configs" / f"{name}.toml", None, [*EXAMPLES[name], *overrides], flags)
 
 
-def compile_examples(folder: Path) -> Iterator[CompiledExample]:
-    """Every example with every optimizer, with and without clipping."""
+def shared_examples(folder: Path) -> list[CompiledExample]:
+    """Every example with every optimizer, with and without clipping. The first process that asks compiles them."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            _compile_all(folder)
+            (folder / "complete").touch()
+    return [
+        CompiledExample(name, optimizer, clipped, folder / pef / f"{pef}.pef")
+        for name, optimizer, clipped, pef in _variants()
+    ]
+
+
+def _variants() -> Iterator[tuple[str, str, bool, str]]:
+    """Example, optimizer, whether gradients are clipped, and the name of the PEF."""
+    for name in EXAMPLES:
+        for optimizer in OPTIMIZERS:
+            for clipped in _CLIPPING:
+                yield name, optimizer, clipped, f"{name}-{optimizer}{'-clipped' * clipped}"
+
+
+def _compile_all(folder: Path) -> None:
     for name in EXAMPLES:
         options = example_options(name, folder)
         model = build_model(options)
         inputs, by_keyword = example_batch(model, options)
         watch = Stopwatch(lambda phase: None)
         built = capture_model(model, inputs, options, by_keyword=by_keyword, watch=watch)
-        for optimizer, chosen in OPTIMIZERS.items():
-            for clipped, clipping in _CLIPPING.items():
-                pef_name = f"{name}-{optimizer}{'-clipped' * clipped}"
-                overrides = (*_OF_ANOTHER_KIND, *chosen, clipping, f"compile.pef_name={pef_name}")
-                compiled = assemble(built, model, example_options(name, folder, *overrides), watch)
-                yield CompiledExample(name, optimizer, clipped, compiled.path)
+        for example, optimizer, clipped, pef in _variants():
+            if example == name:
+                chosen = (*OPTIMIZERS[optimizer], _CLIPPING[clipped], f"compile.pef_name={pef}")
+                assemble(built, model, example_options(name, folder, *_OF_ANOTHER_KIND, *chosen), watch)

@@ -1,4 +1,4 @@
-"""Tests that are not part of every run, because they take minutes: `make test-whole` runs them."""
+"""Tests that only `make test-whole` runs, because they take minutes."""
 
 import os
 from typing import Any
@@ -7,14 +7,14 @@ import pytest
 
 
 def is_whole() -> bool:
-    """Whether they are part of this run."""
+    """Whether this run includes them."""
     return os.environ.get("SAMBASIM_TEST") == "whole"
 
 
 whole = pytest.mark.skipif(not is_whole(), reason="only with SAMBASIM_TEST=whole, as in make test-whole")
-"""Marks such a test, or a class of them."""
+"""Marks a test or a class that only `make test-whole` runs."""
 
 
 def whole_case(*values: Any) -> Any:
-    """A case of a parametrized test that is one of them."""
+    """A case of a parametrized test that only `make test-whole` runs."""
     return pytest.param(*values, marks=whole)

@@ -62,12 +62,6 @@ ARTIFACTS: tuple[Fault, ...] = (
         ),
         pefs=("net", "pair"),
     ),
-    Fault(
-        "no PEF at all",
-        "run --pef some/net.pef",
-        2,
-        ("there is no PEF 'some/net.pef'", "looked for some/net.pef (not there)", "compile it first: sambasim compile"),
-    ),
     Fault("a folder", "verify out", 2, ("there is no PEF 'out'", "looked for out (a folder)", "net"), pefs=("net",)),
     Fault(
         "not a zip",
@@ -84,14 +78,6 @@ ARTIFACTS: tuple[Fault, ...] = (
         ("it was cut short", "where: the file, out/net/net.pef", "copy it again, or compile the model again"),
         pefs=("net",),
         prepare=_on_pef(_truncate),
-    ),
-    Fault(
-        "JSON edited in place",
-        "run --pef net",
-        3,
-        ("breaks rule 6 of the PEF format (checksum)", "where: pef.json, out/net/net.pef", "compile the model again"),
-        pefs=("net",),
-        prepare=_on_pef(partial(damage.replace_bytes, old=b'"batch_size":4', new=b'"batch_size":8')),
     ),
     Fault(
         "JSON edited, and zipped again",
@@ -112,14 +98,6 @@ ARTIFACTS: tuple[Fault, ...] = (
         ),
         pefs=("net",),
         prepare=_on_pef(partial(damage.change_fields, change=_lose_a_symbol)),
-    ),
-    Fault(
-        "weights that were changed",
-        "verify net",
-        3,
-        ("breaks rule 12 of the PEF format (content)", "was written", "where: weights.safetensors, out/net/net.pef"),
-        pefs=("net",),
-        prepare=_on_pef(partial(damage.change_weights, change=lambda data: data[:-1] + b"\x55")),
     ),
     Fault(
         "of a newer version",
@@ -152,14 +130,6 @@ ARTIFACTS: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
-        "weights in a file that is something else",
-        _WEIGHTS,
-        3,
-        ("w.safetensors is no safetensors file", "--weights takes what --save wrote"),
-        {"w.safetensors": "hello"},
-        pefs=("net",),
-    ),
-    Fault(
         "weights of another model",
         _WEIGHTS + " --inference --predictions p.safetensors",
         3,
@@ -169,17 +139,5 @@ ARTIFACTS: tuple[Fault, ...] = (
         ),
         pefs=("net",),
         prepare=_save({"linear.weight": torch.ones(3, 8), "head.weight": torch.ones(2), "norm.bias": torch.ones(3)}),
-    ),
-    Fault(
-        "weights of other shapes",
-        _WEIGHTS,
-        3,
-        (
-            "does not fit the PEF net: linear.weight is float32[4, 8] and not float32[3, 8], "
-            "linear.bias is float64[3] and not float32[3]",
-            "use the weights of a run of this model",
-        ),
-        pefs=("net",),
-        prepare=_save({"linear.weight": torch.ones(4, 8), "linear.bias": torch.ones(3, dtype=torch.float64)}),
     ),
 )

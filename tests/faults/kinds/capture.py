@@ -47,20 +47,6 @@ CAPTURE: tuple[Fault, ...] = (
         {"net.py": net("h = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nreturn h")},
     ),
     Fault(
-        "a branch on a value in evaluation alone",
-        TRAIN,
-        2,
-        ("the evaluation graph cannot be captured: a branch", "net.py:18: if not self.training and", "torch.where"),
-        {"net.py": net("h = self.linear(x)\nif not self.training and h.sum() > 0:\n    h = h * 2\nreturn h")},
-    ),
-    Fault(
-        "a loop on a value",
-        TRAIN,
-        2,
-        (f"{_STEP}: a branch on the value of a tensor", "net.py:18: while h.abs().max() > 0.1:", "torch.where"),
-        {"net.py": net("h = self.linear(x)\nwhile h.abs().max() > 0.1:\n    h = h / 2\nreturn h")},
-    ),
-    Fault(
         ".item()",
         TRAIN,
         2,
@@ -72,17 +58,6 @@ CAPTURE: tuple[Fault, ...] = (
         {"net.py": net("h = self.linear(x)\nreturn h / h.max().item()")},
     ),
     Fault(
-        ".tolist()",
-        TRAIN,
-        2,
-        (
-            f"{_STEP}: the value of a tensor as a Python number",
-            "net.py:18: return h / h.sum(1).tolist()[0]",
-            ".tolist()",
-        ),
-        {"net.py": net("h = self.linear(x)\nreturn h / h.sum(1).tolist()[0]")},
-    ),
-    Fault(
         "a boolean mask",
         TRAIN,
         2,
@@ -92,13 +67,6 @@ CAPTURE: tuple[Fault, ...] = (
             "torch.where(mask, a, b)",
         ),
         {"net.py": net("h = self.linear(x)\nreturn h - h[h > 0].mean()")},
-    ),
-    Fault(
-        "nonzero",
-        TRAIN,
-        2,
-        (f"{_STEP}: a shape that depends on the values", "net.py:18: rows = torch.nonzero(x > 0)", "torch.where"),
-        {"net.py": net("h = self.linear(x)\nrows = torch.nonzero(x > 0)\nreturn h + rows.float().mean()")},
     ),
     Fault(
         "a packed sequence",
@@ -113,13 +81,6 @@ CAPTURE: tuple[Fault, ...] = (
         2,
         (f"{_STEP}: an input that is changed in place", "net.py:17: x *= 2", "x = x * 2 instead of"),
         {"net.py": net("x *= 2\nreturn self.linear(x)")},
-    ),
-    Fault(
-        "a part of an input changed in place",
-        TRAIN,
-        2,
-        (f"{_STEP}: an input that is changed in place", "net.py:17: x[:, 0] = 0", "x = x * 2 instead of"),
-        {"net.py": net("x[:, 0] = 0\nreturn self.linear(x)")},
     ),
     Fault(
         "a tensor in a list changed in place",
@@ -145,17 +106,6 @@ CAPTURE: tuple[Fault, ...] = (
         {"net.py": net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)")},
     ),
     Fault(
-        "a parameter changed behind autograd's back",
-        TRAIN,
-        2,
-        (
-            f"{_STEP}: a parameter that is changed in place",
-            "net.py:17: self.linear.weight.data.clamp_(-1, 1)",
-            "optimizer",
-        ),
-        {"net.py": net("self.linear.weight.data.clamp_(-1, 1)\nreturn self.linear(x)")},
-    ),
-    Fault(
         "a backward of the user's own",
         TRAIN,
         2,
@@ -179,18 +129,6 @@ CAPTURE: tuple[Fault, ...] = (
             "net.py": net(
                 "self.ema = 0.9 * self.ema + 0.1 * x.mean()\nreturn self.linear(x) + self.ema",
                 init="self.linear = nn.Linear(8, 3)\nself.register_buffer('ema', torch.zeros(()))",
-            )
-        },
-    ),
-    Fault(
-        "a counter that is assigned",
-        TRAIN,
-        2,
-        (f"{_STEP}: state that forward() keeps by assignment", "net.py:18: self.calls += 1", "register_buffer"),
-        {
-            "net.py": net(
-                "self.calls += 1\nreturn self.linear(x) * self.calls",
-                init="self.linear = nn.Linear(8, 3)\nself.calls = 0",
             )
         },
     ),
@@ -228,18 +166,6 @@ CAPTURE: tuple[Fault, ...] = (
         {"net.py": net("return self.linear(torch.fft.rfft(x).abs())", init="self.linear = nn.Linear(5, 3)")},
     ),
     Fault(
-        "an embedding that is sparse by a flag",
-        TRAIN,
-        2,
-        ("error[operator]: a PEF cannot hold aten._sparse", "net.py:17: return F.embedding", "leave out sparse=True"),
-        {
-            "net.py": net(
-                "return F.embedding((x > 0).long(), self.table, sparse=True).mean(1)",
-                init="self.table = nn.Parameter(torch.randn(10, 3))",
-            )
-        },
-    ),
-    Fault(
         "an operator of the user's own",
         TRAIN,
         2,
@@ -264,25 +190,6 @@ CAPTURE: tuple[Fault, ...] = (
             "net.py": net(
                 "x *= 2\nh = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nif h.max() > 3:\n    h = h - 1\n"
                 "return h / h.max().item()"
-            )
-        },
-    ),
-    Fault(
-        "several operators at once",
-        TRAIN,
-        2,
-        (
-            "error[operator]: the model uses 2 things that a PEF cannot hold:",
-            "net.py:30: h = torch.fft.rfft(x).abs()   (aten._fft_r2c.default)",
-            "net.py:31: return torch.ops.other.double",
-            "the imaginary part",
-            "a PEF holds no code",
-        ),
-        {
-            "net.py": net(
-                "h = torch.fft.rfft(x).abs()\nreturn torch.ops.other.double(self.linear(h))",
-                init="self.linear = nn.Linear(5, 3)",
-                before=_OPERATOR.replace("faults::", "other::"),
             )
         },
     ),

@@ -7,12 +7,10 @@ from pathlib import Path
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from tests.faults.command import sambasim
 from tests.faults.fault import Fault
-from tests.faults.texts import net
 from tests.runtime.checkpoint import samples
 
 _RUN = "run --pef net --data synthetic --no-evaluate --steps 4"
 _SAVED = Path("saved", "step-0000000002")
-_FILES = {"net.py": net()}
 
 
 def _train(folder: Path) -> None:
@@ -29,10 +27,6 @@ def _trained(change: Callable[[Path], object]) -> Callable[[Path], object]:
         change(folder / _SAVED)
 
     return prepare
-
-
-def _lose_the_middle(path: Path) -> None:
-    (path / samples.SHARD).write_bytes((path / samples.SHARD).read_bytes()[:100])
 
 
 def _later_version(fields: samples.Fields) -> None:
@@ -61,13 +55,6 @@ CHECKPOINTS: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
-        "a cadence of nothing",
-        f"{_RUN} --checkpoint-dir saved --checkpoint-every 0steps",
-        2,
-        ('"0steps" (from --checkpoint-every): must be', "at least 1"),
-        pefs=("net",),
-    ),
-    Fault(
         "a cadence without a folder",
         f"{_RUN} --checkpoint-every 10",
         2,
@@ -80,13 +67,6 @@ CHECKPOINTS: tuple[Fault, ...] = (
         f"{_RUN} --resume auto",
         2,
         ("--resume", "needs the folder of the checkpoints", "add --checkpoint-dir DIR"),
-        pefs=("net",),
-    ),
-    Fault(
-        "exactness of nothing",
-        f"{_RUN} --exact",
-        2,
-        ("--exact", "is about a run that is resumed", "add --resume"),
         pefs=("net",),
     ),
     Fault(
@@ -135,14 +115,6 @@ CHECKPOINTS: tuple[Fault, ...] = (
         prepare=_train,
     ),
     Fault(
-        "a shard cut short",
-        f"{_RUN} --checkpoint-dir saved --resume",
-        3,
-        (f"step-0000000002 is damaged: {samples.SHARD}: it has 100 bytes instead of", "--resume auto"),
-        pefs=("net",),
-        prepare=_trained(_lose_the_middle),
-    ),
-    Fault(
         "a bit of a shard",
         f"{_RUN} --checkpoint-dir saved --resume",
         3,
@@ -151,26 +123,10 @@ CHECKPOINTS: tuple[Fault, ...] = (
         prepare=_trained(samples.flip_a_bit),
     ),
     Fault(
-        "a manifest that is gone",
-        f"{_RUN} --checkpoint-dir saved --resume",
-        3,
-        ("step-0000000002 is damaged: checkpoint.json: it is not there", "--resume"),
-        pefs=("net",),
-        prepare=_trained(lambda path: (path / MANIFEST_FILE).unlink()),
-    ),
-    Fault(
         "a checkpoint that is not there",
         f"{_RUN} --checkpoint-dir saved --resume=elsewhere",
         2,
         ("there is no checkpoint elsewhere", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
-        pefs=("net",),
-        prepare=_trained(lambda path: None),
-    ),
-    Fault(
-        "a word that is nearly one for a checkpoint",
-        f"{_RUN} --checkpoint-dir saved --resume=if_any",
-        2,
-        ("there is no checkpoint if_any", "did you mean --resume if-any?"),
         pefs=("net",),
         prepare=_trained(lambda path: None),
     ),
@@ -221,13 +177,5 @@ CHECKPOINTS: tuple[Fault, ...] = (
         ("error[option]: --exact: ", "optimizer.lr = 0.7 (checkpoint: ", "leave out --exact"),
         pefs=("net",),
         prepare=_train,
-    ),
-    Fault(
-        "checkpoints where there is a file",
-        f"{_RUN} --checkpoint-dir net.py",
-        2,
-        ("the checkpoints cannot be written to net.py", "another place: --checkpoint-dir DIR"),
-        pefs=("net",),
-        files=_FILES,
     ),
 )

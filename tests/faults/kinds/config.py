@@ -66,25 +66,11 @@ CONFIG: tuple[Fault, ...] = (
         _config("batch_size = 4", "batch_size = 4\nlr = 0.1"),
     ),
     Fault(
-        "an unknown table",
-        _COMPILE,
-        2,
-        ("optimiser: is not an option", "did you mean optimizer?"),
-        _config("[optimizer]", "[optimiser]"),
-    ),
-    Fault(
         "text for a number",
         _COMPILE,
         2,
         ('training.batch_size = "4": must be a whole number', "where: net.toml"),
         _config("batch_size = 4", 'batch_size = "4"'),
-    ),
-    Fault(
-        "a number for a table",
-        _COMPILE,
-        2,
-        ("training = 3: must be a table",),
-        _config("[model]", "training = 3\n\n[model]", without="\n[training]\nbatch_size = 4\n"),
     ),
     Fault(
         "several at once",

@@ -16,14 +16,6 @@ def _other_names(folder: Path) -> None:
     np.savez(folder / "samples.npz", pixels=np.zeros((16, 8), np.float32), label=np.zeros(16, np.int64))
 
 
-def _other_lengths(folder: Path) -> None:
-    np.savez(folder / "samples.npz", x=np.zeros((16, 8), np.float32), target=np.zeros(15, np.int64))
-
-
-def _objects(folder: Path) -> None:
-    np.savez(folder / "samples.npz", x=np.array([{}, None], dtype=object))
-
-
 DATA: tuple[Fault, ...] = (
     Fault(
         "no source",
@@ -47,28 +39,12 @@ DATA: tuple[Fault, ...] = (
         {"net.py": net()},
     ),
     Fault(
-        "no such function",
-        "run --pef net --data net.py:sample",
-        2,
-        ("the data source HERE/net.py:sample", "has no sample", "did you mean samples?"),
-        {"net.py": net()},
-        pefs=("net",),
-    ),
-    Fault(
         "a file that is no archive",
         "run --pef net --data samples.npz",
         2,
         ("the data file cannot be read", "where: HERE/samples.npz", "write it with numpy.savez"),
         {"samples.npz": "hello"},
         pefs=("net",),
-    ),
-    Fault(
-        "arrays of objects",
-        "run --pef net --data samples.npz --set data.args=",
-        2,
-        ("the data file lacks target: it holds x, and the inputs are x, target", "name the arrays as the inputs"),
-        pefs=("net",),
-        prepare=_objects,
     ),
     Fault(
         "arrays of other names",
@@ -83,26 +59,11 @@ DATA: tuple[Fault, ...] = (
         prepare=_other_names,
     ),
     Fault(
-        "arrays of other lengths",
-        "run --pef net --data samples.npz",
-        2,
-        ("differ in their number of samples: x has 16, target has 15", "one array for each input"),
-        pefs=("net",),
-        prepare=_other_lengths,
-    ),
-    Fault(
         "synthetic data without inputs",
         f"{COMPILE.replace('net.py:samples', 'synthetic')} {NAMED_LOSS}",
         2,
         ("synthetic data needs the inputs of one sample", "--set 'data.inputs={x ="),
         {"net.py": net()},
-    ),
-    Fault(
-        "a function that raises",
-        TRAIN,
-        2,
-        ("raised FileNotFoundError: [Errno 2]", "net.py:8: return open('images.bin')", "correct that line"),
-        {"net.py": net(samples="return open('images.bin')")},
     ),
     Fault(
         "arguments that the function does not take",
@@ -126,13 +87,6 @@ DATA: tuple[Fault, ...] = (
         {"net.py": net(samples="return Endless()", before=_ENDLESS)},
     ),
     Fault(
-        "a generator",
-        TRAIN,
-        2,
-        ("gave generator, which is no dataset", "return a map-style Dataset"),
-        {"net.py": net(samples="yield 3")},
-    ),
-    Fault(
         "tensors without a dataset",
         TRAIN,
         2,
@@ -145,13 +99,6 @@ DATA: tuple[Fault, ...] = (
         2,
         ("the training data has 3 samples, fewer than one batch of 4", "--batch-size 3 or less"),
         {"net.py": net(samples=SAMPLES.replace("16", "3"))},
-    ),
-    Fault(
-        "text",
-        TRAIN,
-        2,
-        ("what a sample gives for x is no tensor or number, but text", "give tensors and numbers"),
-        {"net.py": net(samples="return [('a picture of a cat', 1)] * 16")},
     ),
     Fault(
         "None in a sample",
@@ -183,32 +130,11 @@ DATA: tuple[Fault, ...] = (
         {"net.py": dataset("return torch.randn(8 + i % 2), i % 3")},
     ),
     Fault(
-        "dtypes that vary",
-        TRAIN,
-        2,
-        ("sample 3 of HERE/net.py:samples gives a float for value 1, and sample 0", "gives a int", "convert them"),
-        {"net.py": dataset("return torch.randn(8), 0.5 if i == 3 else i % 3")},
-    ),
-    Fault(
-        "names that vary",
-        TRAIN,
-        2,
-        ("sample 2 of HERE/net.py:samples gives nothing for target, and sample 0", "gives a int", "the same values"),
-        {"net.py": dataset("return {'x': torch.randn(8)} | ({} if i == 2 else {'target': 1})")},
-    ),
-    Fault(
         "no target for the loss",
         TRAIN,
         2,
         ("the loss cross_entropy needs a target, and a sample gives one value", "give (x, label) in the dataset"),
         {"net.py": net(samples="return TensorDataset(torch.randn(16, 8))")},
-    ),
-    Fault(
-        "no target by its name",
-        TRAIN,
-        2,
-        ("the loss cross_entropy needs a target, and a sample gives x, label by name", '"target": label'),
-        {"net.py": dataset("return {'x': torch.randn(8), 'label': 1}")},
     ),
     Fault(
         "fewer values than the model needs",
@@ -220,17 +146,6 @@ DATA: tuple[Fault, ...] = (
             "give it in every sample",
         ),
         {"net.py": net("return self.linear(x * mask)", parameters="x, mask")},
-    ),
-    Fault(
-        "more values than the model takes",
-        COMPILE,
-        2,
-        (
-            "forward(x) takes 1 input, and a sample gives 2 inputs",
-            "def forward(self, x):",
-            "--set loss.name=cross_entropy",
-        ),
-        {"net.py": net()},
     ),
     Fault(
         "a name that the model does not take",
@@ -278,35 +193,11 @@ DATA: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
-        "shapes that vary, in a run",
-        _RUN,
-        2,
-        ("sample 9 of HERE/net.py:samples gives float32[9] for value 0", "gives float32[8]", "pad, crop or convert"),
-        {"net.py": dataset("return torch.randn(8 + (i == 9)), i % 3")},
-        pefs=("net",),
-    ),
-    Fault(
         "samples of another shape than the PEF's",
         _RUN,
         2,
         ("input x is float32[4, 9], and the PEF takes float32[4, 8]", "make the samples fit, or compile again"),
         {"net.py": dataset("return torch.randn(9), i % 3")},
-        pefs=("net",),
-    ),
-    Fault(
-        "samples of another dtype than the PEF's",
-        _RUN,
-        2,
-        ("input x is int64[4, 8], and the PEF takes float32[4, 8]", "make the samples fit, or compile again"),
-        {"net.py": dataset("return torch.arange(8), i % 3")},
-        pefs=("net",),
-    ),
-    Fault(
-        "samples of fewer values than the PEF's",
-        _RUN,
-        2,
-        ("a sample has 1 value, and the inputs are (x, target)", "give one value for each input, in this order"),
-        {"net.py": net(samples="return TensorDataset(torch.randn(16, 8))")},
         pefs=("net",),
     ),
     Fault(
@@ -362,14 +253,6 @@ DATA: tuple[Fault, ...] = (
             "correct the samples, or enlarge the model",
         ),
         {"net.py": dataset("return torch.randn(8), 7 + i % 3")},
-        pefs=("net",),
-    ),
-    Fault(
-        "too few samples for a step",
-        _RUN,
-        2,
-        ("the training data has 3 samples, but one step takes 4", "compile for a smaller --batch-size"),
-        {"net.py": net(samples=SAMPLES.replace("16", "3"))},
         pefs=("net",),
     ),
     Fault(

@@ -14,12 +14,6 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net()},
     ),
     Fault(
-        "with a dot for the colon",
-        "compile nets.net.Net --set optimizer.name=sgd",
-        2,
-        ("put a colon before the name: nets.net:Net",),
-    ),
-    Fault(
         "no such file",
         TRAIN.replace("net.py:Net", "nett.py:Net"),
         2,
@@ -27,23 +21,10 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net()},
     ),
     Fault(
-        "no such module",
-        TRAIN.replace("net.py:Net", "nets.net:Net"),
-        2,
-        ("there is no module nets", "run it from the folder that holds nets, or name the file"),
-    ),
-    Fault(
         "no such name",
         TRAIN.replace("net.py:Net", "net.py:Nett"),
         2,
         ("HERE/net.py has no Nett", "did you mean Net?"),
-        {"net.py": net()},
-    ),
-    Fault(
-        "nothing like that name",
-        TRAIN.replace("net.py:Net", "net.py:Transformer"),
-        2,
-        ("HERE/net.py has no Transformer", "it has Net, samples"),
         {"net.py": net()},
     ),
     Fault(
@@ -89,24 +70,6 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net(arguments="width")},
     ),
     Fault(
-        "arguments that are not known",
-        f"{TRAIN} --set model.args.widht=3",
-        2,
-        ("cannot be called with model.args {'widht': 3}", "did you mean model.args.width?"),
-        {"net.py": net(arguments="width=3")},
-    ),
-    Fault(
-        "a constructor that raises",
-        TRAIN,
-        2,
-        (
-            "cannot be built: ValueError: depth must be even",
-            "net.py:14: raise ValueError",
-            "--set model.args.NAME=VALUE",
-        ),
-        {"net.py": net(init="raise ValueError('depth must be even')")},
-    ),
-    Fault(
         "layers that do not fit the samples",
         TRAIN,
         2,
@@ -132,13 +95,6 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net("if not self.training:\n    raise ValueError('only training')\nreturn self.linear(x)")},
     ),
     Fault(
-        "a forward that ends the program",
-        TRAIN,
-        2,
-        ("on the example batch: SystemExit: 0", "where: HERE/net.py:17: raise SystemExit(0)"),
-        {"net.py": net("raise SystemExit(0)")},
-    ),
-    Fault(
         "a normalisation over one sample",
         TRAIN.replace("-b 4", "-b 1"),
         2,
@@ -157,13 +113,6 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net(parameters="x, y")},
     ),
     Fault(
-        "a loss that is a whole number",
-        COMPILE,
-        2,
-        ("the model's first output is int64, but a loss is a floating-point number", "has no gradient, cross_entropy"),
-        {"net.py": net("return self.linear(x).argmax(1).ne(y).sum()", parameters="x, y")},
-    ),
-    Fault(
         "a loss that does not depend on parameters",
         COMPILE,
         2,
@@ -178,13 +127,6 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net(before="def wrong(outputs, target):\n    return 3.0\n\n\n")},
     ),
     Fault(
-        "a loss that raises",
-        f"{COMPILE} {_LOSS}",
-        2,
-        ("AttributeError: 'Tensor' object has no attribute 'nll'", "net.py:8: return outputs.nll(target)"),
-        {"net.py": net(before="def wrong(outputs, target):\n    return outputs.nll(target)\n\n\n")},
-    ),
-    Fault(
         "nothing returned",
         TRAIN,
         2,
@@ -192,25 +134,11 @@ MODEL: tuple[Fault, ...] = (
         {"net.py": net("self.linear(x)")},
     ),
     Fault(
-        "a dict without tensors",
-        TRAIN,
-        2,
-        ("the model returns a dict without a tensor in it", "def forward(self, x):", "--set loss.name=cross_entropy"),
-        {"net.py": net("return {'classes': ['cat', 'dog']}")},
-    ),
-    Fault(
         "no parameters",
         TRAIN,
         2,
         ("the model has no parameters to train", "compile it with --inference"),
         {"net.py": net("return x[:, :3]", init="pass")},
-    ),
-    Fault(
-        "frozen parameters",
-        TRAIN,
-        2,
-        ("all parameters of the model are frozen", "set requires_grad"),
-        {"net.py": net(init="self.linear = nn.Linear(8, 3).requires_grad_(False)")},
     ),
     Fault(
         "parameters on another device",
@@ -230,24 +158,6 @@ MODEL: tuple[Fault, ...] = (
         2,
         ("the parameter linear.weight has no shape yet: its module is lazy", "nn.Linear(…) instead of nn.LazyLinear"),
         {"net.py": net(init="self.linear = nn.LazyLinear(3)")},
-    ),
-    Fault(
-        "complex parameters",
-        TRAIN,
-        2,
-        ("the parameter weight is complex64, which a PEF cannot hold", "two real tensors"),
-        {
-            "net.py": net(
-                "return (x + 0j @ self.weight).abs()", init="self.weight = nn.Parameter(torch.randn(8, 3) + 0j)"
-            )
-        },
-    ),
-    Fault(
-        "a sparse embedding bag",
-        TRAIN,
-        2,
-        ("the module bag is EmbeddingBag(sparse=True)", "leave out sparse=True: nn.EmbeddingBag(10, 3)"),
-        {"net.py": net("return self.bag((x > 0).long())", init="self.bag = nn.EmbeddingBag(10, 3, sparse=True)")},
     ),
     Fault(
         "a sparse embedding",

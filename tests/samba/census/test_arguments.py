@@ -1,7 +1,6 @@
 """Argument parsing: the rows of the census, and the flags of its command lines."""
 
 import argparse
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.samba.census.support import imported, parsed, refused
+from tests.samba.census.support import parsed, refused
 
 COMMANDS = ["compile", "run", "test", "measure-performance", "measure-sections"]
 PEF = "--pef=out/net/net.pef"
@@ -17,59 +16,6 @@ PEF = "--pef=out/net/net.pef"
 
 def words_of(command: str) -> list[str]:
     return [command] if command == "compile" else [command, PEF]
-
-
-def f(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hidden", type=int, default=16)
-
-
-def g(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-e", "--num-epochs", type=int, default=1)
-
-
-SHAPES: dict[str, Callable[[Any, list[str]], Namespace]] = {
-    "(argv=argv, common_parser_fn=f, run_parser_fn=g)": lambda parse, argv: parse(
-        argv=argv[1:], common_parser_fn=f, run_parser_fn=g
-    ),
-    "(argv=argv, common_parser_fn=f)": lambda parse, argv: parse(argv=argv[1:], common_parser_fn=f),
-    "(dev_mode=True, common_parser_fn=f, test_parser_fn=g, run_parser_fn=g)": lambda parse, argv: parse(
-        dev_mode=True, common_parser_fn=f, test_parser_fn=g, run_parser_fn=g
-    ),
-    "(argv=argv, common_parser_fn=f, dev_mode=True)": lambda parse, argv: parse(
-        argv=argv[1:], common_parser_fn=f, dev_mode=True
-    ),
-    "whole sys.argv": lambda parse, argv: parse(argv=argv, common_parser_fn=f, run_parser_fn=g),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_parse_app_args(shape: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["app.py", *words_of(command), "-b", "8", "--hidden", "32"]
-    monkeypatch.setattr(sys, "argv", argv)
-    args = SHAPES[shape](imported("samba.utils.argparser").parse_app_args, argv)
-    assert (args.command, args.batch_size, args.hidden) == (command, 8, 32)
-    with_g = {"run": "run_parser_fn=g" in shape or "whole" in shape, "test": "test_parser_fn=g" in shape}
-    assert hasattr(args, "num_epochs") is with_g.get(command, False)
-
-
-def test_parse_app_args_without_arguments_after_tensors_and_optimizer(
-    samba: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = samba.randn(4, 8, name="image", batch_dim=0)
-    monkeypatch.setattr(sys, "argv", ["app.py", "compile", "-b=4"])
-    args = samba.utils.argparser.parse_app_args()
-    assert args.batch_size == image.size(0)
-
-
-def test_argv_is_a_list_of_strings_built_in_code() -> None:
-    args = parsed("compile", "-b=8", "--data-parallel", "-ws=2", "--log-level=error", "--pef-name=net")
-    assert (args.batch_size, args.world_size, args.log_level, args.pef_name) == (8, 2, "error", "net")
-
-
-def test_argv_is_a_namespace_which_is_a_mistake_of_the_app() -> None:
-    with refused("not Namespace", "sys.argv[1:]"):
-        imported("samba.utils.argparser").parse_app_args(argv=Namespace(command="compile"))
 
 
 Add = Callable[[argparse.ArgumentParser], object]
@@ -123,16 +69,6 @@ def test_functions_of_the_app_define_flags_anew(redefined: str, command: str) ->
     assert getattr(args, name) == value
 
 
-@pytest.mark.parametrize("command", ["compile", "run"])
-def test_the_same_option_is_added_in_the_common_and_in_the_run_function(command: str) -> None:
-    def common(parser: argparse.ArgumentParser) -> None:
-        f(parser)
-        g(parser)
-
-    args = parsed(*words_of(command), "-e", "3", "--hidden=2", common_parser_fn=common, run_parser_fn=g)
-    assert (args.num_epochs, args.hidden) == (3, 2)
-
-
 def test_a_mutually_exclusive_group_and_a_function_that_reads_yaml(tmp_path: Path) -> None:
     path = tmp_path / "defaults.yaml"
     path.write_text("rate: 0.5\n")
@@ -173,29 +109,6 @@ def test_attributes_of_the_namespace_are_read_and_written(command: str) -> None:
     assert args.modelbox_mode is params["modelbox_mode"]
 
 
-def test_parse_yaml_to_args_if_yaml_config_is_given(tmp_path: Path) -> None:
-    path = tmp_path / "app.yaml"
-    path.write_text("batch_size: 32\nnum_epochs: 3\nlr: 1e-3\n")
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        g(parser)
-        parser.add_argument("--yaml-config", default=None)
-        parser.add_argument("--lr", type=float, default=0.1)
-
-    args_cli = parsed("compile", "-b=8", f"--yaml-config={path}", common_parser_fn=add)
-    parse_yaml_to_args = imported("samba.utils.argparser").parse_yaml_to_args
-    args = parse_yaml_to_args(args_cli.yaml_config, args_cli) if args_cli.yaml_config else args_cli
-    assert (args.command, args.batch_size, args.num_epochs, args.lr) == ("compile", 8, 3, 0.001)
-
-
-def test_samba_config_of_args_and_snconfig() -> None:
-    args = parsed("compile", "-b=8")
-    snconfig = imported("samba.schema.snconfig").SNConfig
-    _ = imported("samba.utils.argparser").SambaConfig(args, snconfig).get_all_params()
-    assert _["batch_size"] == 8
-    assert _["command"] == "compile"
-
-
 LINES: dict[str, dict[str, object]] = {
     'compile -b=1 --pef-name="lenet" --output-folder="pef"': {"pef_name": "lenet", "output_folder": "pef"},
     "compile --pef-name myapp.pef -mb 16 --mapping spatial --num-spatial-batches 16": {"pef_name": "myapp"},
@@ -220,7 +133,3 @@ def test_a_command_line_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> 
         words = [word for word in words if word != "--data-parallel"]  # it needs ranks: see replicas.py
     args = parsed(*words)
     assert {name: getattr(args, name) for name in LINES[line]} == LINES[line]
-
-
-def test_compile_b_1_then_run_without_b_has_the_batch_size_of_the_pef(pef_of: Callable[..., str]) -> None:
-    assert parsed("run", f"--pef={pef_of()}").batch_size == 4

@@ -1,6 +1,5 @@
 """Compile and trace: the call shapes of the census. What is compiled trains as PyTorch does, bit for bit."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.samba.census.support import (
     equal,
     imported,
     parsed,
-    refused,
     same_weights,
     seeded,
 )
@@ -90,27 +88,13 @@ def _metadata() -> dict[Any, Any]:
 
 COMPILES = [
     "session.compile(model, inputs, opt, name='logreg', app_dir=folder, config_dict=vars(args), pef_metadata=meta)",
-    "session.compile(model, inputs, opt, **common, pef_metadata=meta, squeeze_bs_dim=True)",
-    "session.compile(model, inputs, opt, **common, pef_metadata=meta, squeeze_bs_dim=False)",
     "session.compile(model, inputs, opt, 'logreg', config_dict=vars(args), pef_metadata=meta, squeeze_bs_dim=True)",
-    "session.compile(model, inputs, opt, **common, pef_metadata=meta, io_host_memory=None)",
-    "session.compile(model=model, inputs=inputs, optimizers=opt, name='logreg', config_dict=vars(args), "
-    "pef_metadata=meta)",
-    "session.compile(model, inputs, opt, **common, init_output_grads=True, squeeze_bs_dim=True)",
-    "session.compile(model, inputs, opt, name='logreg', app_dir=folder)",
     "session.compile(model, inputs, opt, **common, pef_metadata=meta, metadata=metadata())",
     "session.compile(model, inputs, opt, **common, init_output_grads=not args.inference, squeeze_bs_dim=True, "
     "pef_metadata={**meta, 'input_shapes': [(4, 8), (4,)]})",
-    "session.compile(model, inputs, opt, **common, pef_metadata=meta, is_split_batch=False, "
-    "graph_transform_hook=lambda graph: graph, io_host_memory=True)",
-    "session.compile(model, [*inputs], optimizers=opt, name='logreg', inference=False, config_dict=dict(vars(args)), "
-    "pef_metadata=utils.pef_utils.get_pefmeta_dict(vars(args), model))",
-    "(lambda function, *words, **options: function(*words, **options))(session.compile, model, inputs, opt, **common)",
+    "session.compile(model=model, inputs=[*inputs], optimizers=opt, name='logreg', inference=False, "
+    "config_dict=dict(vars(args)), pef_metadata=utils.pef_utils.get_pefmeta_dict(vars(args), model))",
     "utils.compile(args, model, inputs, opt, name='logreg', app_dir=folder)",
-    "utils.common.common_app_driver(args, model, inputs, opt, name='logreg', app_dir=folder)",
-    "utils.common.common_app_driver(args, model, inputs, opt, name='logreg')",
-    "utils.common.common_app_driver(args=args, model=model, inputs=inputs, optim=opt, name=model.__class__.__name__, "
-    "init_output_grads=not args.inference, app_dir=folder)",
     "utils.common.common_app_driver(args=args, model=model, inputs=inputs, optim=opt, name='logreg', "
     "squeeze_bs_dim=True, get_output_grads=False, app_dir=folder)",
 ]
@@ -173,12 +157,6 @@ def test_inputs_are_one_samba_tensor(samba: Any) -> None:
     assert equal(out, model(samba.to_torch(image)))
 
 
-@pytest.mark.parametrize("name", ["compile_multigraph", "add_graph", "init_multigraph_runtime"])
-def test_several_graphs_in_a_pef_are_absent(name: str, samba: Any) -> None:
-    with refused(f"session has no {name}"):
-        getattr(samba.session, name)(name="net", config_dict={}, pef_metadata={}, inference=True)
-
-
 @pytest.mark.parametrize("command", ["run", "test"])
 def test_common_app_driver_is_called_for_run_and_test_too(
     command: str, samba: Any, pef_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
@@ -190,31 +168,12 @@ def test_common_app_driver_is_called_for_run_and_test_too(
     assert app.trains()
 
 
-def test_common_app_driver_measures_twice_in_a_row(
-    samba: Any, pef_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = _app(samba, "measure-performance", f"--pef={pef_of()}", "-b=4", "--num-iterations=2")
-    for _ in range(2):
-        app.utils.common.common_app_driver(
-            args=app.args, model=app.model, inputs=app.inputs, optim=app.optimizer, name="logreg", squeeze_bs_dim=False,
-            init_output_grads=False, app_dir=app.utils.get_file_dir(__file__),
-        )  # fmt: skip
-    assert capsys.readouterr().out.count("2 steps") == 2
-
-
 TRACES = [
-    "(model, inputs, opt, pef=args.pef, mapping=args.mapping)",
-    "(model, inputs, opt, pef=args.pef)",
-    "(model, inputs, opt, config_dict=vars(args))",
+    "(model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config)",
     "(model, inputs, opt, config_dict=vars(args), squeeze_bs_dim=True)",
     "(args, model, inputs, opt)",
-    "(model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config)",
-    "(model, inputs, opt, pef=args.pef, distlearn_config=None, data_parallel_mode=args.data_parallel_mode)",
     "(model, inputs, optim=opt, init_output_grads=not args.inference, pef=args.pef)",
-    "(model, inputs, opt, init_output_grads=not args.inference, pef=args.pef)",
     "(model, inputs, opt, init_output_grads=True, pef=args.pef, dev_mode=True)",
-    "(model, inputs, opt, pef=args.pef, mapping=args.mapping, dev_mode=True)",
-    "(model, inputs, opt, pef=args.pef, loss_indices=[0])",
 ]
 
 
@@ -229,13 +188,6 @@ def test_trace_graph(shape: str, samba: Any, pef_of: Callable[..., str]) -> None
     assert app.trains()
 
 
-def test_trace_graph_of_a_literal_path(samba: Any) -> None:
-    app = _app(samba)
-    samba.session.compile(app.model, app.inputs, app.optimizer, name="logreg", config_dict=vars(app.args))
-    samba.utils.trace_graph(app.model, app.inputs, app.optimizer, pef="out/logreg/logreg.pef")
-    assert app.trains()
-
-
 @pytest.mark.parametrize(
     "options", [{"transfer_device": False}, {"transfer_device": False, "data_parallel_mode": "normal"}]
 )
@@ -246,34 +198,3 @@ def test_trace_graph_without_a_transfer_and_then_to_device(
     app.utils.trace_graph(app.model, app.inputs, app.optimizer, config_dict=vars(app.args), **options)
     samba.session.to_device()
     assert app.trains()
-
-
-def test_trace_graph_of_a_dict_with_loss_indices(samba: Any) -> None:
-    app = _app(samba, model=Masked)
-    inputs = {"image": app.inputs[0], "label": app.inputs[1]}
-    pef = samba.session.compile(app.model, inputs, app.optimizer, name="logreg", config_dict=vars(app.args))
-    app.utils.trace_graph(
-        app.model, inputs, app.optimizer, pef=pef, loss_indices=[0], data_parallel_mode="normal", transfer_device=True
-    )
-    samba.session.run(inputs, app.model.output_tensors[0])
-    app.plainly.step(batch_of(samba))
-    assert app.trains()
-
-
-def test_traced_outputs_are_kept_and_ignored(samba: Any, pef_of: Callable[..., str], batch: list[Any]) -> None:
-    app = _app(samba, "run", f"--pef={pef_of()}")
-    kept = app.trace(pef=app.args.pef)
-    from_kept = samba.session.run(batch, kept, section_types=["fwd"])
-    from_attribute = samba.session.run(batch, app.model.output_tensors, section_types=["fwd"])
-    assert all(equal(*pair) for pair in zip(from_kept, from_attribute, strict=True))
-
-
-def test_the_commands_of_an_app_in_one_script(samba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in ("compile", "run"):
-        monkeypatch.setattr(sys, "argv", ["app.py", command, *(FLAGS if command == "compile" else (f"--pef={PEF}",))])
-        app = _app(samba, *sys.argv[1:])
-        if app.args.command == "compile":
-            samba.session.compile(app.model, app.inputs, app.optimizer, **app.common, pef_metadata=app.meta)
-        elif app.args.command == "run":
-            app.trace(pef=app.args.pef, mapping=app.args.mapping)
-            assert app.trains()

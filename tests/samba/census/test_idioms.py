@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from tests.samba.census.support import (
     BATCH,
@@ -20,9 +19,6 @@ from tests.samba.census.support import (
     Plainly,
     batch_of,
     equal,
-    parsed,
-    plain,
-    refused,
     same_weights,
     seeded,
 )
@@ -145,41 +141,6 @@ def test_the_commands_of_a_starter(inputs_first: bool, samba: Any, capsys: pytes
     assert "samples/s" in capsys.readouterr().out
 
 
-class Mixed(nn.Module):
-    """Four inputs, of which one is a vector: (x, R, E, tt)."""
-
-    output_tensors: Any
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x: Tensor, R: Tensor, E: Tensor, tt: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.exp(self.lin(x) / 10) * torch.squeeze(torch.stack([R, E]).sum(0)).unsqueeze(1)
-        return nn.functional.cross_entropy(out, tt), torch.transpose(out, 0, 1)
-
-
-def test_inputs_bind_by_name_in_another_order_and_n_1_is_fed_for_n(samba: Any) -> None:
-    labels = torch.randint(CLASSES, (BATCH,))
-    given = {"x": torch.randn(BATCH, FEATURES), "R": torch.randn(BATCH), "E": torch.randn(BATCH), "tt": labels}
-    inputs = [samba.from_torch_tensor(value, name=name) for name, value in given.items()]
-    model = samba.from_torch_model_(seeded(Mixed))
-    plainly = Plainly(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pef = samba.session.compile(model, inputs, optimizer, name="mixed")
-    samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
-    fed = {"E": given["E"].unsqueeze(1), "tt": labels, "x": given["x"], "R": given["R"]}
-    loss, out = samba.session.run(
-        input_tensors=[samba.from_torch(value, name=name) for name, value in fed.items()],
-        output_tensors=model.output_tensors,
-    )
-    gold = plainly.step([*given.values()])
-    assert equal(loss, gold[0])
-    assert equal(out, gold[1])
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
 @pytest.mark.parametrize("way", ["output.sn_grad = output.grad", "ctx.set_tensors", "grad_of_outputs"])
 def test_the_loss_is_computed_on_the_host(way: str, samba: Any, trace: Trace) -> None:
     model, _ = trace(OnlyOut)
@@ -210,19 +171,6 @@ def test_the_loss_is_computed_on_the_host(way: str, samba: Any, trace: Trace) ->
     assert same_weights(model, plainly.model)
 
 
-def test_a_server_gives_the_gradient_of_its_input_back(samba: Any) -> None:
-    model = samba.from_torch_model_(seeded(OnlyOut))
-    activations = samba.randn(BATCH, FEATURES, name="activations", batch_dim=0, requires_grad=True)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = samba.session.compile(model, [activations], optimizer, name="server")
-    samba.utils.trace_graph(model, [activations], optimizer, pef=pef)
-    samba.session.run([activations], model.output_tensors, section_types=["fwd"])
-    gradient = torch.randn(BATCH, CLASSES)
-    model.output_tensors[0].sn_grad = gradient
-    samba.session.run([activations], model.output_tensors, section_types=["bckwd", "opt"])
-    assert equal(activations.sn_grad, torch.matmul(gradient, model.lin_layer.weight))
-
-
 def test_the_loss_of_an_llm_is_scaled_for_each_token_before_the_run(samba: Any) -> None:
     image, label = batch_of(samba)
     inputs = {"inputs": image, "targets": label}
@@ -243,82 +191,10 @@ def test_the_loss_of_an_llm_is_scaled_for_each_token_before_the_run(samba: Any) 
     assert equal(weights["lin_layer.weight"], model.lin_layer.weight)
 
 
-def test_keys_of_hyperparam_dict(
-    samba: Any, batch: list[Any], trace: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, _ = trace()
-    plainly = Plainly(model, lr=0.25, momentum=0.5, weight_decay=0.125)
-    samba.session.run(batch, hyperparam_dict={"lr": 0.25, "momentum": 0.5, "weight_decay": 0.125})
-    plainly.step(batch)
-    whole = {"learning_rate": 7.0, "optimizer": "sgd", "betas": (0.9, 0.99)}  # the app's settings
-    samba.session.run(batch, hyperparam_dict=whole)
-    plainly.step(batch)
-    assert "hyperparam_dict has learning_rate, which no optimizer of this PEF takes" in capsys.readouterr().err
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
-def test_a_schedule_on_the_host_gives_the_rate_of_each_step(samba: Any, trace: Trace) -> None:
-    model, optimizer = trace()
-    plainly = Plainly(model)
-    torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1])  # made, and never stepped
-    for number, lr in enumerate((0.1, 0.05, 0.0)):
-        batch = batch_of(samba, number)
-        samba.session.run(batch, model.output_tensors, hyperparam_dict={"lr": lr})
-        plainly.step(batch, lr=lr)
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
 def _trained(samba: Any, model: Any, plainly: Plainly, numbers: range) -> None:
     for number in numbers:
         samba.session.run(batch_of(samba, number), model.output_tensors)
         plainly.step(batch_of(samba, number))
-
-
-@pytest.mark.parametrize("loaded", ["before trace_graph", "after trace_graph, then to_device()"])
-def test_checkpoints(loaded: str, samba: Any, trace: Trace, pef_of: Callable[..., str]) -> None:
-    model, optimizer = trace()
-    plainly = Plainly(model)
-    _trained(samba, model, plainly, range(2))
-    samba.session.to_cpu(model, [optimizer])
-    state = {
-        "completed_steps": 2,
-        "completed_epochs": 0,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-    }
-    torch.save(state, "2.pt")
-    resumed = samba.from_torch_model_(LogReg())
-    resumed.state = {"completed_steps": 0}
-    again = samba.optim.SGD(resumed.parameters(), lr=0.1, momentum=0.9)
-    if loaded.startswith("after"):
-        samba.utils.trace_graph(resumed, batch_of(samba), again, pef=pef_of())
-    checkpoint = torch.load("2.pt")
-    resumed.state["completed_steps"] = checkpoint["completed_steps"]
-    resumed.load_state_dict(checkpoint["model"])
-    again.load_state_dict(checkpoint["optimizer"])
-    if loaded == "before trace_graph":
-        samba.utils.trace_graph(resumed, batch_of(samba), again, pef=pef_of())
-    else:
-        samba.session.to_device()
-    _trained(samba, resumed, plainly, range(2, 4))
-    samba.session.to_cpu(resumed)
-    assert same_weights(resumed, plainly.model)
-
-
-def test_weights_are_saved_and_read_entry_by_entry(samba: Any, batch: list[Any], trace: Trace) -> None:
-    model, _ = trace()
-    samba.session.run(batch, model.output_tensors)
-    samba.session.to_cpu(model)
-    torch.save(model.state_dict(), "weights.pt")
-    read = {name: value.torch_tensor() for name, value in torch.load("weights.pt").items()}
-    other = LogReg()
-    kept = {name: value for name, value in read.items() if name in ("lin_layer.weight", "fc.weight", "fc.bias")}
-    other.load_state_dict(kept, strict=False)
-    assert equal(other.lin_layer.weight, model.lin_layer.weight)
-    torch.save({"outputs": samba.session.run(batch, section_types=["fwd"])[1]}, "outputs.pt")
-    assert torch.load("outputs.pt")["outputs"].torch_tensor().shape == (BATCH, CLASSES)
 
 
 def test_evaluation_on_the_host_after_to_cpu(samba: Any, trace: Trace) -> None:
@@ -337,85 +213,3 @@ def test_evaluation_on_the_host_after_to_cpu(samba: Any, trace: Trace) -> None:
             _, predicted = torch.max(outputs.data, 1)
             correct += int((predicted == labels).sum())
     assert 0 <= correct <= 3 * BATCH
-
-
-def test_evaluation_on_the_device(samba: Any, batch: list[Any], trace: Trace) -> None:
-    model, _ = trace()
-    plainly = Plainly(model)
-    gold = plainly.model(*map(samba.to_torch, batch))
-    by_forward = samba.session.run(batch, model.output_tensors, section_types=["fwd"])
-    by_rate_0 = samba.session.run(batch, model.output_tensors, hyperparam_dict={"lr": 0.0})
-    assert equal(by_forward[1], gold[1])
-    assert equal(by_rate_0[1], gold[1])
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
-def test_inference_is_typed_to_compile_and_to_run(samba: Any) -> None:
-    app, pef = Starter(samba, inputs_first=True), "--pef=out/net/net.pef"
-    app.main(["compile", f"-b={BATCH}", "--inference", "--pef-name=net"])
-    args = parsed("run", pef, "--inference")
-    model = samba.from_torch_model_(seeded(LogReg)).eval()
-    inputs = batch_of(samba, size=args.batch_size)
-    samba.utils.trace_graph(model, inputs, None if args.inference else 1, pef=args.pef)
-    _, out = samba.session.run(input_tensors=inputs, output_tensors=model.output_tensors)
-    assert equal(out, model(*map(samba.to_torch, inputs))[1])
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_loss_is_one_number_or_one_for_each_sample(
-    reduction: str, samba: Any, batch: list[Any], trace: Trace
-) -> None:
-    model, _ = trace(LogReg, reduction=reduction)
-    gold = model(*map(samba.to_torch, batch))[0].detach()
-    loss, outputs = samba.session.run(batch, model.output_tensors)
-    assert loss.mean() == gold.mean()
-    assert f"{torch.mean(loss):.4f}" == f"{gold.mean():.4f}"
-    assert [loss.tolist()] == [gold.tolist()]
-    assert loss.mean().item() == gold.mean().item()
-    assert samba.to_torch(loss).float().mean() == gold.mean()
-    labels = samba.to_torch(batch[1])
-    assert (torch.max(outputs.data, 1)[1] == labels).sum() == (outputs.torch().argmax(1) == labels).sum()
-    assert outputs.ge(0.0).repeat(2, 1).view(-1).shape == (2 * BATCH * CLASSES,)
-
-
-def test_a_mapping_of_spatial_batches_repeats_inputs_on_dimension_0(samba: Any, trace: Trace) -> None:
-    args = parsed("compile", "-b=2", "--mapping", "spatial", "--num-spatial-batches", "2")
-    args.batch_size *= args.num_spatial_batches
-    image, label = (samba.to_torch(one)[:2].repeat(2, *[1] * (one.ndim - 1)) for one in batch_of(samba))
-    model, _ = trace()
-    plainly = Plainly(model)
-    samba.session.run([image, label], model.output_tensors)
-    plainly.step([image, label])
-    assert image.size(0) == args.batch_size
-    assert equal(model.lin_layer.weight.sn_data, plainly.model.lin_layer.weight)
-
-
-def test_the_input_of_the_host_is_rounded_as_that_of_the_device(samba: Any) -> None:
-    model = samba.from_torch_model_(seeded(LogReg))
-    images = samba.randn(BATCH, FEATURES, name="image", batch_dim=0).bfloat16().float()
-    inputs = [images, batch_of(samba)[1]]
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = samba.session.compile(model, inputs, optimizer, name="net", config_dict={"dtype": "bf16"})
-    samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
-    gold = copy.deepcopy(model)(*map(samba.to_torch, inputs))
-    loss, out = samba.session.run(inputs, model.output_tensors)
-    samba.utils.assert_close(loss, gold[0], "loss", threshold=3e-2)
-    samba.utils.assert_close(out.float(), plain(gold[1]), "out", threshold=3e-2)
-
-
-def test_the_last_batch_is_not_dropped(samba: Any, trace: Trace) -> None:
-    model, _ = trace()
-    with refused("AP01", "3 samples", "drop_last=True"):
-        samba.session.run(batch_of(samba, size=3), model.output_tensors)
-
-
-@pytest.mark.parametrize("command", ["compile", "run"])
-def test_a_process_alone_asks_torch_distributed_for_its_rank(command: str, samba: Any) -> None:
-    args = parsed(command, *([] if command == "compile" else ["--pef=out/net/net.pef"]))
-    args.local_rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else -1
-    assert args.local_rank <= 0
-    assert samba.utils.is_main_process()
-    sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), num_replicas=1)
-    assert sorted(sampler) == [*range(3 * BATCH)]
-    assert args.world_size == 1

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.samba.census.support import BATCH, CLASSES, FEATURES, Plainly, equal, refused, same_weights, seeded
+from tests.samba.census.support import BATCH, CLASSES, FEATURES, Plainly, equal, same_weights, seeded
 
 Make = Callable[[Any], Any]
 
@@ -74,86 +73,6 @@ def test_tensors_of_random_numbers_are_those_of_torch(row: str, samba: Any) -> N
         assert tensor.named_dims == (("B", "F") if tensor.ndim == 2 else ("B",))
 
 
-@pytest.mark.parametrize("given", ["SambaTensor", "gold torch tensor", ".data"])
-def test_randn_like(given: str, samba: Any) -> None:
-    out = samba.from_torch_tensor(torch.ones(4, 3), name="out")
-    like = {"SambaTensor": out, "gold torch tensor": torch.ones(4, 3), ".data": out.data}[given]
-    found = _drawn(lambda: samba.randn_like(like))
-    gold = _drawn(lambda: torch.randn(4, 3))
-    assert equal(found.bfloat16(), gold.bfloat16())
-    assert equal(found.bfloat16().float(), gold.bfloat16().float())
-
-
-def test_samba_tensor_of_a_tensor_and_without_data(samba: Any) -> None:
-    data = torch.randn(4, 3)
-    for made in (
-        samba.SambaTensor(data, name="x", batch_dim=0),
-        samba.from_torch_tensor(data, name="x", batch_dim=0),
-        samba.from_torch(data, name="x", batch_dim=0),
-        samba.from_torch(data, name="x", batch_dim=0).float(),
-        samba.sambatensor.SambaTensor(data, name="x", batch_dim=0),
-    ):
-        assert (made.sn_name, made.batch_dim, made.has_data) == ("x", 0, True)
-        assert equal(made, data)
-    assert samba.from_torch_tensor(data, name="x").batch_dim is None
-    assert samba.from_torch(data).sn_name is None
-    assert samba.from_torch_tensor(data, name="x", sized_dims=[4, None]).sized_dims == [4, None]
-    empty = samba.SambaTensor(name="cache", region_name="kv", shape=(2, 3), dtype=torch.bfloat16)
-    assert (empty.sn_name, empty.sn_region_name, empty.dtype, empty.has_data) == ("cache", "kv", torch.bfloat16, False)
-
-
-def test_from_named_dict(samba: Any) -> None:
-    made = samba.from_named_dict({"x": torch.ones(2), "y": torch.zeros(3)})
-    assert [(name, one.sn_name, one.shape) for name, one in made.items()] == [("x", "x", (2,)), ("y", "y", (3,))]
-
-
-def test_to_torch(samba: Any) -> None:
-    data, model = torch.randn(4, 3), nn.Linear(3, 3)
-    tensor = samba.from_torch_tensor(data, name="x")
-    for given in (tensor, data, tensor.float(), data.float()):
-        assert type(samba.to_torch(given)) is Tensor
-        assert equal(samba.to_torch(given), data)
-    state = {name: samba.to_torch(value) for name, value in model.state_dict().items()}
-    assert equal(state["weight"], model.weight)
-    loss, outputs = samba.to_torch((tensor, tensor + 1))  # the whole outputs tuple, a mistake of the app
-    assert equal(outputs - loss, (data + 1) - data)
-
-
-def test_methods_of_samba_tensor(samba: Any) -> None:
-    data = torch.randn(4, 28, 28)
-    tensor = samba.from_torch_tensor(data, name="x", batch_dim=0)
-    assert type(tensor.torch()) is type(tensor.torch_tensor()) is Tensor
-    assert np.array_equal(tensor.numpy(), data.numpy())
-    assert equal(tensor.data, data)
-    assert (tensor.size(0), tensor.shape) == (4, data.shape)
-    assert tensor.abs().sum() == data.abs().sum()
-    assert tensor.bfloat16().dtype is torch.bfloat16
-    assert equal(samba.to_torch(tensor).repeat(2, 1, 1), data.repeat(2, 1, 1))
-    assert tensor.unsqueeze(0).shape == (1, 4, 28, 28)
-    assert tensor.requires_grad_(True).requires_grad
-    tensor.requires_grad = False
-    tensor.grad = torch.ones_like(data)
-    assert tensor.sn_grad is None
-    tensor.sn_grad = tensor.grad
-    assert equal(tensor.sn_grad, torch.ones_like(data))
-    assert tensor.tolist() == data.tolist()
-    assert equal(tensor.reshape(-1, 784).squeeze(), data.reshape(-1, 784).squeeze())
-    assert equal(torch.stack([tensor, tensor]), torch.stack([data, data]))
-    assert tensor.rdu() is tensor
-    assert tensor.has_data
-    assert tensor.sn_name == "x"
-    tensor.sn_region_name = "weights"
-    assert tensor.sn_region_name == "weights"
-    tensor.host_memory = False
-    assert tensor.host_memory is False
-
-
-@pytest.mark.parametrize("name", ["dsts", "inputs"])
-def test_the_graph_of_a_samba_tensor_is_absent(name: str, samba: Any) -> None:
-    with refused(f"no {name}"):
-        getattr(samba.randn(2, 2), name)
-
-
 def test_host_memory_is_assigned_on_an_output_inside_of_forward(samba: Any, batch: list[Any]) -> None:
     class Host(nn.Module):
         def __init__(self) -> None:
@@ -214,11 +133,6 @@ def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: lis
     assert _trains_as_torch(samba, model, batch)
 
 
-def test_groupby_is_absent(samba: Any) -> None:
-    with refused("samba.groupby"):
-        samba.groupby(samba.randn(4, 8), 0)
-
-
 class Lines:
     """A loader of the app's own."""
 
@@ -250,12 +164,3 @@ def test_samba_loader(loader: str, samba: Any, trace: Callable[..., Any]) -> Non
         assert label.reshape(-1, 1).shape == (BATCH, 1)
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
-
-
-def test_samba_loader_with_function_hook_and_return_original_batch(samba: Any) -> None:
-    torch_loader = DataLoader(TensorDataset(torch.randn(8, 3), torch.arange(8)), 4)
-    loader = samba.SambaLoader(torch_loader, ["x"], function_hook=lambda batch: [batch[0]], return_original_batch=True)
-    for tensors, (x, y) in loader:
-        assert [one.sn_name for one in tensors] == ["x"]
-        assert equal(tensors[0], x)
-        assert y.shape == (4,)

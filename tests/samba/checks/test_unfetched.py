@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, grad, jvp, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import functional_call, vmap
 
 from sambasim import samba
 from sambasim.samba import context
@@ -314,14 +313,6 @@ def test_the_loss_of_the_first_step_may_be_compared_with_that_of_the_host(linear
     assert reporter.findings == ()
 
 
-def test_a_module_that_has_no_hash_can_be_read_and_loaded() -> None:
-    class Equal(nn.Linear):
-        __hash__ = None  # type: ignore[assignment]  # as that of a dataclass
-
-    module = Equal(2, 1)
-    assert module.load_state_dict(module.state_dict())
-
-
 (X,) = BATCH
 
 
@@ -347,13 +338,6 @@ def test_a_pickle_is_read_where_there_is_no_sambasim(whole: Whole, tmp_path: Pat
         assert (read.returncode, read.stdout.strip()) == (0, repr(saved)), read.stderr
 
 
-def test_a_pickle_is_read_with_weights_only(whole: Whole, tmp_path: Path) -> None:
-    torch.save(whole.head, tmp_path / "head.pt")
-    with torch.serialization.safe_globals([nn.Linear]):
-        head = torch.load(tmp_path / "head.pt", weights_only=True)
-    assert torch.equal(head.weight, whole.head.weight)
-
-
 def test_a_model_that_is_loaded_again_has_no_more_hooks(whole: Whole, whole_pef: str) -> None:
     expected = _hooks(whole)
     optimizer = samba.optim.SGD(whole.parameters(), lr=0.1)
@@ -366,32 +350,11 @@ def _vmap(model: nn.Module) -> Any:
     return vmap(lambda p: functional_call(model, p, X))({k: v[None] for k, v in model.named_parameters()})[0]
 
 
-def _grad(model: nn.Module) -> Any:
-    parameters = {name: one.detach() for name, one in model.named_parameters()}
-    assert grad(lambda p: functional_call(model, p, X).mean())(parameters).keys() == parameters.keys()
-    return functional_call(model, parameters, X)
-
-
-def _jvp(model: nn.Module) -> Any:
-    parameters = {name: one.detach() for name, one in model.named_parameters()}
-    return jvp(lambda p: functional_call(model, p, X), (parameters,), (parameters,))[0]
-
-
-def _make_fx(model: nn.Module) -> Any:
-    graph = make_fx(model)(X)
-    assert len(graph.graph.nodes) == len(make_fx(copy.deepcopy(model))(X).graph.nodes)
-    return graph(X)
-
-
 def _jit_trace(model: nn.Module) -> Any:
     trace: Any = torch.jit.trace
     traced, alone = (trace(one, X) for one in (model, copy.deepcopy(model)))
     assert str(traced.inlined_graph).count("aten::") == str(alone.inlined_graph).count("aten::")
     return traced(X)
-
-
-def _script(model: nn.Module) -> Any:
-    return torch.jit.script(model)(X) + 0 * torch.jit.script(nn.Sequential(model))(X)
 
 
 def _export(model: nn.Module) -> Any:
@@ -404,15 +367,11 @@ def _compile(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager", fullgraph=True)(X)
 
 
-def _symbolic_trace(model: nn.Module) -> Any:
-    return torch.fx.symbolic_trace(model)(X)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "compute",
-    [_vmap, _grad, _jvp, _make_fx, _jit_trace, _script, _export, _compile, _symbolic_trace],
+    [_vmap, _jit_trace, _export, _compile],
     ids=lambda one: one.__name__,
 )
 def test_torch_transforms_a_model_that_the_device_is_ahead_of(
