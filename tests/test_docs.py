@@ -134,6 +134,12 @@ def test_tests_that_are_named_exist(page: Path) -> None:
         assert not function or f"def {function}(" in file.read_text(encoding="utf-8"), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    for name in set(re.findall(r"`((?:sambasim|[a-z]+)/[\w/]+(?:\.py|/))`", TEXTS[page])):
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "sambasim")), name
+
+
 def test_each_promise_names_a_test_that_make_test_runs() -> None:
     table = TEXTS[ROOT / "docs" / "concepts.md"].partition("| promise | held by |")[2].partition("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
