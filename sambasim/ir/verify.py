@@ -14,10 +14,11 @@ memory; a PEF is always at that last stage.
      7  a symbol in device memory is aligned, lies inside it, and overlaps none but what wraps it
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
-    10  with the axis dp, every group is reduced and gathered along it, and has a gradient group and room in the reduce
+    10  with the axis dp, every group is reduced (the mean, in the order of the tree) and gathered along it, all in one
+        REDUCE and one GATHER section, and has a gradient group and room in the reduce
         buffer; without it, there is none of these. Communication names an axis of the mesh
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
-        gradient
+        gradient. If one optimizer clips, all do, by the norm of all gradients, summed over the axis dp
     12  every type and every size is within what a machine can address
     13  nodes that work on groups name groups of the program, in sections of their kind, behind every other node;
         evaluation graphs are all FWD
@@ -31,7 +32,7 @@ from itertools import pairwise
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, SectionKind, TorchConstant, node_references
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Ref, SectionKind, TorchConstant, node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import DataParallel, ParameterGroup, Program
@@ -145,7 +146,11 @@ _SECTION_KINDS = {
 def _verify_updates(graph: Graph, program: Program) -> None:
     """What works on groups. See `dataflow` for what each of these operators reads and writes."""
     groups = {group.name for group in program.groups}
-    _, update = pass_and_update(graph)
+    in_pass, update = pass_and_update(graph)
+    kinds = [section.kind for section in in_pass]
+    forward = kinds.count(SectionKind.FWD)
+    ordered = kinds == [SectionKind.FWD] * forward + [SectionKind.BCKWD] * (len(kinds) - forward)
+    _require(ordered, 13, f"the sections of a pass of {graph.name} are {', '.join(kinds)}, not FWD and then BCKWD")
     for section in graph.sections:
         if graph is not program.training:
             _require(section.kind is SectionKind.FWD, 13, f"{graph.name} has a section of kind {section.kind}")
@@ -162,6 +167,35 @@ def _verify_updates(graph: Graph, program: Program) -> None:
             kind = _SECTION_KINDS.get(node.operator, SectionKind.OPT)
             _require(section.kind is kind, 13, f"{node.operator} is in a section of kind {section.kind}")
             _require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
+
+
+_NORM_OPERATORS = ("opt.square_sums", "opt.total_norm")
+
+
+def _verify_norm(program: Program, training: Graph) -> None:
+    """The chain from the squares of all gradients to every optimizer, if gradients are clipped."""
+    groups = tuple(group.name for group in program.groups)
+    by_operator = {one: [node for node in training.nodes if node.operator == one] for one in _NORM_OPERATORS}
+    updates = [node for node in training.nodes if node.operator in {f"opt.{one.kind}" for one in program.optimizers}]
+    squares, norms = by_operator.values()
+    _require(len(squares) == len(norms) <= 1, 11, f"{len(squares)} nodes sum squares for {len(norms)} norms")
+    operands: tuple[Ref, ...] = ()
+    if squares and norms:
+        _require(squares[0].args == (groups,), 11, f"{squares[0].name} does not sum the squares of all groups")
+        expected = squares[0].results[0]
+        along = [node for node in training.nodes if tuple(node_references(node)) == (expected,)]
+        if program.data_parallel is not None:
+            summed = [node for node in along if node.operator == "comm.all_reduce"]
+            right = len(summed) == 1 and dict(summed[0].kwargs) == _ALONG_DP | {"op": "sum"}
+            _require(right, 11, f"the squares of {squares[0].name} are not summed once over the axis dp")
+            expected = summed[0].results[0]
+        _require(norms[0].args == (Ref(expected or ""),), 11, f"{norms[0].name} is not the norm of all gradients")
+        operands = (Ref(norms[0].results[0] or ""),)
+    for node in updates:
+        _require(node.args[1:] == operands, 11, f"{node.name} clips otherwise than the other optimizers")
+
+
+_ALONG_DP = {"axis": DATA_PARALLEL, "order": "tree"}
 
 
 def _verify_order(program: Program, training: Graph) -> None:
@@ -294,12 +328,26 @@ def _verify_data_parallel(program: Program) -> None:
     _require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
     for axis in program.mesh:
         _require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
-    along = [node for graph in program.graphs for node in graph.nodes if axis_of(node) == DATA_PARALLEL]
     _require((DATA_PARALLEL in axes) == (parallel is not None), 10, "the axis dp goes with gradient groups")
     if parallel is None:
         return
-    for operator in ("comm.reduce_scatter", "comm.all_gather"):
-        done = sorted(name for node in along if node.operator == operator for name in groups_of(node))
+    training = program.training
+    if training is None:
+        raise InvariantError(10, "gradient groups without a training step")
+    for operator, keywords in (
+        ("comm.reduce_scatter", _ALONG_DP | {"op": "mean"}),
+        ("comm.all_gather", {"axis": DATA_PARALLEL}),
+    ):
+        places = [
+            (section.index, node)
+            for section in training.sections
+            for node in training.section_nodes(section)
+            if node.operator == operator and groups_of(node)
+        ]
+        right = all(dict(node.kwargs) == keywords for _, node in places)
+        _require(right, 10, f"{operator} of groups must have {keywords}")
+        _require(len({index for index, _ in places}) == 1, 10, f"{operator} of groups is not in one section")
+        done = sorted(name for _, node in places for name in groups_of(node))
         _require(done == sorted(group.name for group in program.groups), 10, f"{operator} is not there for each group")
     _require([g.group for g in parallel.gradient_groups] == [g.name for g in program.groups], 10, "groups do not match")
     for gradient_group, group in zip(parallel.gradient_groups, program.groups, strict=True):
@@ -341,3 +389,4 @@ def _verify_training(program: Program) -> None:
     updated = [name for node in program.training.nodes if node.operator in kinds for name in groups_of(node)]
     _require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")
     _verify_order(program, program.training)
+    _verify_norm(program, program.training)

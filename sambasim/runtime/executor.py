@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError, SambasimError
+from sambasim.errors import InternalError, OptionError, SambasimError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
@@ -103,6 +103,24 @@ class Executor:
         self._optimizers = optimizers
         self._replica = replica
         self._observer: StepObserver | None = None
+        self._wanted = wanted
+        self._bind_pass(graph, engine, observer)
+        self._update: list[StraightLine] = []
+        self._overlapped: list[Overlapped] = []
+        self._end: Communication | None = None
+        self._norm: int | None = None
+        self._update_registers = RegisterFile()
+        if self._transport is not None and self._optimizers is not None:
+            self.bind_update(self._transport, self._optimizers)
+
+    def replace_pass(self, graph: Graph) -> None:
+        """Run `graph` from the next forward on: the same graph with other constants. The update stays bound, so a step
+        that has begun goes on."""
+        self._bind_pass(graph)
+
+    def _bind_pass(self, graph: Graph, engine: "Inductor | None" = None, observer: StepObserver | None = None) -> None:
+        program, tensor_of = self._program, self._tensor_of
+        self._graph = graph
         self._registers = RegisterFile()
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         tangents = [name for name in graph.inputs if kinds[name] is SymbolKind.TANGENT]
@@ -115,7 +133,7 @@ class Executor:
         gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
         self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
-        self._returned = [o for o in outputs if wanted in (None, o.symbol)]
+        self._returned = [o for o in outputs if self._wanted in (None, o.symbol)]
         self._pass_sections, self._update_sections = pass_and_update(graph)
         backward = [graph.section_nodes(one) for one in self._pass_sections if one.kind is SectionKind.BCKWD]
         late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
@@ -127,13 +145,10 @@ class Executor:
         }
         self._from_inputs = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._live: Registers = []
-        self._bind(engine, [o for o in gradients if o.value in computed], observer)
-
-    def _bind(self, engine: "Inductor | None", gradients: Sequence[Output], observer: StepObserver | None) -> None:
-        graph = self._graph
         stores: dict[str, list[Tensor]] = {}
         for output in gradients:
-            stores.setdefault(output.value, []).append(self._tensor_of(output.symbol))
+            if output.value in computed:
+                stores.setdefault(output.value, []).append(tensor_of(output.symbol))
         binding = Binding(self._registers, graph.values, stores, self._transport, self._optimizers)
         nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
         sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
@@ -146,18 +161,14 @@ class Executor:
             ]
         if engine is None:
             parts = by_part(lowered, [(1, size) for _, size in sizes])
+        elif any(node.operator.startswith("comm.") for node in nodes):
+            what = "inductor cannot compile a pass that communicates"
+            raise OptionError(what, remedy="run it with --engine plain")
         else:
             parts = engine.lower(lowered, nodes, sizes, self._registers, stores, keep, self._tensors())
         self._pass = PassLines(parts, stores, keep)
         forward_sections = sum(section.kind is SectionKind.FWD for section in self._pass_sections)
         self._forward_parts = sum(part.sections <= forward_sections for part in parts)
-        self._update: list[StraightLine] = []
-        self._overlapped: list[Overlapped] = []
-        self._end: Communication | None = None
-        self._norm: int | None = None
-        self._update_registers = RegisterFile()
-        if self._transport is not None and self._optimizers is not None:
-            self.bind_update(self._transport, self._optimizers)
 
     def bind_update(self, transport: Transport, optimizers: Optimizers) -> None:
         """Bind the update of a graph that was created without transport and optimizers."""
@@ -332,6 +343,8 @@ class Executor:
         return exposed_s
 
     def _failure(self, instruction: Instruction, error: Exception) -> SambasimError:
+        if instruction.node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
+            raise error  # its operands are ours: values of the inputs are not to blame
         inputs = [self._program.symbols[name] for name in self._graph.inputs]
         inputs = [symbol for symbol in inputs if symbol.kind is SymbolKind.INPUT]
         tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}

@@ -45,6 +45,8 @@ class Binding:
         """The transport. Raises InternalError for a graph without one."""
         if self.transport is None:
             raise InternalError("a communication node in a graph without a transport")
+        if len(self.transport.program.mesh) > 1:
+            raise InternalError("a program with several mesh axes: its transport has one")
         return self.transport
 
 
@@ -175,7 +177,8 @@ def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """One optimizer step on the owned slice of a group, in pieces that stay in a core's cache."""
+    """One optimizer step on the owned slice of a group. Clipped gradients are read twice: in pieces that stay in the
+    caches of as many cores as there are threads."""
     (node,) = nodes
     optimizers = binding.optimizers
     if optimizers is None:
@@ -183,8 +186,10 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (group,) = _named(nodes, binding)
     start, stop = binding.connected.owned(group)
     gradient = binding.connected.memory.region(group, "gradient")
+    clips = any(isinstance(one, Ref) for one in node.args)
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else max(stop - start, 1)
     done: list[tuple[Tensor, SliceUpdate]] = [
-        (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, CHUNK_ELEMENTS)
+        (gradient[a:b], optimizers.slice(group, a, b)) for a, b in pieces(start, stop, limit)
     ]
 
     def update() -> None:
@@ -200,7 +205,7 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
         else:
             update()
 
-    return bound(node, binding, clip_and_update if any(isinstance(one, Ref) for one in node.args) else update)
+    return bound(node, binding, clip_and_update if clips else update)
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from torch import Tensor
 
+from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Graph, Node, Section, node_references
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
@@ -50,9 +51,10 @@ def lower_update(graph: Graph, sections: Sequence[Section], binding: Binding) ->
         reached += count
         parts.append(Part(sum(section.stop <= reached for section in graph.sections), (instruction,)))
 
+    groups = [group.name for group in binding.transport.program.groups] if binding.transport else []
     at = 0
     while at < len(runs):
-        fusion = next((one for one in fusions if _fits(one, runs[at:])), None)
+        fusion = next((one for one in fusions if _fits(one, runs[at:], groups)), None)
         if fusion is not None:
             fused = runs[at : at + len(fusion.pattern)]
             add(_fused(fusion, fused, binding), sum(len(run.nodes) for run in fused))
@@ -77,8 +79,13 @@ def _operator(node: Node) -> str:
     return "opt" if node.operator.removeprefix("opt.") in OPTIMIZERS else node.operator
 
 
-def _fits(fusion: Fusion, runs: Sequence[_Run]) -> bool:
-    return tuple(run.operator for run in runs[: len(fusion.pattern)]) == fusion.pattern
+def _fits(fusion: Fusion, runs: Sequence[_Run], groups: Sequence[str]) -> bool:
+    """Whether `runs` begin with the pattern of `fusion`, and each run that works on groups works on all of them."""
+    found = runs[: len(fusion.pattern)]
+    named = [[name for node in run.nodes for name in groups_of(node)] for run in found]
+    return tuple(run.operator for run in found) == fusion.pattern and all(
+        names in ([], list(groups)) for names in named
+    )
 
 
 def _fused(fusion: Fusion, runs: Sequence[_Run], binding: Binding) -> Instruction:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +20,7 @@ from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
 from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.sharding import Shard
-from sambasim.runtime.transports.base import Transport
+from sambasim.runtime.transports.base import BYTE_COUNTS, Transport
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
@@ -149,11 +148,11 @@ class Replica:
         observer = self.observer
         if observer is None:
             return (yield from self.executor.update(losses, request))
-        moved, began_ns = asdict(self.transport.bytes_moved), perf_counter_ns()
+        before, began_ns = self.transport.bytes_moved.counts(), perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "sync and update")
         updated = yield from self.executor.update(losses, request)
-        args = {f"{kind}_bytes": now - moved[kind] for kind, now in asdict(self.transport.bytes_moved).items()}
-        args = {name: count for name, count in args.items() if count}
+        moved = [now - then for now, then in zip(self.transport.bytes_moved.counts(), before, strict=True)]
+        args = {name: count for name, count in zip(BYTE_COUNTS, moved, strict=True) if count}
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
         return updated
 

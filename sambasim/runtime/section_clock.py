@@ -47,3 +47,4 @@ class SectionClock(StepObserver):
             now_ns = time.perf_counter_ns()
             self._times.append(SectionTime(tuple(self._sections[self._ended :]), (now_ns - self._last_ns) / 1e9))
         self.passes.append(self._times)
+        self._times = []

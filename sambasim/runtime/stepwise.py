@@ -129,7 +129,7 @@ class StepwiseReplica:
     def run_graph(self, graph: Graph) -> None:
         """From the next forward on, run `graph`, the training graph with other constants."""
         self._program = replace(self._program, training=graph)
-        self._bind()
+        self._executor.replace_pass(graph)
 
     @property
     def loss(self) -> float:

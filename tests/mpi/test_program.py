@@ -26,8 +26,10 @@ from tests.support.by_hand import RANKS, operand, program, seed
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
 from tests.support.mpi import ROOT, run_mpi
+from tests.support.whole import whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "by_hand.py"
+REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,22 @@ def test_ranks_that_wait_for_one_another_are_told_of() -> None:
     ]
     with pytest.raises(InternalError, match="deadlock: ranks 0, 1 wait for one another"):
         run_together([executor.run_pass() for executor in executors], hub)
+
+
+@pytest.mark.parametrize(("mode", "ranks", "env"), [
+    ("device", 2, {}),
+    ("host", 2, {}),
+    whole_case("device", 4, {"MPIR_CVAR_NUM_CLIQUES": "2"}),
+])  # fmt: skip
+def test_a_graph_that_is_replaced_within_a_step_changes_nothing(
+    mode: str, ranks: int, env: dict[str, str], char_gpt_pef: Path
+) -> None:
+    """As an app does that changes a dropout rate while it accumulates."""
+    argv = [sys.executable, str(REBOUND), str(char_gpt_pef), mode]
+    printed = run_mpi(ranks, argv, timeout=120, env=env).check().stdout
+    (line,) = [line for line in printed.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert found["plain"] == found["replaced"]
 
 
 def test_every_operator_has_a_handler() -> None:

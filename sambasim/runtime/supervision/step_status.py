@@ -22,23 +22,24 @@ class StepStatus(StepObserver):
         self._activity = activity
         self._texts = _section_texts(program.training or program.evaluation)
         self._collectives: dict[str, bytes] = {}
+        self._now = _WAITING  # what this rank does beside communication
 
     def step_begins(self, step: int) -> None:
         self._activity.step(step + 1)
-        self._activity.set(_WAITING)
+        self._set(_WAITING)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
         if micro_step:  # most steps have only one, so the first is not numbered
             self._activity.micro_step(micro_step + 1)
-        self._activity.set(self._texts[0])
+        self._set(self._texts[0])
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         ended = sections[-1].index + 1
         if ended < len(self._texts):
-            self._activity.set(self._texts[ended])
+            self._set(self._texts[ended])
 
     def pass_ends(self, replica: int, loss: float) -> None:
-        self._activity.set(_WAITING)
+        self._set(_WAITING)
 
     def span_begins(self, replica: int, track: Track, name: str) -> None:
         if track is Track.COLLECTIVES:
@@ -46,13 +47,17 @@ class StepStatus(StepObserver):
                 self._collectives[name] = prepare(State.WAITING, f"sync with peers: {name}")
             self._activity.set(self._collectives[name])
         elif name == "data":
-            self._activity.set(_READING)
+            self._set(_READING)
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         if track is Track.COLLECTIVES:
-            self._activity.set(_WAITING)
+            self._activity.set(self._now)
         elif name == "data":
-            self._activity.set(_BATCH)
+            self._set(_BATCH)
+
+    def _set(self, text: bytes) -> None:
+        self._now = text
+        self._activity.set(text)
 
     def step_ends(self, step: int, norm: float | None) -> None:
         self._activity.micro_step(0)

@@ -134,7 +134,7 @@ class _GatherHere(_Collective):
         self._combine = combine
 
     def begin(self, *operands: object) -> None:
-        self.put(tensor_operand(operands))
+        self.put(tensor_operand(operands).clone())  # this rank may overwrite it before the others read
 
     def finish(self) -> object:
         return self._combine([tensor_operand([tensor]) for tensor in self.take()])

@@ -49,7 +49,7 @@ class Network:
 
     def __init__(self, window: "Window") -> None:
         program, communicator = window.program, window.communicator
-        self.observer: StepObserver | None = None
+        self._window = window
         self.replica = window.replica
         self._program = program
         self._memories = window.by_rank
@@ -70,6 +70,10 @@ class Network:
         self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
+
+    @property
+    def observer(self) -> StepObserver | None:
+        return self._window.observer
 
     def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
         """The buffers for the operands of this rank's slice of `group`, by rank of `sources`."""

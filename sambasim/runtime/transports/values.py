@@ -11,10 +11,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import bytes_of
-from sambasim.runtime.mean import tree_mean
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import Communication
 
@@ -47,18 +47,15 @@ class Line(ABC):
 
 def sum_of(tensors: Sequence[Tensor]) -> Tensor:
     """The sum, in the order of the tree."""
-    flat = [tensor.contiguous().view(-1) for tensor in tensors]
-    total = torch.empty_like(flat[0])
-    tree_mean(flat, total, 1)
-    return total.view(tensors[0].shape)
+    terms = list(tensors)
+    for into, source in additions(len(terms)):
+        terms[into] = terms[into] + terms[source]
+    return terms[0] if len(terms) > 1 else terms[0].clone()
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     """The sum in the order of the tree, divided by the number of ranks."""
-    flat = [tensor.contiguous().view(-1) for tensor in tensors]
-    mean = torch.empty_like(flat[0])
-    tree_mean(flat, mean, len(flat))
-    return mean.view(tensors[0].shape)
+    return sum_of(tensors).div_(len(tensors))
 
 
 def joined(dim: int) -> Combine:
@@ -131,7 +128,7 @@ class _Send(Communication):
     def begin(self, *operands: object) -> None:
         if self._under_way is not None:
             self._communicator.wait_all([self._under_way[1]])
-        tensor = tensor_operand(operands).contiguous()
+        tensor = tensor_operand(operands).clone(memory_format=torch.contiguous_format)
         self._under_way = tensor, self._communicator.isend(bytes_of(tensor), self._rank, self._tag)
 
     def finish(self) -> object:

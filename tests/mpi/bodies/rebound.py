@@ -1,0 +1,66 @@
+"""A replica driven from outside whose graph is replaced between a backward and the optimizer step that uses it.
+
+    rebound.py PEF MODE
+
+Prints, on rank 0, the sum of squares of every parameter after three steps, without and with the replacement.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.types import SymbolKind
+from sambasim.pef import map_weights, read
+from sambasim.runtime.communicator import connect
+from sambasim.runtime.executor import tangent_of
+from sambasim.runtime.stepwise import Mode, StepwiseReplica
+
+PEF, MODE = Path(sys.argv[1]), Mode(sys.argv[2])
+communicator = connect(sys.argv)
+program = read(PEF).program
+assert program.training is not None
+symbols = program.symbols.values()
+
+
+def batch(number: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(10 * number + communicator.rank)
+    found = {}
+    for symbol in symbols:
+        if symbol.kind is SymbolKind.INPUT:
+            bound = symbol.exclusive_bound
+            shape = symbol.type.shape
+            found[symbol.name] = (
+                torch.randn(shape, generator=generator)
+                if bound is None
+                else torch.randint(bound, shape, generator=generator)
+            )
+    return found
+
+
+def trained(*, replaces: bool) -> list[float]:
+    replica = StepwiseReplica(program, communicator)
+    for name, tensor in map_weights(PEF).items():
+        replica.write(name, tensor)
+    tangent = tangent_of(program, 1.0)
+    for step in range(3):
+        for half in range(2):
+            replica.run({SectionKind.FWD}, batch(2 * step + half), None, MODE)
+            replica.run({SectionKind.BCKWD}, {}, tangent, MODE)
+            if replaces and half == 0 and program.training is not None:
+                replica.run_graph(program.training)
+        replica.run({SectionKind.OPT}, {}, None, MODE)
+        communicator.barrier()
+    return [
+        float(replica.read(symbol.name).double().square().sum())
+        for symbol in symbols
+        if symbol.kind is SymbolKind.PARAMETER
+    ]
+
+
+plain, replaced = trained(replaces=False), trained(replaces=True)
+if communicator.rank == 0:
+    print(json.dumps({"plain": plain, "replaced": replaced}))
