@@ -59,17 +59,8 @@ _BUILT = {
 }
 
 STAND_INS = (
-    StandIn("cnn_peaks", r"host error of the saved model \d\.\d{3}", saves=("peaks_out/mdl.pth",), shards=True),
     StandIn("series_lstm", flags=("--net", "lstm"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
     StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
-    StandIn("unet", rf"Epoch \[1/1\], Step \[8\], {LOSS}", notice=SAME_SAMPLES),
-    StandIn(
-        "unet_host",
-        rf"Epoch \[1/1\], Step \[8\], {LOSS}",
-        script="unet",
-        flags=("--loss-on-host",),
-        notice=SAME_SAMPLES,
-    ),
     StandIn(
         "bert",
         rf"step 6 {LOSS}",
@@ -80,7 +71,6 @@ STAND_INS = (
     ),
     StandIn("llm_dp", rf"step 6: {LOSS}", flags=("-b", "2"), first=("training.steps=6",), shards=True),
     StandIn("old_names", rf"Epoch: 1 {LOSS}", notice=SAME_SAMPLES),
-    StandIn("resnet_split", rf"epoch 2 {LOSS} lr 0\.0000", flags=("-b", "8"), shards=True),
 )
 
 
@@ -168,14 +158,6 @@ def test_steps_and_sections_are_measured(app: App) -> None:
     assert " BCKWD " in app.with_pef("measure-sections").stdout
 
 
-@whole
-def test_unet_trains_equally_with_its_loss_on_the_host(tmp_path: Path) -> None:
-    folders = tmp_path / "device", tmp_path / "host"
-    for folder in folders:
-        folder.mkdir()
-    assert weights(compiled("unet", folders[0]).run()) == weights(compiled("unet_host", folders[1]).run())
-
-
 def compiled(name: str, folder: Path) -> App:
     """The stand-in of this name, compiled in `folder`."""
     app = App(next(of for of in STAND_INS if of.name == name), folder)
@@ -194,13 +176,6 @@ def test_vit_evaluates_with_an_inference_pef(tmp_path: Path) -> None:
     app = App(next(of for of in STAND_INS if of.name == "vit"), tmp_path)
     app.call("compile", "--inference", "--pef-name", "vit")
     assert re.search(r"evaluation: loss \d\.\d{4}", app.with_pef("run", "--inference").stdout)
-
-
-@whole
-def test_split_learning_leaves_frozen_layers_as_they_were(tmp_path: Path) -> None:
-    app = App(next(of for of in STAND_INS if of.name == "resnet_split"), tmp_path)
-    app.call("compile", "--freeze", "--pef-name", "resnet_split")
-    assert re.search(r"epoch 2 loss", app.with_pef("run", "--freeze").stdout)
 
 
 def weights(result: Result) -> str:
