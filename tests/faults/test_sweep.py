@@ -11,7 +11,7 @@ from tests.faults.sweep.inject import Fault, Moment
 from tests.support.whole import is_whole
 
 _DEFAULT = (17, 18)
-"""Of the cases with seed 3, two replicas each: one is killed in a step, one is terminated while it saves a checkpoint."""
+"""Of the cases with seed 3, with two replicas: a rank is killed in a step, or terminated as it saves a checkpoint."""
 
 
 @pytest.mark.timeout(900)
