@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """SCRIPTS/`script`.py, and how it is called.
+    """SCRIPTS/`name`.py, and how it is called.
 
     told: a regular expression that one line of what `run` prints must match
     flags: of every command
@@ -29,37 +29,23 @@ class StandIn:
     saves: files that `run` writes
     shards: whether the replicas train on different samples, so that weights depend on their number
     notice: a regular expression that the stderr of two replicas must match
-    data_parallel, on_rdu: how the app spells the flags; compile gets `-ws 2` with the first
-    names_pef: False where the app gives `--pef-name` itself, which is then `name`
     """
 
     name: str
     told: str
-    script: str = ""
     flags: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     shards: bool = False
     notice: str = ""
-    data_parallel: str = "--data-parallel"
-    on_rdu: str = "--reduce-on-rdu"
-    names_pef: bool = True
 
 
 LOSS = r"[Ll]oss:? \d+\.\d{4}"
 SAME_SAMPLES = r"DP04: .*same samples"
 DEFAULT = "old_names"
-_BUILT = {
-    "script": "lstm_series",
-    "told": r"epoch 2 loss \d\.\d{4} val \d\.\d{4}",
-    "data_parallel": "--dp",
-    "on_rdu": "--on-rdu",
-    "names_pef": False,
-}
 
 STAND_INS = (
-    StandIn("series_lstm", flags=("--net", "lstm"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
     StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
     StandIn(
         "bert",
@@ -86,7 +72,7 @@ class App:
         of = self.stand_in
         launcher = [mpirun(), "-np", str(np)] if np > 1 else []
         words = [command, *(of.first if command == "run" else ()), *of.flags, *flags]
-        script = str(SCRIPTS / f"{of.script or of.name}.py")
+        script = str(SCRIPTS / f"{of.name}.py")
         result = run_job(
             [*launcher, sys.executable, "-m", "sambasim", script, *words], timeout=TIMEOUT_S, cwd=self.folder
         )
@@ -94,8 +80,7 @@ class App:
         return result.check()
 
     def compile(self) -> Result:
-        named = ("-ws", "2", "--pef-name", self.stand_in.name) if self.stand_in.names_pef else ()
-        return self.call("compile", self.stand_in.data_parallel, *named)
+        return self.call("compile", "--data-parallel", "-ws", "2", "--pef-name", self.stand_in.name)
 
     def with_pef(self, command: str, *flags: str, np: int = 1) -> Result:
         name = self.stand_in.name
@@ -106,8 +91,7 @@ class App:
 
     def by_either_sync(self, np: int) -> tuple[Result, Result]:
         """Trained on `np` replicas: with sync through the host, and on the device."""
-        flag = self.stand_in.data_parallel
-        return self.run(flag, np=np), self.run(flag, self.stand_in.on_rdu, np=np)
+        return self.run("--data-parallel", np=np), self.run("--data-parallel", "--reduce-on-rdu", np=np)
 
 
 @pytest.fixture(
@@ -163,12 +147,6 @@ def compiled(name: str, folder: Path) -> App:
     app = App(next(of for of in STAND_INS if of.name == name), folder)
     app.compile()
     return app
-
-
-@whole
-def test_series_infers_with_the_pef_of_training(tmp_path: Path) -> None:
-    app = compiled("series_lstm", tmp_path)
-    assert app.with_pef("inference").stdout.endswith("predictions (64, 1)\n")
 
 
 @whole
