@@ -4,13 +4,16 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import torch
 
-from tests.support.examples import CompiledExample, shared_examples
 from tests.support.whole import is_whole
+
+if TYPE_CHECKING:
+    from tests.support.examples import CompiledExample
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,8 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> list[CompiledExample]:
+def examples(tmp_path_factory: pytest.TempPathFactory) -> "list[CompiledExample]":
     """Every example with every optimizer, with and without clipping; compiled once for all workers."""
+    from tests.support.examples import shared_examples  # it imports the compiler, which most tests do not need
+
     base = tmp_path_factory.getbasetemp()
     return shared_examples((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "examples")
 

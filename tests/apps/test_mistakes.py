@@ -98,11 +98,6 @@ def _run(folder: Path, *flags: str, **mistakes: str) -> Result:
     return run_mpi(2, _argv("--data-parallel", *flags), cwd=folder, timeout=120)
 
 
-def _alone(folder: Path, *flags: str, **mistakes: str) -> Result:
-    _write(folder, mistakes)
-    return run_job(_argv(*flags), cwd=folder, timeout=120)
-
-
 def _check(folder: Path, *flags: str, **mistakes: str) -> Result:
     _write(folder, mistakes)
     return run_mpi(2, _argv("--data-parallel", *flags, check=("--check", "--json")), cwd=folder, timeout=120)
@@ -208,16 +203,6 @@ def test_replicas_that_start_apart_go_on_from_the_first(folder: Path, flags: tup
     assert torch.equal(first, _weights(folder)[0]), "as if all replicas had started so"
 
 
-@whole
-@pytest.mark.parametrize("fill", ["torch.zeros", "torch.ones", "samba.randn"])
-def test_an_app_may_warm_up_with_batches_that_all_replicas_have(folder: Path, fill: str) -> None:
-    run = f"samba.session.run([{fill}(4, 6)], {RIGHT['passed']})"
-    warm_up = f"[{run}, {run}]"
-    mistake = {"epoch": f"sampler.set_epoch(epoch); epoch or {warm_up}"}
-    assert _run(folder, **mistake).check().stderr == ""
-    assert _findings(_check(folder, **mistake)) == {}
-
-
 UNEVEN = {"sampler": "list(range(4 * rank, 4 * rank + 4))", "epoch": "if epoch and rank: break"}
 """Rank 0 takes two steps, and rank 1 one."""
 
@@ -246,19 +231,6 @@ def test_a_replica_that_waits_in_a_step_that_is_not_looked_at_is_told(
     assert f"(rank {1 - longer} on " in run.stderr
     assert words in run.stderr
     assert run.stderr.count("DP09") == 1
-
-
-@whole
-def test_epochs_of_different_length_are_told_as_such(folder: Path) -> None:
-    found = _findings(_check(folder, batches="list(loader)[: 3 - rank]"))
-    assert list(found) == ["DP09"], "the rates and the orders of different epochs differ, and are no mistake"
-    assert "replica 0 takes step 3 of epoch 1, and replica 1 step 1 of epoch 2" in found["DP09"]
-
-
-@whole
-@pytest.mark.parametrize("batches", ["list(loader)[: 2 + rank]", "list(loader)[: 1 - rank]"], ids=["shorter", "none"])
-def test_a_check_of_uneven_replicas_comes_to_its_end(folder: Path, batches: str) -> None:
-    assert "DP09" in _findings(_check(folder, batches=batches))
 
 
 def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> None:
@@ -295,61 +267,6 @@ def test_what_does_not_end_a_run_is_noticed_once_with_its_line(folder: Path) -> 
         **{"DP05": SAMPLER, "DP06": "for batch in", "DP08": "torch.save("},
     }
     assert all(_line(where[code]) in note for code, note in notes.items())
-
-
-@whole
-def test_weights_that_came_apart_late_are_noticed_at_the_end(folder: Path) -> None:
-    mistake = (
-        "sampler.set_epoch(epoch); rank and epoch and (model[0].bias.data.fill_(2), samba.session.to_device(model))"
-    )
-    result = _run(folder, epoch=mistake).check()
-    assert result.stderr.startswith(
-        f"summary: 1 finding{LOOK}\n  DP07: at the end replica 1 has other weights than replica 0: sequential__0__"
-    )
-    last = f"{RIGHT['saves']} or samba.session.to_device(model)"
-    assert _run(folder, saves=last).stderr == "", "what a rank gives its device once it has trained is its own affair"
-
-
-@whole
-def test_a_flag_that_the_compiler_is_not_told_is_noticed(folder: Path) -> None:
-    _write(folder, {"config": "{'output_folder': 'other'}"})
-    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "--data-parallel", "-ws", "2", "--pef-name", "net"]
-    result = run_job(argv, cwd=folder, timeout=120).check()
-    assert (
-        "notice: DP02: --data-parallel, --world-size is on the command line, but not passed to session.compile"
-        in result.stderr
-    )
-    assert _line("samba.session.compile(") in result.stderr
-
-
-@whole
-@pytest.mark.parametrize(
-    ("flags", "mistakes", "code", "words", "line"),
-    [
-        ((), {"drop_last": "False"}, "data", "AP01: x has 1 samples, and the PEF takes 4 at a time", RUN),
-        (("--width", "2"), {}, "pef", "own flags, --width was 1 at the compile, and is 2 now)", "utils.trace_graph("),
-        ((), {"passed": "data_paralel=True"}, "keyword", "AP04: session.run takes no data_paralel", RUN),
-    ],
-    ids=["AP01", "AP02", "AP04"],
-)  # fmt: skip
-def test_what_does_not_fit_the_pef_is_refused(
-    folder: Path, flags: tuple[str, ...], mistakes: dict[str, str], code: str, words: str, line: str
-) -> None:
-    result = _alone(folder, *flags, **mistakes)
-    assert result.returncode != 0
-    assert words in result.stderr
-    assert f"error[{code}]: " in result.stderr
-    assert _line(line) in result.stderr
-    assert "  try:   " in result.stderr
-
-
-@whole
-def test_an_argument_that_changed_is_noticed(folder: Path) -> None:
-    result = _alone(folder, "--grad-accumulation-steps", "2").check()
-    notes = result.stderr.split("notice: ")[1:]
-    assert notes[0].startswith("AP02: --grad-accumulation-steps was 1 when the PEF was compiled, and is 2 now\n")
-    assert _line("utils.trace_graph(") in notes[0]
-    assert notes[1].startswith("DP02: --grad-accumulation-steps is 2, but the optimizer step follows 1 backward\n")
 
 
 def _findings(result: Result) -> dict[str, str]:
@@ -390,20 +307,6 @@ def test_a_check_that_cannot_go_on_tells_why(folder: Path) -> None:
     assert (result.returncode, record["findings"], record["error"]["code"]) == (2, [], "keyword")
     assert record["error"]["remedy"] == "did you mean data_parallel=?"
     assert result.stderr.startswith("error[keyword]: AP04: session.run takes no data_paralel")
-
-
-@whole
-@pytest.mark.parametrize(
-    ("sampler", "codes"),
-    [(RANDOM.format("rank"), ["DP05"]), ("list(range(rank, 25, replicas))", [])],
-    ids=["each-all", "each-its-own"],
-)
-def test_a_check_compares_the_samples_of_other_samplers(folder: Path, sampler: str, codes: list[str]) -> None:
-    result = _check(folder, sampler=sampler, epoch="pass")
-    found = _findings(result)
-    assert (list(found), result.returncode) == (codes, 1 if codes else 0)
-    if codes:
-        assert "samples of the first 5 steps go to several replicas" in found["DP05"]
 
 
 @whole

@@ -12,7 +12,7 @@ from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.result import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
-from tests.support.mpi import run_mpi
+from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, scale in (("net", "1.5"), ("edited", "2.5")):
         (folder / "app.py").write_text(APP.replace("SCALE", scale), encoding="utf-8")
         command = f"compile app.py:Net --pef-name {name} {flags} --set compile.opt_level=o1"
-        done(sambasim(shlex.split(command), folder))
+        run_job([*SAMBASIM, *shlex.split(command)], cwd=folder).check()  # one process would import app.py once
     return folder
 
 

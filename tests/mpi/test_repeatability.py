@@ -101,5 +101,5 @@ def test_all_ranks_take_the_same_number_of_threads(folder: Path) -> None:
 def test_ranks_that_see_other_data_are_refused_and_do_not_wait_for_ever(folder: Path) -> None:
     result = run_mpi(2, _run("--pef", "net", "--data", "app.py:by_rank"), cwd=folder, timeout=30)
     assert result.returncode == 2
-    assert "replica 0 sees 128 samples to train, but replica 1 64 samples to train" in result.stderr
+    assert "gives replica 0 128 samples to train, but replica 1 64 samples to train" in result.stderr
     assert "give every rank the whole data set" in result.stderr

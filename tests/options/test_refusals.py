@@ -33,7 +33,7 @@ REFUSED = [
     (["trainig.epochs=1"], "did you mean training?"),
     (["trainig.epochs=1"], "trainig (from --set): is not an option"),
     (["compile.world-size=1"], "did you mean compile.world_size?"),
-    (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam or adamw'),
+    (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam, adamw, adagrad or lion'),
     (["optimizer.name=adm"], "did you mean adam?"),
     (["optimizer.momentum=0.9"], "is not for adamw, which takes lr, betas, eps, weight_decay, max_grad_norm"),
     (["optimizer.eps=0"], "optimizer.eps = 0 (from --set): must be above 0"),

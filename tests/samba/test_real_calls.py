@@ -147,26 +147,9 @@ class OneOutput(Returning):
         return y
 
 
-class TwoViews(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = self.linear(x).unsqueeze(1)
-        return h, h.squeeze(1)
-
-
-class WithWeight(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.linear(x).square().mean(), self.linear.weight
-
-
 class Shifted(Returning):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.linear.weight.sum(0)
-
-
-class Dropping(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = nn.functional.dropout(self.linear(x), 0.5, self.training)
-        return y, y.square().mean()
 
 
 def _traced(
@@ -262,13 +245,6 @@ def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(tmp
     assert _starts_from(model, 0, gradient), "set on an output of a run before the last"
 
 
-def test_two_views_of_one_output_and_no_loss(tmp_path: Path) -> None:
-    model = _traced(tmp_path, TwoViews)
-    gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
-    assert _starts_from(model, 1, gradient, grad_of_outputs=[None, gradient])
-    assert _starts_from(model, 0, gradient.unsqueeze(1), grad_of_outputs=[gradient, None])
-
-
 def test_an_input_whose_gradient_is_that_of_the_output(tmp_path: Path) -> None:
     model, (x, _) = _traced(tmp_path, Shifted), _inputs()
     expected = model(samba.to_torch(x).detach())
@@ -279,17 +255,6 @@ def test_an_input_whose_gradient_is_that_of_the_output(tmp_path: Path) -> None:
     session.run(section_types=["BCKWD"])
     assert x.sn_grad is not None
     assert torch.equal(x.sn_grad, gradient)
-
-
-def test_a_parameter_that_the_model_returns_is_read_from_the_device(tmp_path: Path) -> None:
-    model = _traced(tmp_path, WithWeight)
-    weight = model.linear.weight
-    session.run(_inputs()[:1])
-    found = _on_device("withweight__linear__weight")
-    on_device = session.device_value(weight)
-    assert on_device is not None
-    assert torch.equal(found, on_device)
-    assert not torch.equal(found, weight), "it was trained"
 
 
 def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(
@@ -397,20 +362,6 @@ def _typed(monkeypatch: pytest.MonkeyPatch, **flags: object) -> None:
     monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context(command="run", arguments=typed))
 
 
-def test_inference_predicts_with_a_data_parallel_pef_whatever_optimizer_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, (x, _) = _traced(tmp_path, Dropping, data_parallel=True, world_size=2), _inputs()
-    before = model.linear.weight.detach().clone()
-    _typed(monkeypatch, inference=True, data_parallel=False)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    trace_graph(model, [x], optimizer, pef=str(tmp_path / "net" / "net.pef"))
-    found = session.run([x])
-    for one, expected in zip(found, _eager(model, [x]), strict=True):
-        torch.testing.assert_close(one.torch(), expected)
-    assert torch.equal(_on_device("dropping__linear__weight"), before)
-
-
 def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_without_inference(
     pef: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,22 +407,6 @@ def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     with pytest.raises(DataError, match=r"the input target is None, and Net\.forward has no default for it") as caught:
         trace_graph(net, [x, None], samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
     assert "write target=None in forward" in str(caught.value.remedy)
-
-
-class Busy(nn.Module):
-    """It has names of old methods for its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run = nn.Linear(2, 2)
-        self.cpu = False  # type: ignore[assignment, method-assign]  # as an app has it
-
-
-def test_what_a_model_calls_like_an_old_method_stays_its_own() -> None:
-    model = samba.from_torch_model_(Busy())
-    assert type(model.run) is nn.Linear
-    assert model.cpu is False  # type: ignore[comparison-overlap]
-    assert [name for name, _ in model.named_parameters()] == ["run.weight", "run.bias"]
 
 
 def test_tensors_are_set_and_read_by_name(net: Net) -> None:

@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """SCRIPTS/`script`.py, and how it is called.
+    """SCRIPTS/`name`.py, and how it is called.
 
     told: a regular expression that one line of what `run` prints must match
     flags: of every command
@@ -29,47 +29,24 @@ class StandIn:
     saves: files that `run` writes
     shards: whether the replicas train on different samples, so that weights depend on their number
     notice: a regular expression that the stderr of two replicas must match
-    data_parallel, on_rdu: how the app spells the flags; compile gets `-ws 2` with the first
-    names_pef: False where the app gives `--pef-name` itself, which is then `name`
     """
 
     name: str
     told: str
-    script: str = ""
     flags: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     shards: bool = False
     notice: str = ""
-    data_parallel: str = "--data-parallel"
-    on_rdu: str = "--reduce-on-rdu"
-    names_pef: bool = True
 
 
 LOSS = r"[Ll]oss:? \d+\.\d{4}"
 SAME_SAMPLES = r"DP04: .*same samples"
 DEFAULT = "old_names"
-_BUILT = {
-    "script": "lstm_series",
-    "told": r"epoch 2 loss \d\.\d{4} val \d\.\d{4}",
-    "data_parallel": "--dp",
-    "on_rdu": "--on-rdu",
-    "names_pef": False,
-}
 
 STAND_INS = (
-    StandIn("cnn_peaks", r"host error of the saved model \d\.\d{3}", saves=("peaks_out/mdl.pth",), shards=True),
-    StandIn("series_lstm", flags=("--net", "lstm"), notice=SAME_SAMPLES, **_BUILT),  # type: ignore[arg-type]
     StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
-    StandIn("unet", rf"Epoch \[1/1\], Step \[8\], {LOSS}", notice=SAME_SAMPLES),
-    StandIn(
-        "unet_host",
-        rf"Epoch \[1/1\], Step \[8\], {LOSS}",
-        script="unet",
-        flags=("--loss-on-host",),
-        notice=SAME_SAMPLES,
-    ),
     StandIn(
         "bert",
         rf"step 6 {LOSS}",
@@ -80,7 +57,6 @@ STAND_INS = (
     ),
     StandIn("llm_dp", rf"step 6: {LOSS}", flags=("-b", "2"), first=("training.steps=6",), shards=True),
     StandIn("old_names", rf"Epoch: 1 {LOSS}", notice=SAME_SAMPLES),
-    StandIn("resnet_split", rf"epoch 2 {LOSS} lr 0\.0000", flags=("-b", "8"), shards=True),
 )
 
 
@@ -96,7 +72,7 @@ class App:
         of = self.stand_in
         launcher = [mpirun(), "-np", str(np)] if np > 1 else []
         words = [command, *(of.first if command == "run" else ()), *of.flags, *flags]
-        script = str(SCRIPTS / f"{of.script or of.name}.py")
+        script = str(SCRIPTS / f"{of.name}.py")
         result = run_job(
             [*launcher, sys.executable, "-m", "sambasim", script, *words], timeout=TIMEOUT_S, cwd=self.folder
         )
@@ -104,8 +80,7 @@ class App:
         return result.check()
 
     def compile(self) -> Result:
-        named = ("-ws", "2", "--pef-name", self.stand_in.name) if self.stand_in.names_pef else ()
-        return self.call("compile", self.stand_in.data_parallel, *named)
+        return self.call("compile", "--data-parallel", "-ws", "2", "--pef-name", self.stand_in.name)
 
     def with_pef(self, command: str, *flags: str, np: int = 1) -> Result:
         name = self.stand_in.name
@@ -116,8 +91,7 @@ class App:
 
     def by_either_sync(self, np: int) -> tuple[Result, Result]:
         """Trained on `np` replicas: with sync through the host, and on the device."""
-        flag = self.stand_in.data_parallel
-        return self.run(flag, np=np), self.run(flag, self.stand_in.on_rdu, np=np)
+        return self.run("--data-parallel", np=np), self.run("--data-parallel", "--reduce-on-rdu", np=np)
 
 
 @pytest.fixture(
@@ -168,14 +142,6 @@ def test_steps_and_sections_are_measured(app: App) -> None:
     assert " BCKWD " in app.with_pef("measure-sections").stdout
 
 
-@whole
-def test_unet_trains_equally_with_its_loss_on_the_host(tmp_path: Path) -> None:
-    folders = tmp_path / "device", tmp_path / "host"
-    for folder in folders:
-        folder.mkdir()
-    assert weights(compiled("unet", folders[0]).run()) == weights(compiled("unet_host", folders[1]).run())
-
-
 def compiled(name: str, folder: Path) -> App:
     """The stand-in of this name, compiled in `folder`."""
     app = App(next(of for of in STAND_INS if of.name == name), folder)
@@ -184,23 +150,10 @@ def compiled(name: str, folder: Path) -> App:
 
 
 @whole
-def test_series_infers_with_the_pef_of_training(tmp_path: Path) -> None:
-    app = compiled("series_lstm", tmp_path)
-    assert app.with_pef("inference").stdout.endswith("predictions (64, 1)\n")
-
-
-@whole
 def test_vit_evaluates_with_an_inference_pef(tmp_path: Path) -> None:
     app = App(next(of for of in STAND_INS if of.name == "vit"), tmp_path)
     app.call("compile", "--inference", "--pef-name", "vit")
     assert re.search(r"evaluation: loss \d\.\d{4}", app.with_pef("run", "--inference").stdout)
-
-
-@whole
-def test_split_learning_leaves_frozen_layers_as_they_were(tmp_path: Path) -> None:
-    app = App(next(of for of in STAND_INS if of.name == "resnet_split"), tmp_path)
-    app.call("compile", "--freeze", "--pef-name", "resnet_split")
-    assert re.search(r"epoch 2 loss", app.with_pef("run", "--freeze").stdout)
 
 
 def weights(result: Result) -> str:

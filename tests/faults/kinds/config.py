@@ -78,7 +78,7 @@ CONFIG: tuple[Fault, ...] = (
         2,
         (
             "3 options are wrong:",
-            'optimizer.name = "sgdd": must be sgd, adam or adamw (did you mean sgd?)',
+            'optimizer.name = "sgdd": must be sgd, adam, adamw, adagrad or lion (did you mean sgd?)',
             "training.epochs = 0: must be at least 1",
             "training.batchsize: is not an option (did you mean training.batch_size?)",
             "where: net.toml",

@@ -93,24 +93,6 @@ def whole_step(row: Row) -> None:
         row.expect_step(step, lr=0.5)
 
 
-def no_hyperparam_dict(row: Row) -> None:
-    """(input_tensors=(a, b), output_tensors=X, data_parallel=, reduce_on_rdu=)"""
-    row.trace(mapping=row.args.mapping)
-    for step in range(2):
-        samba.session.run(input_tensors=(*row.batch(step),), output_tensors=row.model.output_tensors, **row.parallel)
-        row.expect_step(step)
-
-
-def data_parallel_mode(row: Row) -> None:
-    """trace_graph(distlearn_config=, data_parallel_mode=), run(data_parallel_mode=), get_tensors(outputs)"""
-    row.trace(distlearn_config=row.args.distlearn_config, data_parallel_mode=row.args.data_parallel_mode)
-    mode = row.args.data_parallel_mode
-    samba.session.run(input_tensors=row.batch(0), output_tensors=row.outputs, data_parallel_mode=mode, **row.parallel)
-    loss, _ = samba.session.get_tensors(row.outputs)
-    assert equal(loss, row.plainly.model(*map(plain, row.batch(0)))[0])
-    row.expect_step(0)
-
-
 def _sections(row: Row, *kinds: list[str], **options: Any) -> None:
     row.trace()
     for step in range(2):
@@ -132,11 +114,6 @@ def bckwd_reduce(row: Row) -> None:
     _sections(row, ["fwd"], ["bckwd", "reduce"], ["opt"])
 
 
-def bckwd_alone(row: Row) -> None:
-    """section_types=['FWD'], ['bckwd'], ['opt']"""
-    _sections(row, ["FWD"], ["bckwd"], ["opt"])
-
-
 def grad_of_outputs(row: Row) -> None:
     """grad_of_outputs=[t]"""
     row.trace()
@@ -147,13 +124,6 @@ def grad_of_outputs(row: Row) -> None:
             grad_of_outputs=[random(get_rank())], **row.parallel,
         )  # fmt: skip
         row.expect_step(step, random)
-
-
-def grad_of_outputs_none(row: Row) -> None:
-    """grad_of_outputs=[t, None]"""
-    row.trace()
-    samba.session.run(row.batch(0), row.outputs, grad_of_outputs=[torch.tensor(2.0 + get_rank()), None], **row.parallel)
-    row.expect_step(0, lambda rank: torch.tensor(2.0 + rank))
 
 
 def host_loss(row: Row) -> None:
@@ -171,13 +141,6 @@ def host_loss(row: Row) -> None:
         row.model.output_tensors[0].sn_grad = start(get_rank())
         samba.session.run(row.batch(step), row.outputs, section_types=["bckwd", "opt"], **row.parallel)
         row.expect_step(step, start)
-
-
-def model_run(row: Row) -> None:
-    """model.run([a, b], hyperparam_dict=h, data_parallel=, reduce_on_rdu=)"""
-    row.trace()
-    row.model.run(row.batch(0), hyperparam_dict={"lr": 0.5}, **row.parallel)
-    row.expect_step(0, lr=0.5)
 
 
 def optimizers(row: Row) -> None:
@@ -273,15 +236,10 @@ def ranks(row: Row) -> None:
 
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     whole_step: ("logreg",),
-    no_hyperparam_dict: ("logreg",),
-    data_parallel_mode: ("logreg",),
     bckwd_opt: ("logreg",),
     bckwd_reduce: ("logreg",),
-    bckwd_alone: ("logreg",),
     grad_of_outputs: ("onlyout", OnlyOut),
-    grad_of_outputs_none: ("logreg",),
     host_loss: ("onlyout", OnlyOut),
-    model_run: ("logreg",),
     optimizers: ("optimizers",),
     llm: ("llm", LogReg, "none"),
     set_epoch: ("logreg",),

@@ -15,15 +15,10 @@ from tests.support.mpi import mpirun, run_job
 SCRIPT = Path(__file__).with_name("replicas.py")
 NAMES = [
     "whole_step",
-    "no_hyperparam_dict",
-    "data_parallel_mode",
     "bckwd_opt",
     "bckwd_reduce",
-    "bckwd_alone",
     "grad_of_outputs",
-    "grad_of_outputs_none",
     "host_loss",
-    "model_run",
     "optimizers",
     "llm",
     "set_epoch",

@@ -10,68 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.samba.census.support import BATCH, CLASSES, FEATURES, Plainly, equal, same_weights, seeded
 
-Make = Callable[[Any], Any]
-
-
-def _drawn(make: Callable[[], Any]) -> Any:
-    torch.manual_seed(7)
-    return make()
-
-
-RANDN: dict[str, tuple[Make, Callable[[], Tensor]]] = {
-    "randn(*ints, name=, batch_dim=0)": (
-        lambda samba: samba.randn(4, 8, name="image", batch_dim=0), lambda: torch.randn(4, 8)
-    ),
-    "randn(*list, name=, batch_dim=0)": (
-        lambda samba: samba.randn(*[4, 1, 8, 8], name="image", batch_dim=0), lambda: torch.randn(4, 1, 8, 8)
-    ),
-    "randn, one dimension": (lambda samba: samba.randn(4, name="image", batch_dim=0), lambda: torch.randn(4)),
-    "randn(...).bfloat16().float()": (
-        lambda samba: samba.randn(4, 8, name="image", batch_dim=0).bfloat16().float(),
-        lambda: torch.randn(4, 8).bfloat16().float(),
-    ),
-    "randn(...).bfloat16()": (
-        lambda samba: samba.randn(4, 8, name="image", batch_dim=0).bfloat16(), lambda: torch.randn(4, 8).bfloat16()
-    ),
-    "randn(named_dims=('B','F'))": (
-        lambda samba: samba.randn(4, 8, name="image", batch_dim=0, named_dims=("B", "F")), lambda: torch.randn(4, 8)
-    ),
-    "randn(requires_grad=True)": (
-        lambda samba: samba.randn(4, 8, name="image", batch_dim=0, requires_grad=1 > 0), lambda: torch.randn(4, 8)
-    ),
-    "randint(high, (n,), name=, batch_dim=0)": (
-        lambda samba: samba.randint(10, (4,), name="image", batch_dim=0), lambda: torch.randint(10, (4,))
-    ),
-    "randint(named_dims=('B',))": (
-        lambda samba: samba.randint(10, (4,), name="image", batch_dim=0, named_dims=("B",)),
-        lambda: torch.randint(10, (4,)),
-    ),
-    "randint(low, high, size, name=, batch_dim=0)": (
-        lambda samba: samba.randint(2, 10, (4,), name="image", batch_dim=0), lambda: torch.randint(2, 10, (4,))
-    ),
-    "randint, 2-D size with dtype=torch.int16": (
-        lambda samba: samba.randint(10, (4, 3), name="image", batch_dim=0, dtype=torch.int16),
-        lambda: torch.randint(10, (4, 3), dtype=torch.int16),
-    ),
-    "rand([dims], dtype=, name=, sized_dims=)": (
-        lambda samba: samba.rand([4, 8], dtype=torch.float32, name="image", batch_dim=0, sized_dims=["B", None]),
-        lambda: torch.rand([4, 8]),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("row", RANDN)
-def test_tensors_of_random_numbers_are_those_of_torch(row: str, samba: Any) -> None:
-    make, as_torch = RANDN[row]
-    tensor = _drawn(lambda: make(samba))
-    assert isinstance(tensor, samba.SambaTensor)
-    assert equal(tensor, _drawn(as_torch))
-    assert tensor.dtype is _drawn(as_torch).dtype
-    assert (tensor.sn_name, tensor.batch_dim) == ("image", 0)
-    assert tensor.requires_grad is ("requires_grad" in row)
-    if "named_dims" in row:
-        assert tensor.named_dims == (("B", "F") if tensor.ndim == 2 else ("B",))
-
 
 def test_host_memory_is_assigned_on_an_output_inside_of_forward(samba: Any, batch: list[Any]) -> None:
     class Host(nn.Module):

@@ -157,12 +157,6 @@ def test_what_to_do_is_told_with_what_the_app_has() -> None:
         assert str(finding.remedy).startswith(f"{own}{told}")
 
 
-def test_a_rank_that_has_a_part_of_the_data_alone_is_told_to_take_the_whole() -> None:
-    finding = wrong_division([RIGHT[0], replace(RIGHT[1], length=9)])
-    assert finding is not None
-    assert finding.remedy == ("give the sampler of every rank the whole data set: the sampler divides it")
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_evaluation_in_the_midst_of_an_epoch_is_not(
@@ -190,33 +184,6 @@ def test_evaluation_in_the_midst_of_an_epoch_is_not(
     assert not reporter.findings
 
 
-@pytest.mark.parametrize(
-    "before", [(FORWARD, STEP), (FORWARD, BACKWARD, (SectionKind.OPT,))], ids=["the-same-batch", "sections-apart"]
-)
-def test_a_forward_alone_of_what_trains_hides_nothing(
-    watched: Samplers, reporter: Reporter, before: tuple[tuple[SectionKind, ...], ...]
-) -> None:
-    sampler = _sampler()
-    for _ in range(2):
-        for x in DataLoader(DATA, sampler=sampler):
-            for kinds in before:
-                watched.note_run(kinds, {"x": x})
-            watched.note_step()
-    assert [finding.code for finding in reporter.findings] == ["DP06"]
-
-
-def test_a_batch_of_its_own_to_evaluate_hides_one_step_at_most(watched: Samplers, reporter: Reporter) -> None:
-    sampler, fixed = _sampler(), torch.ones(1)
-    for _ in range(2):
-        for number, x in enumerate(DataLoader(DATA, sampler=sampler)):
-            if number == 0:
-                watched.note_run(FORWARD, {"x": fixed})
-            watched.note_run(STEP, {"x": x})
-            watched.note_step()
-        assert watched.division() == Division(2, 0, LENGTH, (0, 0), False)
-    assert [finding.code for finding in reporter.findings] == ["DP06"]
-
-
 def test_the_line_is_that_where_the_sampler_was_made(watched: Samplers) -> None:
     sampler = _sampler()
     assert watched.line() is None
@@ -239,37 +206,6 @@ def test_a_sampler_waits_until_it_feeds_a_step(watched: Samplers) -> None:
     assert watched.is_waiting()
     _train(watched, sampler)
     assert not watched.is_waiting()
-
-
-def test_no_sampler_waits_while_a_loader_feeds_the_steps(watched: Samplers) -> None:
-    sampler, forgetful = _sampler(), DataLoader(DATA)
-    watched.note_run(STEP, {})
-    assert watched.is_waiting(), sampler
-    for _ in forgetful:
-        watched.note_run(STEP, {})
-        watched.note_step()
-        assert not watched.is_waiting()
-    watched.note_run(STEP, {})
-    assert watched.is_waiting()
-    assert not watched.has_fed
-
-
-def test_a_sampler_that_evaluates_does_not_wait(watched: Samplers) -> None:
-    evaluation = _sampler()
-    for x in DataLoader(DATA, sampler=evaluation):
-        watched.note_run(FORWARD, {"x": x})
-    watched.note_run(STEP, {})
-    watched.note_step()
-    assert not watched.is_waiting()
-    assert watched.division() is None
-
-
-def test_a_sampler_that_was_made_before_has_the_line_that_goes_over_it() -> None:
-    sampler, samplers = _sampler(), Samplers()
-    samplers.start()
-    _train(samplers, sampler)
-    samplers.stop()
-    assert str(samplers.line()).endswith("for batch in loader:")
 
 
 def test_replicas_in_different_epochs_are_found() -> None:
