@@ -21,7 +21,7 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, misfit
+from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, merged, misfit
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower, lower_update
@@ -29,6 +29,7 @@ from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.operator_failure import operator_error
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.transports.base import Communication, Overlapped, Shared, Transport
+from sambasim.runtime.transports.in_process import finished
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
@@ -57,16 +58,6 @@ class Updated(NamedTuple):
     norm: float | None
     exposed_s: float
     hidden_s: float
-
-
-def finished(steps: Steps[R]) -> R:
-    """Run `steps` to the end; for a rank that is alone in its process. Raises InternalError if it waits for another."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-    raise InternalError("the program waits for a rank that does not run in this process")
 
 
 class Executor:
@@ -106,6 +97,7 @@ class Executor:
         self._wanted = wanted
         self._bind_pass(graph, engine, observer)
         self._update: list[StraightLine] = []
+        self._observed_update: list[StraightLine] = []  # in more parts, so that each section is reported
         self._overlapped: list[Overlapped] = []
         self._end: Communication | None = None
         self._norm: int | None = None
@@ -177,7 +169,8 @@ class Executor:
         registers = self._update_registers = RegisterFile()
         binding = Binding(registers, self._graph.values, {}, transport, optimizers)
         parts = lower_update(self._graph, self._update_sections, binding)
-        self._update = [StraightLine(part, accumulate=False) for part in parts]
+        self._observed_update = [StraightLine(part, accumulate=False) for part in parts]
+        self._update = [StraightLine(part, accumulate=False) for part in merged(parts)]
         self._overlapped = [one.communication for one in self._update if isinstance(one.communication, Overlapped)]
         self._end = transport.end_step()
         norms = [node.results[0] for node in self._graph.nodes if node.operator == "opt.total_norm"]
@@ -257,12 +250,13 @@ class Executor:
         transport.offer(losses, request)
         hidden_s = sum(one.hidden_s for one in self._overlapped)
         live = self._update_registers.initial.copy()
-        exposed_s = yield from self._run(self._update, len(self._pass_sections), live)
+        lines = self._update if self._observer is None else self._observed_update
+        exposed_s = yield from self._run(lines, len(self._pass_sections), live)
         ended = yield from self._end_of_step()
         norm = None if self._norm is None else live[self._norm]
-        return ended._replace(
-            norm=norm if isinstance(norm, float) else None, exposed_s=ended.exposed_s + exposed_s, hidden_s=hidden_s
-        )
+        if not isinstance(norm, float):
+            norm = None
+        return Updated(ended.losses, ended.request, norm, ended.exposed_s + exposed_s, hidden_s)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
         """Exchange losses and requests with all ranks, without an update."""

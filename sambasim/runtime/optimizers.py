@@ -59,6 +59,7 @@ class Scalars:
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self.entry = OPTIMIZERS[kind]
+        self.counts = isinstance(self.entry.update, Fused) and "step" in self.entry.update.operands
         self.hyperparameters = hyperparameters
         self.step = 0
         self.number = torch.zeros(())
@@ -69,7 +70,8 @@ class Scalars:
         """Begin step `step` (from 1); `rate` multiplies the learning rate."""
         given, before, is_first = self.hyperparameters, self._last_given, step == 1
         self.step = step
-        self.number.fill_(step)
+        if self.counts:
+            self.number.fill_(step)
         if before is not None and before[0] is given and before[1:] == (rate, is_first):
             return
         self._last_given = (given, rate, is_first)
@@ -99,14 +101,14 @@ def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scala
     kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
     tensors = {**states, "step": scalars.number}
     parameters, operands = [parameter], [[tensors[name]] if name in tensors else [] for name in update.operands]
-    needs = scalars.entry.needs
+    needs, none = scalars.entry.needs, [list[Tensor]() for _ in operands]
 
     def fused(gradient: Tensor) -> None:
         kernel(parameters, [gradient], *operands, **keywords)
 
     def fused_if_needed(gradient: Tensor) -> None:
         # A state that the kernel does not read is not passed: the kernel would still write it.
-        given = operands if keywords[needs or ""] else [[] for _ in operands]
+        given = operands if keywords[needs or ""] else none
         kernel(parameters, [gradient], *given, **keywords)
 
     return fused if needs is None else fused_if_needed

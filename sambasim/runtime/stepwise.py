@@ -22,13 +22,14 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
-from sambasim.runtime.executor import Executor, Tangent, finished
+from sambasim.runtime.executor import Executor, Tangent
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.transports.base import BytesMoved, Transport, slices_of
 from sambasim.runtime.transports.factory import Allocated, Way, allocate, connect
+from sambasim.runtime.transports.in_process import finished
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
 """The section kinds of a whole step."""

@@ -91,10 +91,12 @@ class Trainer:
         step_s = (perf_counter_ns() - began_ns) / 1e9
         self.requested, self.losses = updated.request, updated.losses
         loss = sum(updated.losses) / len(updated.losses)
-        self.totals.model_s += (max(one.pass_ended_ns for one in done) - began_ns) / 1e9
+        self.totals.model_s += (done[-1].pass_ended_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
-        exposed_s = sum(one.updated.exposed_s for one in done)
-        hidden_s = sum(one.updated.hidden_s for one in done)
+        exposed_s, hidden_s = updated.exposed_s, updated.hidden_s
+        for one in done[1:]:
+            exposed_s += one.updated.exposed_s
+            hidden_s += one.updated.hidden_s
         self._count(loss, step_s, exposed_s, hidden_s, applied=done[0].applied)
         return Step(
             step=number + 1,

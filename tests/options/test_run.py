@@ -145,7 +145,7 @@ def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
 
 def test_nonsense_in_the_pef_is_blamed_on_the_pef() -> None:
     with pytest.raises(PefError, match=r"the PEF stores invalid options for its runs: optimizer.name"):
-        resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "lion"}}, {})
+        resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "rprop"}}, {})
     with pytest.raises(PefError) as caught:
         resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
     assert re.search(r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d", caught.value.what)

@@ -39,6 +39,16 @@ class Part:
     instructions: tuple[Instruction, ...]
 
 
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """The same instructions in as few parts as possible: those between two communications are one."""
+    found: list[Part] = []
+    for part in parts:
+        if found and not any(one.communication for one in (*found[-1].instructions, *part.instructions)):
+            part = Part(part.sections, found.pop().instructions + part.instructions)
+        found.append(part)
+    return found
+
+
 def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[int, int]]) -> list[Part]:
     """Split `instructions` into parts; None entries are dropped.
 

@@ -66,11 +66,13 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
 
     Raises InternalError on a deadlock.
     """
+    if hub is None or hub.size == 1:
+        return [finished(step) for step in steps]
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
     generators: dict[int, Tensor] = {}
     while waiting:
-        changes = hub.changes if hub is not None else -1
+        changes = hub.changes
         done = []
         for number, step in waiting.items():
             if number in generators:  # a rank may draw random numbers after a communication
@@ -83,10 +85,23 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
                 done.append(number)
         for number in done:
             del waiting[number]
-        if waiting and not done and (hub is None or hub.changes == changes):
+        if waiting and not done and hub.changes == changes:
             numbers = ", ".join(map(str, waiting))
             raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
     return [results[number] for number in range(len(steps))]
+
+
+def finished(steps: Generator[None, None, R]) -> R:
+    """Run `steps` of a rank that is alone in its process, and return their result.
+
+    Raises InternalError if the program waits for another rank of the process.
+    """
+    try:
+        next(steps)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    raise InternalError("the program waits for a rank that does not run in this process")
 
 
 @final
@@ -206,7 +221,7 @@ class InProcess(Transport):
         return None if self.replicas == 1 else _SpreadHere(self, groups)
 
     def end_step(self) -> Communication:
-        return _Meeting(self)
+        return _Alone(self) if self.replicas == 1 else _Meeting(self)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         return self.memory.region(group, state)[member.start : member.start + member.numel]
@@ -260,3 +275,17 @@ class _Meeting(_Collective):
     def finish(self) -> object:
         exchanged = [one for one in self.take() if isinstance(one, Shared)]
         return Shared([loss for one in exchanged for loss in one.losses], max(one.request for one in exchanged))
+
+
+@final
+class _Alone(Communication):
+    """The end of a step of one replica."""
+
+    def __init__(self, transport: InProcess) -> None:
+        self._transport = transport
+
+    def begin(self, *operands: object) -> None:
+        """Nothing to send."""
+
+    def finish(self) -> Shared:
+        return self._transport.offered
