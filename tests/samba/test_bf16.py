@@ -224,7 +224,7 @@ def test_a_dtype_that_is_not_the_pefs_is_refused_and_none_takes_the_pefs(
 
 
 def test_stochastic_rounding_without_bf16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="in fp32 no number is rounded to bf16") as error:
+    with pytest.raises(OptionError, match="needs bf16; with fp32 nothing is rounded to bf16") as error:
         _compiled(tmp_path, enable_stoc_rounding=True)
     assert error.value.remedy == "add --dtype bf16, or leave out --enable-stoc-rounding"
 
