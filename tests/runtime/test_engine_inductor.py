@@ -21,8 +21,15 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.choice import CACHE_VARIABLE, find_compiler, use_cache_folder
-from sambasim.runtime.engine.inductor import Compiling, Inductor, by_onednn, fake_values, rebuild
-from sambasim.runtime.engine.products import FEWEST_FLOPS, mkl_favours
+from sambasim.runtime.engine.inductor import (
+    FEWEST_FLOPS,
+    Compiling,
+    Inductor,
+    by_onednn,
+    fake_values,
+    mkl_favours,
+    rebuild,
+)
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.replica import place_inputs, place_weights

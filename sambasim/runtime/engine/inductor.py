@@ -34,7 +34,6 @@ from sambasim.errors import MachineError
 from sambasim.ir.graph import Argument, Node, Ref, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
 from sambasim.runtime.engine.choice import find_compiler, use_cache_folder
-from sambasim.runtime.engine.products import FEWEST_FLOPS, mkl_favours
 from sambasim.runtime.engine.routes import find_routes
 from sambasim.runtime.engine.straight_line import Part, by_part
 from sambasim.runtime.engine.units import Region, Steps, choose_units
@@ -66,6 +65,21 @@ _LIBRARY.impl("linear", _shape, "Meta")
 
 LINEAR = torch.ops.sambasim.linear.default
 """`x [m, k]` and `weight [n, k]`, both float32, to `x @ weight.T`, `[m, n]`."""
+
+
+FEWEST_FLOPS = 1 << 23
+"""Smaller products are left to MKL."""
+
+
+@cache
+def mkl_favours(processors: Path) -> bool:
+    """Whether torch has MKL and `processors`, a file like /proc/cpuinfo, describes an Intel CPU."""
+    if not torch.backends.mkl.is_available():
+        return False
+    try:
+        return "GenuineIntel" in processors.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -9,9 +9,8 @@
 An interpreter loop took a quarter of a step where operators take microseconds. The generated text contains nothing from
 the PEF but register numbers, which this package assigns: functions, destinations and constants are passed by name.
 
-The first pass that writes gradients is observed: it shows how results lie in memory, and which products our own kernel
-computes faster. From then on, kernels write gradients to their destinations where they can (see `routes`), and the
-faster products are used (see `products`).
+The first pass that writes gradients is observed: it shows how results lie in memory. From then on, kernels write
+gradients to their destinations where they can (see `routes`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ from torch import Tensor
 
 from sambasim.errors import PefError, SambasimError
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.products import Products
 from sambasim.runtime.engine.routes import Watch, find_routes
 from sambasim.runtime.instructions import Instruction, Registers
 
@@ -187,7 +185,6 @@ class PassLines:
 
     def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
         self._parts = parts
-        self._products = Products()
         self.adding = [StraightLine(part, accumulate=True) for part in parts]
         flat = [one for part in parts for one in part.instructions]
         part_of = [part.sections for part in parts for _ in part.instructions]
@@ -196,14 +193,13 @@ class PassLines:
         routes = [route for route in routes if route.value in single]
         watch = Watch(routes, single)
         self._watch: Watch | None = watch if routes else None
-        timed = [self._products.watched(i, one.function) for i, one in enumerate(flat)]
-        watched = [replace(one, function=watch.watched(i, timed[i])) for i, one in enumerate(flat)]
+        watched = [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
         self.writing = self._replaced(watched)
 
     def end_writing_pass(self) -> None:
         """Call after a pass that wrote gradients. The first one decides how the next ones run."""
         if self._watch is not None:
-            self.writing, self.adding = self._direct(self._watch), self._faster()
+            self.writing = self._direct(self._watch)
             self._watch = None
 
     def _direct(self, watch: Watch) -> list[StraightLine]:
@@ -211,10 +207,7 @@ class PassLines:
         direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
         for position, one in enumerate(direct):
             out = watch.outs.get(position)
-            faster = self._products.faster(position, out)
-            if one is not None and faster is not None:
-                direct[position] = replace(one, function=faster)
-            elif one is not None and out is not None:
+            if one is not None and out is not None:
                 direct[position] = replace(one, function=partial(one.function, out=out))
         for route in watch.routes:
             if route.maker in watch.outs:
@@ -224,20 +217,10 @@ class PassLines:
                     direct[position] = None
         return self._replaced(direct)
 
-    def _faster(self) -> list[StraightLine]:
-        """Code that adds to gradients, with the faster products."""
-        flat = [one for part in self._parts for one in part.instructions]
-        found = [self._products.faster(position) for position in range(len(flat))]
-        quick = [
-            one if function is None else replace(one, function=function)
-            for one, function in zip(flat, found, strict=True)
-        ]
-        return self._replaced(quick, accumulate=True)
-
-    def _replaced(self, instructions: Sequence[Instruction | None], *, accumulate: bool = False) -> list[StraightLine]:
+    def _replaced(self, instructions: Sequence[Instruction | None]) -> list[StraightLine]:
         """The same parts with other `instructions`; None entries are dropped."""
         rest, lines = iter(instructions), []
         for part in self._parts:
             kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
-            lines.append(StraightLine(replace(part, instructions=kept), accumulate=accumulate))
+            lines.append(StraightLine(replace(part, instructions=kept), accumulate=False))
         return lines
