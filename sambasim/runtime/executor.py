@@ -7,10 +7,9 @@ the first micro-step of an accumulation overwrites it, the others add to it.
 Execution is a generator. It yields only where it must wait for another rank that this process runs (emulation).
 """
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError, SambasimError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Output, SectionKind
+from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, merged, misfit
@@ -28,7 +27,7 @@ from sambasim.runtime.lowering import lower, lower_update
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.operator_failure import operator_error
 from sambasim.runtime.optimizers import Optimizers
-from sambasim.runtime.transports.base import Communication, Overlapped, Shared, Transport
+from sambasim.runtime.transports.base import EndOfStep, Overlapped, Transport
 from sambasim.runtime.transports.in_process import finished
 
 if TYPE_CHECKING:
@@ -41,6 +40,9 @@ Steps: TypeAlias = Generator[None, None, R]
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
+
+
+_UNBOUND = "an update of a graph without a transport or optimizers"
 
 
 class Updated(NamedTuple):
@@ -99,7 +101,7 @@ class Executor:
         self._update: list[StraightLine] = []
         self._observed_update: list[StraightLine] = []  # in more parts, so that each section is reported
         self._overlapped: list[Overlapped] = []
-        self._end: Communication | None = None
+        self._end: EndOfStep | None = None
         self._norm: int | None = None
         self._update_registers = RegisterFile()
         if self._transport is not None and self._optimizers is not None:
@@ -123,19 +125,22 @@ class Executor:
                 self._registers.initial[number] = tensor_of(name)
         computed = set(graph.values)
         gradients = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.GRADIENT]
-        self._buffers = [(o, tensor_of(o.symbol)) for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
+        buffers = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.BUFFER]
         outputs = [o for o in graph.outputs if kinds[o.symbol] is SymbolKind.OUTPUT]
-        self._returned = [o for o in outputs if self._wanted in (None, o.symbol)]
+        returned = [o for o in outputs if self._wanted in (None, o.symbol)]
         self._pass_sections, self._update_sections = pass_and_update(graph)
         backward = [graph.section_nodes(one) for one in self._pass_sections if one.kind is SectionKind.BCKWD]
         late = {result for nodes in backward for node in nodes for result in node.results} | set(tangents)
-        self._of_forward = [o for o in self._returned if o.value not in late]
-        self._of_backward = [o for o in self._returned if o.value in late]  # gradients of inputs
+        register = self._registers.value
+        self._buffers = [(register(o.value), tensor_of(o.symbol)) for o in buffers]
+        self._returned = [(o.symbol, register(o.value)) for o in returned]
+        self._of_forward = [(o.symbol, register(o.value)) for o in returned if o.value not in late]
+        self._of_backward = [(o.symbol, register(o.value)) for o in returned if o.value in late]  # gradients of inputs
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._kept_storages = {
             tensor.untyped_storage().data_ptr() for tensor in self._registers.initial if isinstance(tensor, Tensor)
         }
-        self._from_inputs = [(o, tensor_of(o.symbol)) for o in gradients if o.value not in computed]
+        self._from_inputs = [(register(o.value), tensor_of(o.symbol)) for o in gradients if o.value not in computed]
         self._live: Registers = []
         stores: dict[str, list[Tensor]] = {}
         for output in gradients:
@@ -145,7 +150,7 @@ class Executor:
         nodes = [node for section in self._pass_sections for node in graph.section_nodes(section)]
         sizes = [(section.kind, section.stop - section.start) for section in self._pass_sections]
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
-        keep = {output.value for output in self._returned} | {output.value for output, _ in self._buffers}
+        keep = {output.value for output in (*returned, *buffers)}
         lowered = lower(nodes, binding, keep)
         if observer is not None:
             lowered = [
@@ -200,9 +205,12 @@ class Executor:
         """
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
-        yield from self._run(self._pass.adding if accumulate else self._pass.writing, 0, self._live, overlap=last)
+        lines, overlapped = self._pass.adding if accumulate else self._pass.writing, self._overlapped if last else ()
+        chosen = lines.whole if self._observer is None and not overlapped else lines.by_section
+        yield from self._run(chosen, 0, self._live, overlapped)
         outputs = self._outputs(self._returned)
-        self._keep_buffers()
+        if self._buffers:
+            self._keep_buffers()
         self._end_pass(accumulate)
         return outputs
 
@@ -212,7 +220,7 @@ class Executor:
         Buffers are updated at the end. Activations are kept until `backward` or the next pass.
         """
         self._live = self._registers.initial.copy()
-        finished(self._run(self._pass.writing[: self._forward_parts], 0, self._live))
+        finished(self._run(self._pass.writing.by_section[: self._forward_parts], 0, self._live))
         outputs = self._outputs(self._of_forward)
         self._keep_buffers()
         return outputs
@@ -224,7 +232,7 @@ class Executor:
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
-        lines = self._pass.adding if accumulate else self._pass.writing
+        lines = (self._pass.adding if accumulate else self._pass.writing).by_section
         first = lines[self._forward_parts - 1].sections if self._forward_parts else 0
         finished(self._run(lines[self._forward_parts :], first, self._live))
         outputs = self._outputs(self._of_backward)
@@ -234,7 +242,9 @@ class Executor:
     def begin_step(self, number: int, rate: float) -> None:
         """Begin optimizer step `number` (from 1); call it before the last pass of the step. `rate` multiplies the
         learning rates. Returns when gradients may be overwritten."""
-        transport, optimizers = self._bound_update()
+        transport, optimizers = self._transport, self._optimizers
+        if transport is None or optimizers is None:
+            raise InternalError(_UNBOUND)
         optimizers.begin(number, rate)
         transport.wait_for_readers()
         for one in self._overlapped:
@@ -246,39 +256,33 @@ class Executor:
         losses: of this rank's replica
         request: what this rank asks of the run; all ranks receive the largest one
         """
-        transport, _ = self._bound_update()
-        transport.offer(losses, request)
-        hidden_s = sum(one.hidden_s for one in self._overlapped)
-        live = self._update_registers.initial.copy()
-        lines = self._update if self._observer is None else self._observed_update
-        exposed_s = yield from self._run(lines, len(self._pass_sections), live)
-        ended = yield from self._end_of_step()
-        norm = None if self._norm is None else live[self._norm]
-        if not isinstance(norm, float):
-            norm = None
-        return Updated(ended.losses, ended.request, norm, ended.exposed_s + exposed_s, hidden_s)
+        return self._end_step(self._update if self._observer is None else self._observed_update, losses, request)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
         """Exchange losses and requests with all ranks, without an update."""
-        transport, _ = self._bound_update()
-        transport.offer(losses, request)
-        return (yield from self._end_of_step())
+        return self._end_step((), losses, request)
 
-    def _end_of_step(self) -> Steps[Updated]:
-        end = self._end
-        if end is None:
-            raise InternalError("the end of a step of a graph without a transport")
-        began_s = time.perf_counter()
+    def _end_step(self, update: Sequence[StraightLine], losses: Sequence[float], request: int) -> Steps[Updated]:
+        transport, end = self._transport, self._end
+        if transport is None or end is None:
+            raise InternalError(_UNBOUND)
+        transport.offer(losses, request)
+        hidden_s = 0.0
+        for one in self._overlapped:
+            hidden_s += one.hidden_s
+        live = self._update_registers.initial.copy()
+        exposed_s = yield from self._run(update, len(self._pass_sections), live)
+        began_s = perf_counter()
         end.begin()
-        exposed_s = time.perf_counter() - began_s
-        while not end.is_ready():
-            yield
-        began_s = time.perf_counter()
+        if not end.is_ready():
+            exposed_s += perf_counter() - began_s
+            while not end.is_ready():
+                yield
+            began_s = perf_counter()
         shared = end.finish()
-        exposed_s += time.perf_counter() - began_s
-        if not isinstance(shared, Shared):
-            raise InternalError("the end of a step gave no losses")
-        return Updated(shared.losses, shared.request, None, exposed_s, 0.0)
+        exposed_s += perf_counter() - began_s
+        norm = None if self._norm is None else live[self._norm]
+        return Updated(shared.losses, shared.request, norm if isinstance(norm, float) else None, exposed_s, hidden_s)
 
     @property
     def awaits_backward(self) -> bool:
@@ -290,34 +294,31 @@ class Executor:
         held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
         return held if isinstance(held, Tensor) else None
 
-    def _bound_update(self) -> tuple[Transport, Optimizers]:
-        if self._transport is None or self._optimizers is None:
-            raise InternalError("an update of a graph without a transport or optimizers")
-        return self._transport, self._optimizers
-
     def _begin_from(self, tangent: Tangent) -> None:
         for name, register in self._tangents.items():
             self._live[register] = tangent[name] if type(tangent) is dict else tangent
 
-    def _run(self, lines: Sequence[StraightLine], done: int, live: Registers, *, overlap: bool = False) -> Steps[float]:
+    def _run(
+        self, lines: Sequence[StraightLine], done: int, live: Registers, overlapped: Sequence[Overlapped] = ()
+    ) -> Steps[float]:
         """Run `lines`, after `done` sections. Returns the seconds spent in communication."""
         observer, exposed_s = self._observer, 0.0
-        overlapped = self._overlapped if overlap else ()
         began_ns = perf_counter_ns() if observer is not None else 0
         for line in lines:
-            communication = line.communication
+            communication, function = line.communication, line.function or line.compile()
             try:
                 if communication is None:
-                    line(live)
+                    function(live)
                 else:
-                    began_s = time.perf_counter()
-                    line.begin(live)
-                    exposed_s += time.perf_counter() - began_s
-                    while not communication.is_ready():
-                        yield
-                    began_s = time.perf_counter()
-                    line(live)
-                    exposed_s += time.perf_counter() - began_s - communication.update_s
+                    began_s = perf_counter()
+                    communication.begin(*[live[operand] for operand in line.operands])
+                    if not communication.is_ready():
+                        exposed_s += perf_counter() - began_s
+                        while not communication.is_ready():
+                            yield
+                        began_s = perf_counter()
+                    function(live)
+                    exposed_s += perf_counter() - began_s - communication.update_s
             except Misfit as error:
                 raise misfit(line.failed(error)) from error
             except SambasimError:
@@ -344,19 +345,26 @@ class Executor:
         tensors = {symbol.name: self._tensor_of(symbol.name) for symbol in inputs}
         return operator_error(instruction.node, error, inputs, tensors)
 
-    def _outputs(self, outputs: Sequence[Output]) -> dict[str, Tensor]:
-        return {output.symbol: self._detached(output) for output in outputs}
+    def _outputs(self, outputs: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
+        """The tensors of outputs, given by symbol and register. One that shares memory with a symbol is copied, because
+        the next step overwrites it."""
+        found = {}
+        for symbol, register in outputs:
+            value = self._value(register)
+            is_kept = value.untyped_storage().data_ptr() in self._kept_storages
+            found[symbol] = value.clone() if is_kept else value
+        return found
 
     def _keep_buffers(self) -> None:
-        for output, destination in self._buffers:
-            destination.copy_(self._value(output))
+        for register, destination in self._buffers:
+            destination.copy_(self._value(register))
 
     def _end_pass(self, accumulate: bool) -> None:
-        for output, destination in self._from_inputs:
+        for register, destination in self._from_inputs:
             if accumulate:
-                destination.add_(self._value(output))
+                destination.add_(self._value(register))
             else:
-                destination.copy_(self._value(output))
+                destination.copy_(self._value(register))
         self._live = []
         if not accumulate:
             self._pass.end_writing_pass()
@@ -368,16 +376,11 @@ class Executor:
         like = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in tangents.items()}
         return like | {name: self._tensor_of(name) for name in self._graph.inputs if name not in like}
 
-    def _value(self, output: Output) -> Tensor:
-        value = self._live[self._registers.value(output.value)]
+    def _value(self, register: int) -> Tensor:
+        value = self._live[register]
         if not isinstance(value, Tensor):
-            raise TypeError(f"{output.value} is {type(value).__name__}")
+            raise TypeError(f"register {register} holds a {type(value).__name__}")
         return value
-
-    def _detached(self, output: Output) -> Tensor:
-        """The output's tensor; a copy if it shares memory with a symbol, which the next step overwrites."""
-        value = self._value(output)
-        return value.clone() if value.untyped_storage().data_ptr() in self._kept_storages else value
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:

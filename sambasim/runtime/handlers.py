@@ -6,6 +6,7 @@ communication and each part of an optimizer step has its own. Nothing else decid
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -78,14 +79,14 @@ def bound(node: Node, binding: Binding, function: Callable[..., object]) -> Inst
 def communicating(node: Node, binding: Binding, communication: Communication | None) -> Instruction:
     """An instruction for `communication`; it does nothing if that is None."""
     if communication is None:
-        return bound(node, binding, _nothing)
+        return bound(node, binding, nothing)
     instruction = bound(node, binding, communication.finish)
     return Instruction(
         node, communication.finish, instruction.operands, True, instruction.results, (), communication=communication
     )
 
 
-def _nothing(*operands: object) -> None:
+def nothing(*operands: object) -> None:
     """A communication that this rank does not take part in."""
 
 
@@ -195,6 +196,10 @@ def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
     def update() -> None:
         for part, step in done:
             step(part)
+
+    if len(done) == 1 and not clips:
+        ((part, step),) = done
+        return bound(node, binding, partial(step, part))
 
     def clip_and_update(norm: float) -> None:
         scale = coefficient(norm, optimizers.first("max_grad_norm"))

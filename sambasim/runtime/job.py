@@ -230,7 +230,7 @@ class TrainingJob:
         """What this rank asks of the run after its step: to end, by a signal; to save; or 0."""
         if stop := self._signals.request():
             return stop
-        return SAVE if self._setup.is_first and self._saver is not None and self._saver.is_time() else 0
+        return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
 
     def _newest_checkpoint(self) -> str | None:
         return self._saver.newest() if self._saver is not None else None

@@ -18,7 +18,7 @@ from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.straight_line import Part
-from sambasim.runtime.handlers import Binding, communicating, handler_of
+from sambasim.runtime.handlers import Binding, communicating, handler_of, nothing
 from sambasim.runtime.instructions import Instruction, RegisterFile, free_after_use
 from sambasim.runtime.transports.base import Fusion
 
@@ -49,7 +49,8 @@ def lower_update(graph: Graph, sections: Sequence[Section], binding: Binding) ->
     def add(instruction: Instruction, count: int) -> None:
         nonlocal reached
         reached += count
-        parts.append(Part(sum(section.stop <= reached for section in graph.sections), (instruction,)))
+        instructions = () if instruction.function is nothing else (instruction,)
+        parts.append(Part(sum(section.stop <= reached for section in graph.sections), instructions))
 
     groups = [group.name for group in binding.transport.program.groups] if binding.transport else []
     at = 0

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from sambasim.ir.graph import Section
 from sambasim.records.trace import Track
@@ -26,6 +26,9 @@ class StepObserver:
     `replica` is the number of a replica, or the rank of a process without one. Times are those of `perf_counter_ns`.
     """
 
+    detailed: bool = True
+    """Whether it uses the spans of all tracks and their arguments. If not, it may get only spans of `COLLECTIVES`."""
+
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
         """The function that every pass calls for `instruction`; called once, before the first pass."""
         return instruction.function
@@ -33,8 +36,11 @@ class StepObserver:
     def step_begins(self, step: int) -> None:
         """Step `step` begins; it counts from 0."""
 
+    def batch_begins(self, replica: int, micro_step: int) -> None:
+        """The replica reads the batch of `micro_step`, which counts from 0, and places it in device memory."""
+
     def pass_begins(self, replica: int, micro_step: int) -> None:
-        """The batch of `micro_step` (from 0) is in device memory; the sections run next."""
+        """The batch is in device memory; the sections run next."""
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         """`sections` have run: one, or several that were compiled or fused together."""
@@ -57,6 +63,7 @@ class Observers(StepObserver):
 
     def __init__(self, members: Sequence[StepObserver]) -> None:
         self._members = tuple(members)
+        self.detailed = any(member.detailed for member in members)
 
     def bind(self, replica: int, instruction: "Instruction") -> Callable[..., object]:
         for member in self._members:
@@ -66,6 +73,10 @@ class Observers(StepObserver):
     def step_begins(self, step: int) -> None:
         for member in self._members:
             member.step_begins(step)
+
+    def batch_begins(self, replica: int, micro_step: int) -> None:
+        for member in self._members:
+            member.batch_begins(replica, micro_step)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
         for member in self._members:
@@ -129,15 +140,17 @@ def span(
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
     """Decorator: report each call of a method as a span. `args_of` takes the method's arguments, returns the span's."""
 
+    is_wanted = track is Track.COLLECTIVES
+
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             observer = self.observer
-            if observer is None:
+            if observer is None or not (is_wanted or observer.detailed):
                 return method(self, *args, **kwargs)
             observer.span_begins(self.replica, track, name)
             began_ns = perf_counter_ns()
             result = method(self, *args, **kwargs)
-            span_args: dict[str, Any] = dict(args_of(self, *args, **kwargs)) if args_of else {}
+            span_args = args_of(self, *args, **kwargs) if args_of is not None and observer.detailed else {}
             observer.span_ends(self.replica, track, name, began_ns, span_args)
             return result
 

@@ -120,6 +120,8 @@ def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -
     """The factor of the learning rate at optimizer step `step`, counted from 0, of a run of `run_steps` steps."""
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
+    if schedule.name == "constant":
+        return 1.0
     past = step - schedule.warmup_steps
     left = (schedule.total_steps or run_steps) - schedule.warmup_steps
     progress = min(past / left, 1.0) if left > 0 else 1.0

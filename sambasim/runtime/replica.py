@@ -17,28 +17,13 @@ from sambasim.records.trace import Track
 from sambasim.runtime.determinism import Stream, derive, seed_torch
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Steps, Updated, tangent_of
-from sambasim.runtime.observer import SpanArgs, StepObserver, span
+from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import BYTE_COUNTS, Transport
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
-
-
-class StepNumbers(NamedTuple):
-    """The numbers of one step.
-
-    step: counts from 0
-    update: number of the optimizer step, from 1; skipped steps do not count
-    rate: multiplies the learning rates
-    micro_steps: the number of passes
-    """
-
-    step: int
-    update: int
-    rate: float
-    micro_steps: int
 
 
 class Stepped(NamedTuple):
@@ -81,11 +66,14 @@ class Replica:
         self.transport = transport
         self.optimizers = optimizers
         self.observer: StepObserver | None = None
+        self._detailed: StepObserver | None = None  # the same, if it wants details
         self._shard = shard
         self._seed = seed
         self._loss = program.loss
         self._program = program
         self._draws = draws_random_numbers(program.training)
+        kinds = program.symbols
+        self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
         self._overlaps = overlaps and not skips_nonfinite
         self.executor = Executor(
             program.training,
@@ -104,6 +92,7 @@ class Replica:
     def observe(self, observer: StepObserver | None) -> None:
         """Call `observer` from now on; None for no observer."""
         self.observer = observer
+        self._detailed = observer if observer is not None and observer.detailed else None
         self.executor.observe(observer)
 
     @property
@@ -118,36 +107,42 @@ class Replica:
         """Whether it computes gradients; False for a parameter server without a replica."""
         return self._shard is not None
 
-    def step(self, numbers: StepNumbers, request: Callable[[], int]) -> Steps[Stepped]:
-        """Run one step. `request` is called after the passes: what this rank asks of the run.
+    def step(self, step: int, update: int, rate: float, micro_steps: int, request: Callable[[], int]) -> Steps[Stepped]:
+        """Run one step.
+
+        step: counts from 0
+        update: number of the optimizer step, from 1; skipped steps do not count
+        rate: multiplies the learning rates
+        micro_steps: the number of passes
+        request: called after the passes: what this rank asks of the run
 
         Raises what reading a batch and executing the program raise.
         """
-        if self._guard is not None:
-            return (yield from self._guarded_step(self._guard, numbers, request))
-        self._begin_step(numbers)
-        losses = (yield from self._passes(numbers)) if self.works else []
+        guard, exchanged = self._guard, None
+        if guard is None:
+            self._begin_step(update, rate)
+        else:
+            guard.save()
+            self.transport.wait_for_readers()
+        losses = (yield from self._passes(step, micro_steps)) if self._shard is not None else []
         ended_ns = perf_counter_ns()
-        return Stepped((yield from self._update(losses, request())), ended_ns)
+        asked = request()
+        if guard is not None:  # exchange the losses before any gradient is reduced
+            exchanged = yield from self.executor.exchange(losses, asked)
+            if not all(map(math.isfinite, exchanged.losses)):
+                guard.restore()
+                return Stepped(exchanged, ended_ns, applied=False)
+            self._begin_step(update, rate)
+            asked = exchanged.request
+        if self._detailed is None:
+            updated = yield from self.executor.update(losses, asked)
+        else:
+            updated = yield from self._observed_update(self._detailed, losses, asked)
+        if exchanged is not None:
+            updated = updated._replace(exposed_s=updated.exposed_s + exchanged.exposed_s)
+        return Stepped(updated, ended_ns)
 
-    def _guarded_step(self, guard: "_Buffers", numbers: StepNumbers, request: Callable[[], int]) -> Steps[Stepped]:
-        """A step that is applied only if all losses are finite. They are exchanged before any gradient is reduced."""
-        guard.save()
-        self.transport.wait_for_readers()
-        losses = (yield from self._passes(numbers)) if self.works else []
-        ended_ns = perf_counter_ns()
-        exchanged = yield from self.executor.exchange(losses, request())
-        if not all(map(math.isfinite, exchanged.losses)):
-            guard.restore()
-            return Stepped(exchanged, ended_ns, applied=False)
-        self._begin_step(numbers)
-        updated = yield from self._update(losses, exchanged.request)
-        return Stepped(updated._replace(exposed_s=updated.exposed_s + exchanged.exposed_s), ended_ns)
-
-    def _update(self, losses: Sequence[float], request: int) -> Steps[Updated]:
-        observer = self.observer
-        if observer is None:
-            return (yield from self.executor.update(losses, request))
+    def _observed_update(self, observer: StepObserver, losses: Sequence[float], request: int) -> Steps[Updated]:
         before, began_ns = self.transport.bytes_moved.counts(), perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "sync and update")
         updated = yield from self.executor.update(losses, request)
@@ -156,20 +151,30 @@ class Replica:
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
         return updated
 
-    @span(Track.HOST, "begin step")
-    def _begin_step(self, numbers: StepNumbers) -> None:
-        self.executor.begin_step(numbers.update, numbers.rate)
+    def _begin_step(self, update: int, rate: float) -> None:
+        observer = self._detailed
+        if observer is None:
+            self.executor.begin_step(update, rate)
+            return
+        began_ns = perf_counter_ns()
+        observer.span_begins(self.rank, Track.HOST, "begin step")
+        self.executor.begin_step(update, rate)
+        observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
 
-    def _passes(self, numbers: StepNumbers) -> Steps[Sequence[float]]:
+    def _passes(self, step: int, micro_steps: int) -> Steps[Sequence[float]]:
         """Forward and backward on the next batches. Each backward starts from 1 / `micro_steps`, so device memory then
         holds the gradient of the mean over micro-steps. Returns a list with the mean loss."""
-        step, _, _, micro_steps = numbers
+        observer, detailed = self.observer, self._detailed
         if micro_steps not in self._tangents:
             self._tangents[micro_steps] = tangent_of(self._program, 1 / micro_steps)
         began_ns, total = perf_counter_ns(), 0.0
         for micro_step in range(micro_steps):
-            self._place(self._read(micro_step))
-            observer = self.observer
+            if observer is not None:
+                observer.batch_begins(self.rank, micro_step)
+            if detailed is None:
+                self._place(self.shard.next_batch())
+            else:
+                self._observed_place(detailed, micro_step)
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
@@ -183,23 +188,25 @@ class Replica:
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
             total += loss
-        if self.observer is not None:
-            self.observer.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
+        if detailed is not None:
+            detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
 
-    def _micro_step(self, micro_step: int) -> SpanArgs:
-        return {"micro_step": micro_step}
-
-    @span(Track.HOST, "data", _micro_step)
-    def _read(self, micro_step: int) -> Mapping[str, Tensor]:
-        return self.shard.next_batch()
-
-    def _batch_bytes(self, batch: Mapping[str, Tensor]) -> SpanArgs:
-        return {"bytes": sum(tensor.nbytes for tensor in batch.values())}
-
-    @span(Track.COPIES, "batch to device", _batch_bytes)
     def _place(self, batch: Mapping[str, Tensor]) -> None:
-        place_inputs(self.memory, batch)
+        inputs = self._inputs
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor)
+
+    def _observed_place(self, observer: StepObserver, micro_step: int) -> None:
+        began_ns = perf_counter_ns()
+        observer.span_begins(self.rank, Track.HOST, "data")
+        batch = self.shard.next_batch()
+        observer.span_ends(self.rank, Track.HOST, "data", began_ns, {"micro_step": micro_step})
+        began_ns = perf_counter_ns()
+        observer.span_begins(self.rank, Track.COPIES, "batch to device")
+        self._place(batch)
+        moved = {"bytes": sum(tensor.nbytes for tensor in batch.values())}
+        observer.span_ends(self.rank, Track.COPIES, "batch to device", began_ns, moved)
 
 
 class _Buffers:

@@ -9,8 +9,8 @@ from sambasim.options.training import TrainingOptions
 from sambasim.runtime.listener import Step
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan, learning_rate_factor
-from sambasim.runtime.replica import Replica, StepNumbers
-from sambasim.runtime.transports.in_process import Hub, run_together
+from sambasim.runtime.replica import Replica
+from sambasim.runtime.transports.in_process import Hub, finished, run_together
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class Trainer:
         self._replicas = replicas
         self._hub = hub
         self._plan = plan
+        self._samples = plan.samples_per_step
         self._training = training
         self._optimizers = replicas[0].optimizers
         self._request = request
@@ -83,8 +84,9 @@ class Trainer:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
         rate = learning_rate_factor(self._training.schedule, number, self._plan.steps)
-        numbers = StepNumbers(number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps)
-        done = run_together([replica.step(numbers, self._request) for replica in self._replicas], self._hub)
+        numbers = number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps, self._request
+        steps = [replica.step(*numbers) for replica in self._replicas]
+        done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0].updated
         if observer is not None:
             observer.step_ends(number, updated.norm)
@@ -106,7 +108,7 @@ class Trainer:
             step_s=step_s,
             sync_s=exposed_s,
             hidden_sync_s=hidden_s,
-            samples_per_s=self._plan.samples_per_step / step_s,
+            samples_per_s=self._samples / step_s,
             grad_norm=updated.norm,
         )
 
@@ -117,7 +119,7 @@ class Trainer:
         totals.training_s += step_s
         totals.sync_s += exposed_s
         totals.hidden_sync_s += hidden_s
-        totals.samples += self._plan.samples_per_step
+        totals.samples += self._samples
         totals.loss_last = loss
         if totals.steps == 1:
             totals.loss_first = loss

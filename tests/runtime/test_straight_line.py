@@ -112,7 +112,7 @@ def _instruction(number: int, **changes: object) -> Instruction:
 def _run(*instructions: Instruction, accumulate: bool = False) -> tuple[StraightLine, Registers]:
     line = StraightLine(Part(1, instructions), accumulate=accumulate)
     registers: Registers = [torch.tensor([1.0, 2.0]), *([None] * (REGISTERS - 1))]
-    line(registers)
+    line.compile()(registers)
     return line, registers
 
 
@@ -163,7 +163,7 @@ def test_the_instruction_that_failed_is_told(wrong: int, changes: dict[str, obje
     instructions = [_instruction(n, **(changes if n == wrong else {})) for n in range(4)]
     line = StraightLine(Part(1, tuple(instructions)), accumulate=False)
     with pytest.raises(error) as caught:
-        line([torch.ones(2), None, None, None])
+        line.compile()([torch.ones(2), None, None, None])
     assert line.failed(caught.value).node.name == f"n{wrong}"
 
 

@@ -74,18 +74,18 @@ def waits_for(flags: NodeFlags, looks: int, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_rank_with_a_core_of_its_own_looks_again_before_it_gives_the_core_away(
     done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits_for(both(cores=2)[0], 50, monkeypatch)
+    waits_for(both(cores=2)[0], 51, monkeypatch)
     assert done == []
-    waits_for(both(cores=2)[0], 53, monkeypatch)
+    waits_for(both(cores=2)[0], 54, monkeypatch)
     assert done == ["yield"] * 3
 
 
 def test_a_rank_that_shares_its_core_gives_it_away_at_once(done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_for(both(cores=1)[0], 3, monkeypatch)
+    waits_for(both(cores=1)[0], 4, monkeypatch)
     assert done == ["yield"] * 3
 
 
-@pytest.mark.parametrize(("cores", "awake"), [(2, 4050), (1, 20)])
+@pytest.mark.parametrize(("cores", "awake"), [(2, 4051), (1, 21)])
 def test_a_rank_that_waits_long_sleeps_between_looks(
     cores: int, awake: int, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

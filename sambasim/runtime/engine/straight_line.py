@@ -82,29 +82,27 @@ class Misfit(Exception):
 
 
 class StraightLine:
-    """`part`, compiled to one Python function on the first call. `accumulate`: add gradients instead of overwriting."""
+    """`part` as one Python function of the registers. `accumulate`: add gradients instead of overwriting them.
+
+    function: None until `compile`. It raises what an operator raises, or Misfit; `failed` then returns the instruction
+    """
 
     def __init__(self, part: Part, *, accumulate: bool) -> None:
         self.sections = part.sections
+        self.function: Callable[[Registers], None] | None = None
         self.communication = part.instructions[0].communication if len(part.instructions) == 1 else None
+        self.operands = part.instructions[0].operands if self.communication is not None else ()
         self._instructions = part.instructions
         self._keep = add if accumulate else overwrite
-        self._run: Callable[[Registers], None] | None = None
 
-    def __call__(self, registers: Registers) -> None:
-        """Run the part. Raises what an operator raises, or Misfit; `failed` then returns the instruction."""
-        if self._run is None:
-            self._run = _function(self._instructions, self._keep)
-        self._run(registers)
-
-    def begin(self, registers: Registers) -> None:
-        """Begin the communication of this part, if it is one."""
-        if self.communication is not None:
-            self.communication.begin(*[registers[operand] for operand in self._instructions[0].operands])
+    def compile(self) -> Callable[[Registers], None]:
+        """Set `function`, and return it."""
+        self.function = _function(self._instructions, self._keep)
+        return self.function
 
     def failed(self, error: BaseException) -> Instruction:
         """The instruction that raised `error`."""
-        code: CodeType | None = self._run.__code__ if self._run is not None else None
+        code: CodeType | None = self.function.__code__ if self.function is not None else None
         line, traceback = _FIRST_LINE, error.__traceback__
         while traceback is not None:
             if code is not None and traceback.tb_frame.f_code is code:
@@ -176,8 +174,16 @@ def _tensor(value: object) -> Tensor:
     return value
 
 
+class Lines:
+    """`parts` as straight-line code: `by_section` reports every section, `whole` is in as few parts as possible."""
+
+    def __init__(self, parts: Sequence[Part], *, accumulate: bool) -> None:
+        self.by_section = [StraightLine(part, accumulate=accumulate) for part in parts]
+        self.whole = [StraightLine(part, accumulate=accumulate) for part in merged(parts)]
+
+
 class PassLines:
-    """`parts` as straight-line code, for passes that write gradients and for passes that add to them.
+    """The code of passes that write gradients, and of passes that add to them.
 
     stores: the destinations of gradients by value
     keep: values that the pass returns; they must not share memory with a gradient
@@ -185,7 +191,7 @@ class PassLines:
 
     def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
         self._parts = parts
-        self.adding = [StraightLine(part, accumulate=True) for part in parts]
+        self.adding = Lines(parts, accumulate=True)
         flat = [one for part in parts for one in part.instructions]
         part_of = [part.sections for part in parts for _ in part.instructions]
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}
@@ -193,8 +199,9 @@ class PassLines:
         routes = [route for route in routes if route.value in single]
         watch = Watch(routes, single)
         self._watch: Watch | None = watch if routes else None
-        watched = [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
-        self.writing = self._replaced(watched)
+        self.writing = self._replaced(
+            [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
+        )
 
     def end_writing_pass(self) -> None:
         """Call after a pass that wrote gradients. The first one decides how the next ones run."""
@@ -202,7 +209,7 @@ class PassLines:
             self.writing = self._direct(self._watch)
             self._watch = None
 
-    def _direct(self, watch: Watch) -> list[StraightLine]:
+    def _direct(self, watch: Watch) -> Lines:
         """Code in which kernels write directly to the destinations of gradients that `watch` found."""
         direct: list[Instruction | None] = [one for part in self._parts for one in part.instructions]
         for position, one in enumerate(direct):
@@ -217,10 +224,10 @@ class PassLines:
                     direct[position] = None
         return self._replaced(direct)
 
-    def _replaced(self, instructions: Sequence[Instruction | None]) -> list[StraightLine]:
+    def _replaced(self, instructions: Sequence[Instruction | None]) -> Lines:
         """The same parts with other `instructions`; None entries are dropped."""
-        rest, lines = iter(instructions), []
+        rest, parts = iter(instructions), []
         for part in self._parts:
             kept = tuple(one for one in islice(rest, len(part.instructions)) if one is not None)
-            lines.append(StraightLine(replace(part, instructions=kept), accumulate=False))
-        return lines
+            parts.append(replace(part, instructions=kept))
+        return Lines(parts, accumulate=False)

@@ -11,12 +11,13 @@ from sambasim.runtime.supervision.status_file import Activity, State, prepare
 
 _WAITING = prepare(State.WAITING, "waiting for peers")
 _READING = prepare(State.RUNNING, "reading data")
-_BATCH = prepare(State.RUNNING, "placing the batch")
 _REPORTING = prepare(State.RUNNING, "reporting the step")
 
 
 class StepStatus(StepObserver):
     """Writes to `activity` what happens in the steps of `program`. Each event copies a few prepared bytes."""
+
+    detailed = False
 
     def __init__(self, activity: Activity, program: Program) -> None:
         self._activity = activity
@@ -26,7 +27,10 @@ class StepStatus(StepObserver):
 
     def step_begins(self, step: int) -> None:
         self._activity.step(step + 1)
-        self._set(_WAITING)
+        self._now = _WAITING
+
+    def batch_begins(self, replica: int, micro_step: int) -> None:
+        self._set(_READING)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
         if micro_step:  # most steps have only one, so the first is not numbered
@@ -46,14 +50,10 @@ class StepStatus(StepObserver):
             if name not in self._collectives:
                 self._collectives[name] = prepare(State.WAITING, f"sync with peers: {name}")
             self._activity.set(self._collectives[name])
-        elif name == "data":
-            self._set(_READING)
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         if track is Track.COLLECTIVES:
             self._activity.set(self._now)
-        elif name == "data":
-            self._set(_BATCH)
 
     def _set(self, text: bytes) -> None:
         self._now = text
@@ -65,8 +65,8 @@ class StepStatus(StepObserver):
 
 
 def _section_texts(graph: Graph) -> Sequence[bytes]:
-    """What to write once so many sections of a pass have been run, from none to all of them."""
+    """What to write once so many sections of a pass have been run."""
     sections, _ = pass_and_update(graph)
     whole = len(graph.sections)
     texts = [f"section {number} of {whole} ({section.name})" for number, section in enumerate(sections, 1)]
-    return [prepare(State.RUNNING, text) for text in [*texts, "backward done"]]
+    return [prepare(State.RUNNING, text) for text in texts]

@@ -88,6 +88,14 @@ class Shared(NamedTuple):
     request: int
 
 
+class EndOfStep(Communication):
+    """The communication that ends every step: all ranks receive what all have offered (`Transport.offer`)."""
+
+    @abstractmethod
+    def finish(self) -> Shared:
+        """What all ranks offered. All replicas see all updates."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """Adjacent update nodes that one instruction executes together.
@@ -150,9 +158,8 @@ class Transport(ABC):
         self.offered = Shared(losses, request)
 
     @abstractmethod
-    def end_step(self) -> Communication:
-        """The communication that ends every step. After it, all replicas see all updates. It returns what all
-        ranks offered, as `Shared`."""
+    def end_step(self) -> EndOfStep:
+        """The communication that ends every step."""
 
     def wait_for_readers(self) -> None:
         """Wait until other ranks have read this rank's gradients of the last step, so that they may be overwritten."""

@@ -43,6 +43,10 @@ class Counter(IntEnum):
     UPDATED = 1  # steps whose gradients it has read and whose parameters it has updated
 
 
+_FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
+"""The arguments of spans."""
+
+
 class NodeFlags:
     """The counters of all ranks of this node, and two slots, each for a loss and a request."""
 
@@ -76,6 +80,8 @@ class NodeFlags:
 
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
+        if self.reached(counter, value):
+            return
         observer, owner = self._owner.observer, self._owner
         if observer is None:
             self._wait(counter, value)
@@ -83,7 +89,7 @@ class NodeFlags:
         observer.span_begins(owner.replica, Track.COLLECTIVES, _WAITING)
         began_ns = perf_counter_ns()
         self._wait(counter, value)
-        observer.span_ends(owner.replica, Track.COLLECTIVES, _WAITING, began_ns, {"for": counter.name.lower()})
+        observer.span_ends(owner.replica, Track.COLLECTIVES, _WAITING, began_ns, _FOR[counter])
 
     def _wait(self, counter: Counter, value: int) -> None:
         at = counter * _LINE_WORDS

@@ -23,7 +23,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Communication, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Transport, slices_of
 from sambasim.runtime.transports.host import GatheredLosses
 from sambasim.runtime.transports.values import MessageLine
 
@@ -56,7 +56,7 @@ class Gloo(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None
 
-    def end_step(self) -> Communication:
+    def end_step(self) -> EndOfStep:
         return GatheredLosses(self, self.communicator, range(self.replicas))
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:

@@ -25,7 +25,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.observer import StepObserver, span
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Communication, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import collect, gather_losses
 from sambasim.runtime.transports.values import MessageLine
@@ -85,7 +85,7 @@ class Host(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self._replicated else _Exchanged(self, [all_gather(groups, self.places, self)])
 
-    def end_step(self) -> Communication:
+    def end_step(self) -> EndOfStep:
         return GatheredLosses(self, self.communicator, self.places.workers)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
@@ -158,7 +158,7 @@ class _Exchanged(Communication):
 
 
 @final
-class GatheredLosses(Communication):
+class GatheredLosses(EndOfStep):
     """The end of a step for transports whose updates have already arrived: it gathers losses and requests."""
 
     def __init__(self, transport: Transport, communicator: Communicator, workers: Sequence[int]) -> None:

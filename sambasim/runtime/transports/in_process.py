@@ -18,7 +18,7 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.mean import tree_mean
-from sambasim.runtime.transports.base import Communication, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of
 from sambasim.runtime.transports.values import Combine, Line, tensor_operand
 
 R = TypeVar("R")
@@ -220,7 +220,7 @@ class InProcess(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicas == 1 else _SpreadHere(self, groups)
 
-    def end_step(self) -> Communication:
+    def end_step(self) -> EndOfStep:
         return _Alone(self) if self.replicas == 1 else _Meeting(self)
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
@@ -264,7 +264,7 @@ class _SpreadHere(_OnMemory):
 
 
 @final
-class _Meeting(_Collective):
+class _Meeting(_Collective, EndOfStep):
     def __init__(self, transport: InProcess) -> None:
         super().__init__(transport.hub, "end of step", transport.replica)
         self._transport = transport
@@ -272,13 +272,13 @@ class _Meeting(_Collective):
     def begin(self, *operands: object) -> None:
         self.put(self._transport.offered)
 
-    def finish(self) -> object:
+    def finish(self) -> Shared:
         exchanged = [one for one in self.take() if isinstance(one, Shared)]
         return Shared([loss for one in exchanged for loss in one.losses], max(one.request for one in exchanged))
 
 
 @final
-class _Alone(Communication):
+class _Alone(EndOfStep):
     """The end of a step of one replica."""
 
     def __init__(self, transport: InProcess) -> None:

@@ -18,7 +18,7 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.runtime.mean import TreeMean, block_sums, clip, total_norm
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Communication, Fusion, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport, slices_of
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.values import MessageLine
 from sambasim.runtime.transports.window import Devices
@@ -73,7 +73,7 @@ class SmallWindow(Transport):
     def offer(self, losses: Sequence[float], request: int) -> None:
         self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
 
-    def end_step(self) -> Communication:
+    def end_step(self) -> EndOfStep:
         return _End(self)
 
     def wait_for_readers(self) -> None:
@@ -160,7 +160,7 @@ class _Reduce(Communication):
 
 
 @final
-class _End(Communication):
+class _End(EndOfStep):
     def __init__(self, window: SmallWindow) -> None:
         self._window = window
 

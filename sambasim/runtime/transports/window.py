@@ -18,7 +18,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.observer import StepObserver, span
 from sambasim.runtime.ranks import Communicator, Range, SharedWindow, Topology
-from sambasim.runtime.transports.base import Communication, Fusion, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport, slices_of
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.messages import collect, gather_losses
 from sambasim.runtime.transports.network import Network
@@ -120,7 +120,7 @@ class Window(Transport):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
         return _Spread(self)
 
-    def end_step(self) -> Communication:
+    def end_step(self) -> EndOfStep:
         return _Meeting(self)
 
     def progress(self, count: int) -> int:
@@ -169,7 +169,7 @@ class _Spread(Communication):
 
 
 @final
-class _Meeting(Communication):
+class _Meeting(EndOfStep):
     """The end of a step: waits until all ranks have updated their slices, and exchanges losses and requests."""
 
     def __init__(self, window: Window) -> None:

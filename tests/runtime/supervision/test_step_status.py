@@ -38,16 +38,14 @@ def test_each_phase_of_a_step_is_written_before_it_begins(status: StatusFile) ->
         written.append(f"{line.state}: {line}")
 
     step.step_begins(16)
-    note()
     for micro_step in range(2):
-        step.span_begins(0, Track.HOST, "data")
+        step.batch_begins(0, micro_step)
         note()
-        step.span_ends(0, Track.HOST, "data", 0, {})
         step.pass_begins(0, micro_step)
         note()
-        for section in SECTIONS[:2]:
-            step.sections_end(0, [section], 0)
-            note()
+        step.sections_end(0, SECTIONS[:1], 0)
+        note()
+        step.sections_end(0, SECTIONS[1:2], 0)
         step.pass_ends(0, 0.5)
         note()
     step.span_begins(0, Track.COLLECTIVES, "REDUCE")
@@ -58,16 +56,13 @@ def test_each_phase_of_a_step_is_written_before_it_begins(status: StatusFile) ->
     step.step_ends(16, None)
     note()
     assert written == [
-        "waiting: step 17, waiting for peers",
         "running: step 17, reading data",
         "running: step 17, section 1 of 3 (FWD_0)",
         "running: step 17, section 2 of 3 (BCKWD_0)",
-        "running: step 17, backward done",
         "waiting: step 17, waiting for peers",
         "running: step 17, reading data",
         "running: step 17, micro-step 2, section 1 of 3 (FWD_0)",
         "running: step 17, micro-step 2, section 2 of 3 (BCKWD_0)",
-        "running: step 17, micro-step 2, backward done",
         "waiting: step 17, micro-step 2, waiting for peers",
         "waiting: step 17, micro-step 2, sync with peers: REDUCE",
         "waiting: step 17, micro-step 2, waiting for peers",
