@@ -23,6 +23,8 @@ class SectionTime:
 class SectionClock(StepObserver):
     """Times the sections of each pass. Call `begin`, then `sections_end` for each, then `end`."""
 
+    detailed = False
+
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
         """The times of each finished pass, in the order of its sections."""
