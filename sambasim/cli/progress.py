@@ -8,8 +8,7 @@ from sambasim.bounded import one_line
 from sambasim.cli.terminal import is_terminal, show
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.listener import Start, Step
-from sambasim.runtime.output import LineFile
+from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
 from sambasim.units import format_bytes, format_seconds
 
 _PLAIN_INTERVAL_S = 2.0
@@ -17,7 +16,7 @@ _LIVE_INTERVAL_S = 0.5
 """Seconds of training between two plain lines, and the window of the averages in the live line."""
 
 
-class RunProgress:
+class RunProgress(RunObserver):
     """Prints the start, the progress and the result of a run."""
 
     def __init__(self) -> None:
@@ -173,7 +172,7 @@ def log_of(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
 
-class RankLog:
+class RankLog(RunObserver):
     """A log file of one rank: every step with its times, written at once. It is made when training starts."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -185,7 +184,7 @@ class RankLog:
 
     def started(self, start: Start) -> None:
         try:
-            self._file = LineFile(self._path, keeps=bool(start.plan.start.step))
+            self._file = LineFile(self._path, append=bool(start.plan.start.step))
         except OSError as error:
             raise OptionError(
                 f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"

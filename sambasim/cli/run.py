@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sambasim.options.run import RunOptions
     from sambasim.pef import PefHeader
     from sambasim.records.metrics import PredictionRecord
-    from sambasim.runtime.listener import Listener
     from sambasim.runtime.ranks import Communicator
+    from sambasim.runtime.run_observer import RunObserver
     from sambasim.runtime.supervision.supervisor import Failure, Supervisor
 
 _OUT = "Folder in which a PEF is found by name."
@@ -62,7 +62,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
     from sambasim.runtime.communicator import connect
     from sambasim.runtime.launcher import find_launcher
-    from sambasim.runtime.output import print_whole_lines
+    from sambasim.runtime.run_observer import print_whole_lines
     from sambasim.runtime.supervision.supervisor import Supervisor, limit_time
 
     launcher = find_launcher(os.environ)
@@ -140,8 +140,8 @@ def _run(
             print(report.model_dump_json() if options.json_output else _in_words(report))
         return
     with screen:
-        listener, command = _listener(options, communicator, screen), ["sambasim", *sys.argv[1:]]
-        summary = TrainingJob(path, options, communicator, listener, supervisor.activity, command).run()
+        observers, command = _observers(options, communicator, screen), ["sambasim", *sys.argv[1:]]
+        summary = TrainingJob(path, options, communicator, observers, supervisor.activity, command).run()
     if options.json_output and communicator.topology.rank == 0:
         print(summary.model_dump_json())
 
@@ -240,13 +240,13 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
         check_output_folder(options.record_digests, "the digests", "another place: --record-digests FOLDER")
 
 
-def _listener(options: "RunOptions", communicator: "Communicator", stack: ExitStack) -> "Listener":
-    """What hears this rank; `stack` gives the terminal back at the end, however it comes."""
+def _observers(options: "RunOptions", communicator: "Communicator", stack: ExitStack) -> "RunObserver":
+    """The observers of this rank. `stack` restores the terminal at the end, also after an error."""
     from sambasim.cli.progress import RankLog, RunProgress
-    from sambasim.runtime.listener import Listeners, MetricsFile
+    from sambasim.runtime.run_observer import MetricsFile, RunObservers
 
     rank = communicator.topology.rank
-    members: list[Listener] = []
+    members: list[RunObserver] = []
     if rank == 0 and not options.json_output:
         progress = RunProgress()
         stack.callback(progress.close)
@@ -255,4 +255,4 @@ def _listener(options: "RunOptions", communicator: "Communicator", stack: ExitSt
         members.append(MetricsFile(options.metrics))
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank))
-    return Listeners(members)
+    return RunObservers(members)

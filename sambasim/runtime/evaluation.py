@@ -25,14 +25,13 @@ from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.records.metrics import EvaluationRecord, PredictionRecord
-from sambasim.runtime.admission import check_trusted
 from sambasim.runtime.capacity import check_node_memory, default_threads
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor, outputs_in_order
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import input_specs, place_weights
-from sambasim.runtime.setup import check_sources
+from sambasim.runtime.setup import check_sources, check_trusted
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.weights import load_weights, write_tensors
 

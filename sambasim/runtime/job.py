@@ -1,4 +1,4 @@
-"""One job, from a PEF to trained weights: what `sambasim run` does once it knows that it can start."""
+"""A training job, from a PEF to trained weights: `sambasim run` without `--inference`."""
 
 import time
 from collections.abc import Sequence
@@ -20,29 +20,29 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.debug_numerics import Probes
 from sambasim.runtime.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.evaluation import Evaluator, Sums, record
-from sambasim.runtime.listener import Listener, Start, Step
 from sambasim.runtime.nonfinite import LossWatch, as_typed
 from sambasim.runtime.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.outcome import notices, summarize
 from sambasim.runtime.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.recording import recorded
+from sambasim.runtime.recording import RunDigests
 from sambasim.runtime.replica import input_specs
+from sambasim.runtime.run_observer import RunObserver, Start, Step
 from sambasim.runtime.setup import Setup, check_sources, set_up
 from sambasim.runtime.supervision.stall import WATCHDOG_FIRST_S
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.supervision.step_status import StepStatus
 from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.team import Team, assemble
-from sambasim.runtime.tracing import RunTrace, traced_run
+from sambasim.runtime.tracing import RunTrace
 from sambasim.runtime.training import Totals, Trainer
 from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
-    """Trains `path`'s PEF as `options` say. Collective: every rank of `communicator` makes one and calls `run`.
+    """Trains the PEF at `path`. Collective: every rank of `communicator` creates one and calls `run`.
 
-    `activity` shows what this rank does; `command` is what was typed, without mpirun, for remedies that repeat it.
+    `activity` is this rank's line of the status file; remedies repeat `command`, which was typed without mpirun.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TrainingJob:
         path: Path,
         options: RunOptions,
         communicator: Communicator,
-        listener: Listener,
+        observer: RunObserver,
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
     ) -> None:
@@ -58,13 +58,13 @@ class TrainingJob:
         self._activity = activity
         self._setup: Setup = set_up(path, options, communicator)
         self._communicator = communicator
-        self._listener = listener
+        self._observer = observer
         self._saver: Saver | None = None
         self._signals = StopSignals(self._signalled)
         typed = as_typed(command, communicator.world_size)
         self._losses = LossWatch(
             options.on_nonfinite,
-            listener,
+            observer,
             typed,
             self._newest_checkpoint,
             goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
@@ -88,7 +88,7 @@ class TrainingJob:
         sources = self._open_sources()
         samples = len(sources[0].train)
         self._activity.does("looking for the checkpoint")
-        claim = self._claimed()
+        claim = self._claim()
         if claim is not None:
             stack.callback(claim.release)
         found = self._settle_resume()
@@ -97,67 +97,66 @@ class TrainingJob:
         steps = plan(samples, setup.world_size, training, resumption.position if resumption else BEGINNING)
         self._activity.does("placing the weights")
         probes = Probes(program) if setup.options.debug_numerics else None
-        team = assemble(setup, sources, self._listener, probes)
+        team = assemble(setup, sources, self._observer, probes)
         trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._listener, self._activity, self._losses, claim)
+            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses, claim)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)
         lines = (*notices(setup, team), *found, *(resumption.notices if resumption else ()))
         start = self._start(steps, team, sources[0], lines)
-        self._listener.started(start)
+        self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
         if self._activity is not UNWATCHED:
             observers.append(StepStatus(self._activity, program))
-        always = together(observers)
-        trainer.observe(always)
+        trainer.observe(together(observers))
         with self._signals:
-            evaluation = self._epochs(trainer, evaluator, sources, steps, team, self._recorder(team, steps), always)
+            evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
         self._activity.waits("comparing the weights")
         summary = summarize(setup, team, start, trainer.totals, evaluation, self._saver)
         if setup.options.save is not None and setup.is_first:
             self._activity.takes_long("saving the weights")
             save_weights(setup.options.save, program, team.memory)
         self._activity.does("reporting the summary")
-        self._listener.ended(summary)
+        self._observer.ended(summary)
         if self._saver is not None and setup.options.save is None:
             self._saver.check_end()
         return summary
 
-    def _claimed(self) -> Claim | None:
-        """Collective. The claim on the folder of checkpoints, before anybody looks into it; on rank 0, that is.
+    def _claim(self) -> Claim | None:
+        """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0.
 
-        Raises OptionError if a folder is to be resumed from that is not there.
+        Raises OptionError if the run shall resume from a folder that does not exist.
         """
         options = self._setup.options.checkpoint
         if options.dir is None:
             return None
-        # It is not made only to be refused, nor looked into again, when another run may have made it: rank 0 says so.
+        # Rank 0 decides, because another run may create the folder meanwhile.
         if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
             raise nothing_in(options.dir)
         return claim(options.dir, self._communicator)
 
     def _settle_resume(self) -> Sequence[str]:
-        """Collective. Replace `if-any` in the options by what was found. Returns a notice of it."""
+        """Collective. Replace `if-any` in the options by what was found. Returns a notice if that is nothing."""
         asked = self._setup.options.checkpoint
         found = settle_if_any(asked.resume, asked.dir, self._communicator)
         checkpoint = asked.model_copy(update={"resume": found})
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = replace(self._setup, options=options)
-        began = asked.resume == IF_ANY and found is None
-        return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if began else ()
+        if asked.resume == IF_ANY and found is None:
+            return (f"starts from the beginning: {asked.dir} holds no checkpoint",)
+        return ()
 
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
-            self._listener.noted(f"{name}: the run ends after this step; once more ends it at once")
+            self._observer.noted(f"{name}: the run ends after this step; once more ends it at once")
 
     def _open_sources(self) -> Sequence[Source]:
-        """The data, opened once for each replica of this process: each rank of a job has data sets of its own, with
-        whatever state they keep. A data function that draws random numbers draws the same for all."""
+        """Collective. The data, opened once for each replica of this process, with the same random numbers for all."""
         setup, sources = self._setup, []
         for _ in range(setup.emulated):
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
@@ -166,28 +165,28 @@ class TrainingJob:
         check_sources(self._communicator, sources)
         return sources
 
-    def _step(self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, always: StepObserver | None) -> Step:
-        """One step, observed by `recorder` if it is one of its steps."""
+    def _step(
+        self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: Sequence[StepObserver]
+    ) -> Step:
+        """One step, observed by `recorder` too if it is one of its steps."""
         number = trainer.totals.steps
         if recorder is None or number not in recorder.steps:
             return trainer.step(epoch)
         recorder.begin(number)
-        trainer.observe(together([one for one in (always, recorder) if one is not None]))
+        trainer.observe(together([*observers, recorder]))
         step = trainer.step(epoch)
-        trainer.observe(always)
+        trainer.observe(together(observers))
         recorder.end(number, epoch, step.loss)
         return step
 
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
         """Collective. What records steps: for a trace, or for digests."""
-        setup = self._setup
-        emulated = setup.emulated > 1
-        traced = traced_run(
-            setup.options, setup.document, steps, team.transport.title, setup.placement, emulated=emulated
-        )
-        if traced is None:
-            return recorded(setup, team, steps, self._listener)
-        return RunTrace(traced, setup.program, team.replicas, self._communicator, self._listener)
+        options = self._setup.options
+        if options.trace is not None:
+            return RunTrace(self._setup, team, steps, self._observer, options.trace)
+        if options.record_digests is not None:
+            return RunDigests(self._setup, team, steps, self._observer, options.record_digests)
+        return None
 
     def _epochs(
         self,
@@ -196,24 +195,23 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        recorder: StepRecorder | None,
-        always: StepObserver | None,
+        observers: Sequence[StepObserver],
     ) -> EvaluationRecord | None:
-        evaluation, position = None, steps.start
+        evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
         for epoch in range(steps.start.epoch, steps.epochs):
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             while trainer.totals.steps < steps.last_step(epoch):
-                step = self._step(trainer, epoch, recorder, always)
-                self._listener.stepped(step)
-                self._losses.check(step, trainer.losses)  # before a checkpoint could keep what came of it
+                step = self._step(trainer, epoch, recorder, observers)
+                self._observer.stepped(step)
+                self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
                     self._saver.after_step(position, trainer.totals, due=trainer.requested == SAVE)
             if evaluator is not None:
                 evaluation, requested = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
-                self._listener.evaluated(evaluation)
+                self._observer.evaluated(evaluation)
                 if position.step == steps.end_of(epoch):  # that evaluation is not repeated on resume
                     position = Position(position.step, epoch + 1)
                 self._stop_if(requested, position, trainer.totals)
@@ -227,7 +225,7 @@ class TrainingJob:
         return evaluation
 
     def _request(self) -> int:
-        """What this rank asks of the run after its step: to end, by a signal; to save; or 0."""
+        """This rank's request after a step: to stop, by a signal; to save a checkpoint; or 0."""
         if stop := self._signals.request():
             return stop
         return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
@@ -236,14 +234,15 @@ class TrainingJob:
         return self._saver.newest() if self._saver is not None else None
 
     def _stop_if(self, requested: int, position: Position, totals: Totals) -> None:
-        """Raises Interrupted, on all ranks, if one of them was asked to end, once it is saved where the run is."""
+        """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
         number = signal_of(requested)
         if number is None:
             return
         self._signals.report(number)
         saver = self._saver
-        saved = saver.save(position, totals, goes_on=False) if saver is not None else None
-        raise interrupted(number, position.step, saved, saver.kept() if saver is not None else None)
+        if saver is None:
+            raise interrupted(number, position.step, None, None)
+        raise interrupted(number, position.step, saver.save(position, totals, goes_on=False), saver.kept())
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team

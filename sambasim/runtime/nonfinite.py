@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from sambasim.errors import NumericsError
 from sambasim.options.flags import OnNonfinite
-from sambasim.runtime.listener import Listener, Step
 from sambasim.runtime.plan import Position
+from sambasim.runtime.run_observer import RunObserver, Step
 
 MOST_NOTES = 5
 """How many skipped steps are reported as they happen; all are counted."""
@@ -38,7 +38,7 @@ class LossWatch:
     def __init__(
         self,
         choice: OnNonfinite,
-        listener: Listener,
+        listener: RunObserver,
         command: str,
         newest: Callable[[], str | None] = lambda: None,
         *,

@@ -1,25 +1,32 @@
-"""What a run reports: notices at its start, and the summary at its end."""
+"""What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices.
+
+Predicted times stand beside measured ones and are never mixed with them.
+"""
 
 import torch
 from torch import Tensor
 
-from sambasim.errors import PeerError
+from sambasim.errors import PeerError, SambasimError
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
 from sambasim.ir.verify import state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.device_times import predict_run
-from sambasim.runtime.digests import state_sha256, weights_sha256
 from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
-from sambasim.runtime.listener import Start
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import Start
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team, changes_buffers
 from sambasim.runtime.training import Totals
 from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.gloo import EXEMPT as GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
+from sambasim.runtime.weights import state_sha256, weights_sha256
+from sambasim.simulation.backing import backing_of
+from sambasim.simulation.compiled import CompiledStep, predict_compiled
 from sambasim.simulation.sync import SyncPath
 
 
@@ -101,7 +108,40 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
     if not setup.is_first:
         return None, None
     path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
-    return predict_run(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    return (None, step) if isinstance(step, str) else (predicted_record(step, setup.inventory), None)
+
+
+def predicted(
+    program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
+) -> CompiledStep | str:
+    """A step of all replicas of `placement`; or why there is no prediction. It raises nothing, so that a failed
+    prediction does not lose what was measured."""
+    try:
+        calibration = load_calibration()
+        budget = budget_of(inventory.device, calibration, inventory.tiles)
+        return predict_compiled(program, budget, calibration, placement, path, micro_steps)
+    except SambasimError as error:
+        return error.what
+    except Exception as error:
+        return f"this is a mistake of sambasim's own, please report it: {type(error).__name__}: {error}"
+
+
+def predicted_record(step: CompiledStep, inventory: Inventory) -> PredictedRecord:
+    scaled, by_kind_s = step.scaled, {kind.value: step.of_kind_s(kind) for kind in SectionKind}
+    return PredictedRecord(
+        predicted_for=inventory.share,
+        predicted_step_s=scaled.predicted_s,
+        predicted_samples_per_s=scaled.samples_per_s,
+        predicted_host_s=scaled.step.host_s,
+        predicted_model_s=step.model_s,
+        predicted_update_s=step.update_s,
+        predicted_sync_s=scaled.exposed_sync_s,
+        predicted_hidden_sync_s=scaled.hidden_sync_s,
+        predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
+        predicted_sync="none" if scaled.path is None else "device" if scaled.path is SyncPath.RDU else "host",
+        predicted_backed_by=backing_of(inventory.device, scaled.placement.replicas),
+    )
 
 
 def exempt(setup: Setup, team: Team) -> list[str]:
@@ -113,10 +153,17 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
-    """Collective. The digest of the parameters; a parameter server has only some of them."""
-    digests = setup.works and team.memory.has_own_parameters
-    own = weights_sha256(setup.program, team.memory) if digests else None
-    return _same_weights(setup.communicator, own)
+    """Collective. The digest of the parameters; a parameter server has only some of them.
+
+    Raises PeerError if replicas have different parameters.
+    """
+    is_whole = setup.works and team.memory.has_own_parameters
+    own = weights_sha256(setup.program, team.memory) if is_whole else None
+    found = [(rank, sha) for rank, sha in enumerate(setup.communicator.all_gather_object(own)) if sha is not None]
+    apart = [rank for rank, sha256 in found if sha256 != found[0][1]]
+    if apart:
+        raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
+    return found[0][1]
 
 
 def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
@@ -141,36 +188,18 @@ def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
     """Collective. What all ranks moved."""
     everybody = communicator.all_gather_object(team.transport.bytes_moved)
-    return BytesRecord(
-        device_to_host=sum(moved.device_to_host for moved in everybody),
-        host_to_device=sum(moved.host_to_device for moved in everybody),
-        peer=sum(moved.peer for moved in everybody),
-        network=sum(moved.network for moved in everybody),
-    )
-
-
-def _same_weights(communicator: Communicator, digest: str | None) -> str:
-    """Collective. The digest of the parameters; ranks that have no parameters of their own pass None.
-
-    Raises PeerError if replicas have different parameters.
-    """
-    everybody = {rank: other for rank, other in enumerate(communicator.all_gather_object(digest)) if other is not None}
-    first = everybody[min(everybody)]
-    apart = [rank for rank, other in everybody.items() if other != first]
-    if apart:
-        raise PeerError(f"the parameters of rank {apart[0]} differ from those of rank 0 after training")
-    return first
+    kinds = BytesRecord.model_fields
+    return BytesRecord(**{kind: sum(getattr(moved, kind) for moved in everybody) for kind in kinds})
 
 
 def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
-    """`placement` for the summary of a run."""
-    seats = placement.locations()
-    first_tiles = tuple(seat.first_tile for seat in seats if seat.first_tile is not None)
+    locations = placement.locations()
+    first_tiles = tuple(one.first_tile for one in locations if one.first_tile is not None)
     return PlacementRecord(
         device=inventory.device.name,
         cluster=placement.cluster.name,
         tiles=placement.tiles,
-        node_of=tuple(seat.node for seat in seats),
-        rdu_of=tuple(seat.rdu for seat in seats),
+        node_of=tuple(one.node for one in locations),
+        rdu_of=tuple(one.rdu for one in locations),
         first_tile_of=first_tiles or None,
     )

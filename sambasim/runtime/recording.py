@@ -4,24 +4,30 @@
     every micro-step        inputs; at the end of each section: the values that leave it, gradients, buffers, the loss
     after the update        parameters of every replica; optimizer states, whole, with replica 0
 
-The results of a section are read before other ranks learn that the section has ended, so none has overwritten them.
+Values that stay within a section are not recorded; they show in the values that leave it. The results of a section are
+read before other ranks learn that it has ended, so none has overwritten them.
 """
 
+import hashlib
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sambasim import __version__
 from sambasim.errors import InternalError, MachineError, OptionError
-from sambasim.ir.graph import Section
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, Section, node_references
+from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.options.grammar import StepRange, step_range
+from sambasim.pef.weights import bytes_of
 from sambasim.records.digests import (
     REPLICA_FILES,
     RUN_FILE,
@@ -29,24 +35,119 @@ from sambasim.records.digests import (
     SectionName,
     StepDigests,
     ValueDigest,
+    What,
     is_recording,
     replica_file,
 )
-from sambasim.runtime.digests import Seen, digested, seen_in_memory, seen_of_sections
-from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
-from sambasim.runtime.output import LineFile, write_whole
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.replica import Replica
+from sambasim.runtime.run_observer import LineFile, RunObserver, write_whole
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
+
+UNWRITTEN: Mapping[str, int] = {
+    "aten.mkldnn_rnn_layer.default": 3,  # the kernel's workspace for its backward
+    "aten.empty.memory_format": 0,
+    "aten.empty_like.default": 0,
+    "aten.empty_permuted.default": 0,
+    "aten.new_empty.default": 0,
+    "aten.new_empty_strided.default": 0,
+}
+"""By operator: the result with uninitialized bytes. They differ from run to run and affect no other value."""
+
+_DIGEST_BYTES = 8
+_OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKind.BUFFER: "buffer"}
+
+
+class Seen(NamedTuple):
+    """A tensor to record: its role in the step, its name, and the section that computes it.
+
+    `value` is its name in the graph, for a value in a register; None for a tensor in device memory.
+    """
+
+    what: What
+    name: str
+    section: int | None = None
+    value: str | None = None
+
+
+def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
+    """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes.
+
+    By then a gradient is in device memory, and the other values are in registers because a later section reads them.
+    """
+    sections, _ = pass_and_update(graph)
+    section_of = {
+        result: section.index
+        for section in sections
+        for node in graph.section_nodes(section)
+        for result in node.results
+        if result is not None
+    }
+    unwritten = {node.results[UNWRITTEN[node.operator]] for node in graph.nodes if node.operator in UNWRITTEN}
+    leaving = {
+        name
+        for section in sections
+        for node in graph.section_nodes(section)
+        for name in node_references(node)
+        if section_of.get(name, section.index) != section.index and name not in unwritten
+    }
+    named: dict[str, list[Seen]] = {}
+    for output in graph.outputs:
+        what = "loss" if output.symbol == program.loss else _OUTPUTS.get(program.symbols[output.symbol].kind)
+        if what is not None:
+            in_memory = what == "gradient"
+            one = Seen(what, output.symbol, section_of.get(output.value), None if in_memory else output.value)
+            named.setdefault(output.value, []).append(one)
+    return [
+        [
+            one
+            for node in graph.section_nodes(section)
+            for result in node.results
+            if result is not None
+            for one in _seen(result, section.index, result in leaving, named.get(result, ()))
+        ]
+        for section in sections
+    ]
+
+
+def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
+    """What to record of one value: under its own name only if it has no other. (A gradient in memory is a sum over
+    micro-steps, so its value is recorded too.)"""
+    shown = any(one.value is not None for one in named)
+    return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
+
+
+def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
+    """The symbols of `kinds` in device memory, in the order of the program."""
+    whats: Mapping[SymbolKind, What] = {
+        SymbolKind.INPUT: "input",
+        SymbolKind.PARAMETER: "parameter",
+        SymbolKind.BUFFER: "buffer",
+    }
+    return [Seen(whats[symbol.kind], symbol.name) for symbol in program.symbols.values() if symbol.kind in kinds]
+
+
+def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> ValueDigest:
+    """The digest of `tensor`, described by `seen`, as it is now."""
+    norm = float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+    finite = math.isfinite(norm)
+    not_finite = 0 if finite else int(tensor.numel() - torch.isfinite(tensor).sum())
+    # of dtype, shape and elements, in row-major order
+    digest = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    digest.update(bytes_of(tensor))
+    return ValueDigest(
+        seen.what, seen.name, micro_step, seen.section, digest.hexdigest(), norm if finite else None, not_finite
+    )
+
 
 _PARTS = ("data", "loss", "optimizer", "training")
 _Leaf = bool | int | float | str | None
 
 
-def recorded_run(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
+def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
     """The contents of run.json: the facts that decide the bits of the run, and the recorded steps (`asked`)."""
     graph = setup.program.training
     last = plan.steps if asked.last is None else min(asked.last, plan.steps)
@@ -91,89 +192,61 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, _Leaf]]:
         yield name, value if isinstance(value, _Leaf) else repr(value)
 
 
-_REMEDY = "free disk space there, or choose another folder: --record-digests FOLDER"
-
-
-def begin_folder(folder: Path, run: RecordedRun) -> None:
-    """Create `folder`, delete the previous recording in it, and write run.json. Raises MachineError if that fails."""
+@contextmanager
+def _writes(path: Path) -> Iterator[None]:
+    """Raises MachineError for an OSError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RUN_FILE).unlink(missing_ok=True)
-        for old in folder.glob(REPLICA_FILES):
-            old.unlink()
-        write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
+        yield
     except OSError as error:
-        raise _error(folder, error) from error
-
-
-class ReplicaFile:
-    """The file of one replica, emptied first: one line per recorded step."""
-
-    def __init__(self, folder: Path, replica: int) -> None:
-        self._path = folder / replica_file(replica)
-        try:
-            self._lines = LineFile(self._path)
-        except OSError as error:
-            raise _error(self._path, error) from error
-
-    def add(self, step: StepDigests) -> None:
-        """Append a line. Raises MachineError if it cannot be written."""
-        try:
-            self._lines.write(step.model_dump_json() + "\n")
-        except OSError as error:
-            raise _error(self._path, error) from error
-
-    def close(self) -> None:
-        """Nothing more will be written."""
-        self._lines.close()
-
-
-def _error(path: Path, error: OSError) -> MachineError:
-    return MachineError(f"digests cannot be written to {path}: {error.strerror}", remedy=_REMEDY)
+        what = f"digests cannot be written to {path}: {error.strerror}"
+        remedy = "free disk space there, or choose another folder: --record-digests FOLDER"
+        raise MachineError(what, remedy=remedy) from error
 
 
 _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
-def recorded(setup: Setup, team: Team, plan: Plan, listener: Listener) -> "RunDigests | None":
-    """Collective. The recorder that the options ask for; None without `--record-digests`.
+class RunDigests(StepRecorder):
+    """Records the requested steps in `folder`. Collective.
 
     Raises OptionError if the run has none of the requested steps, and MachineError if digests cannot be written.
     """
-    return None if setup.options.record_digests is None else RunDigests(setup, team, plan, listener)
 
-
-class RunDigests(StepRecorder):
-    """Records the requested steps. Collective."""
-
-    def __init__(self, setup: Setup, team: Team, plan: Plan, listener: Listener) -> None:
-        folder, program = setup.options.record_digests, setup.program
-        if folder is None or program.training is None:
-            raise InternalError("digests of a run that requests none, or has no training graph")
+    def __init__(self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, folder: Path) -> None:
+        program = setup.program
+        if program.training is None:
+            raise InternalError("digests of a program without a training graph")
         asked = step_range(setup.options.record_steps)
-        begun = plan.start.step
-        if asked.first > plan.steps or (asked.last is not None and asked.last <= begun):
-            has = f"continues after step {begun} of {plan.steps}" if begun else f"has {plan.steps} steps"
+        done = plan.start.step
+        if asked.first > plan.steps or (asked.last is not None and asked.last <= done):
+            has = f"continues after step {done} of {plan.steps}" if done else f"has {plan.steps} steps"
             what = f"--record-steps {setup.options.record_steps}: the run {has}"
-            raise OptionError(what, remedy=f"give --record-steps {begun + 1}-{plan.steps}, or leave it out")
-        if begun and any(setup.communicator.all_gather_object(is_recording(folder))):  # before rank 0 makes it one
+            raise OptionError(what, remedy=f"give --record-steps {done + 1}-{plan.steps}, or leave it out")
+        if done and any(setup.communicator.all_gather_object(is_recording(folder))):  # before rank 0 makes it one
             raise OptionError(
                 f"{folder} holds the digests of an earlier part of the run, which would be lost",
                 remedy="choose another folder: --record-digests FOLDER; compare accepts runs that begin later",
             )
-        run = recorded_run(setup, team, plan, asked)
+        run = _run_of(setup, team, plan, asked)
         if setup.is_first:
-            begin_folder(folder, run)
+            with _writes(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / RUN_FILE).unlink(missing_ok=True)
+                for old in folder.glob(REPLICA_FILES):
+                    old.unlink()
+                write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
         setup.communicator.barrier()
         self.steps = range(run.first_step - 1, run.last_step)
+        self._folder = folder
         self._setup = setup
         self._team = team
-        self._listener = listener
+        self._observer = observer
         self._first: int | None = None
         sections = seen_of_sections(program.training, program)
         inputs = seen_in_memory(program, SymbolKind.INPUT)
         self._passes = {one.rank: _Pass(one, inputs, sections) for one in team.replicas if one.works}
-        self._files = [ReplicaFile(folder, rank) for rank in self._passes]
+        with _writes(folder):
+            self._files = [LineFile(folder / replica_file(rank)) for rank in self._passes]
 
     def begin(self, step: int) -> None:
         if self._first is None:
@@ -194,7 +267,7 @@ class RunDigests(StepRecorder):
         if step == self.steps[-1]:
             for file in self._files:
                 file.close()
-            self._listener.noted(self._summary())
+            self._observer.noted(self._summary())
 
     def _add(
         self,
@@ -213,7 +286,9 @@ class RunDigests(StepRecorder):
             replica = one.replica
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
             more = states if replica.rank == 0 else []
-            file.add(StepDigests(step=step, begins=begins, loss=finite, values=(*own, *memory, *more)))
+            line = StepDigests(step=step, begins=begins, loss=finite, values=(*own, *memory, *more))
+            with _writes(self._folder / replica_file(replica.rank)):
+                file.write(line.model_dump_json() + "\n")
 
     def _states(self) -> list[ValueDigest]:
         """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
@@ -229,7 +304,7 @@ class RunDigests(StepRecorder):
         return found
 
     def _summary(self) -> str:
-        first, last, folder = self._first, self.steps[-1] + 1, self._setup.options.record_digests
+        first, last, folder = self._first, self.steps[-1] + 1, self._folder
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
 

@@ -1,5 +1,6 @@
-"""What is decided and checked before anything is allocated: PEF, options, replicas, placement, threads."""
+"""What a run decides and checks before it allocates anything: PEF, trust, options, replicas, placement, threads."""
 
+import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from sambasim.ir.program import Program
 from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
-from sambasim.runtime.admission import check_trusted
+from sambasim.pef.account import is_compiled_here
 from sambasim.runtime.capacity import check_device, default_threads
 from sambasim.runtime.optimizers import Arguments, bind_arguments
 from sambasim.runtime.ranks import Communicator
@@ -54,7 +55,7 @@ class Setup:
 
     @property
     def works(self) -> bool:
-        """Whether this process has replicas. A parameter server opens the data too, but uses no sample."""
+        """Whether this process has replicas; a parameter server may have none."""
         return self.communicator.rank in self.roles.workers
 
     @property
@@ -113,6 +114,29 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     )
 
 
+def check_trusted(path: Path, document: PefDocument, options: RunOptions, communicator: Communicator) -> None:
+    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given.
+
+    Rank 0 decides for all ranks, so that they agree.
+    """
+    trusted = options.trust or (communicator.rank == 0 and is_compiled_here(document.digest))
+    if not communicator.broadcast_object(trusted):
+        raise OptionError(
+            f"this account did not compile {path.name}, which belongs to {_owner(path)}: its graph and its data source "
+            "are not executed",
+            where=str(path),
+            remedy="compile the model yourself: sambasim compile; or, if you trust the author of the file, add --trust",
+        )
+
+
+def _owner(path: Path) -> str:
+    uid = path.stat().st_uid
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:  # a user of another machine, on a shared file system
+        return f"the user with the id {uid}"
+
+
 def _check_trainable(program: Program) -> None:
     """Raises OptionError for programs that only apps can run: several optimizers, or a loss per sample."""
     loss = program.symbols[program.loss or ""].type
@@ -126,8 +150,7 @@ def _check_trainable(program: Program) -> None:
 
 
 def check_sources(communicator: Communicator, sources: Sequence[Source]) -> None:
-    """Collective. Raises DataError if replicas have datasets of different sizes: with different numbers of steps, they
-    would wait for each other forever."""
+    """Collective. Raises DataError if replicas have datasets of different sizes, and so different numbers of steps."""
     own = [(len(s.train), None if s.evaluation is None else len(s.evaluation)) for s in sources]
     sizes = [size for of_rank in communicator.all_gather_object(own) for size in of_rank]
     apart = [replica for replica, size in enumerate(sizes) if size != sizes[0]]

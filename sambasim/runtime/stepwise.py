@@ -26,7 +26,7 @@ from sambasim.runtime.executor import Executor, Tangent
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
-from sambasim.runtime.section_clock import SectionClock
+from sambasim.runtime.tracing import SectionClock
 from sambasim.runtime.transports.base import BytesMoved, Transport, slices_of
 from sambasim.runtime.transports.factory import Allocated, Way, allocate, connect
 from sambasim.runtime.transports.in_process import finished

@@ -9,10 +9,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.engine.choice import Engine, choose_engine
-from sambasim.runtime.listener import Listener
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.replica import Replica, input_specs, place_weights
+from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.sharding import Shard
 from sambasim.runtime.transports.base import Transport
@@ -59,7 +59,9 @@ class Team:
         return self.replicas[0].transport
 
 
-def assemble(setup: Setup, sources: Sequence[Source], listener: Listener, observer: StepObserver | None = None) -> Team:
+def assemble(
+    setup: Setup, sources: Sequence[Source], listener: RunObserver, observer: StepObserver | None = None
+) -> Team:
     """Collective. Create the replicas of this process, with the weights of the PEF in device memory.
 
     sources: one for each replica

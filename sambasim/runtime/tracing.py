@@ -1,35 +1,38 @@
-"""`run --trace`: a trace of a few steps of every rank, in one file.
+"""Measured times of steps: the trace of `run --trace`, the clocks that it compares, and the times of sections.
 
-The first two steps are skipped if there are enough steps, because they include one-time work. After the last traced
-step the ranks compare their clocks, and rank 0 writes the spans of all. Evaluations lie between steps and are not
-traced.
+A trace covers a few steps of every rank, in one file. The first two steps are skipped if there are enough, because they
+include one-time work. After the last traced step the ranks compare their clocks, and rank 0 writes the spans of all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 
+import numpy as np
+
 from sambasim import __version__
 from sambasim.errors import MachineError
-from sambasim.hardware.placement import Location, Placement
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.ir.program import Program
-from sambasim.options.run import RunOptions
-from sambasim.pef import PefDocument
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
-from sambasim.runtime.clocks import Clock, compare_clocks
-from sambasim.runtime.listener import Listener
-from sambasim.runtime.observer import SpanArgs, StepRecorder
-from sambasim.runtime.output import write_whole
+from sambasim.runtime.observer import SpanArgs, StepObserver, StepRecorder
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.replica import Replica
+from sambasim.runtime.run_observer import RunObserver, write_whole
+from sambasim.runtime.setup import Setup
+from sambasim.runtime.team import Team
 from sambasim.units import format_seconds
 
 MOST_SPANS = 100_000
 """Maximum per process: some tens of megabytes of JSON. Later spans are only counted."""
+
+DEFAULT_STEPS = 3
+WARM_UP_STEPS = 2
+ROUND_TRIPS = 32
+_TAG = 16
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
 
 
 @dataclass(slots=True)
@@ -60,12 +63,6 @@ class Recorder:
         self.spans.setdefault(replica, []).append(span)
 
 
-DEFAULT_STEPS = 3
-WARM_UP_STEPS = 2
-
-_EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
-
-
 def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
     """The traced steps of a run from `start` (from 0) to `steps`: after the warm-up steps if there are enough."""
     count = min(asked or DEFAULT_STEPS, steps - start)
@@ -73,65 +70,19 @@ def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
     return range(first, first + count)
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What to trace, and the facts of the run for the file `path`.
-
-    steps, of_steps: the traced steps, and the number of steps of the run
-    device: the device that the PEF was compiled for
-    sync: the name of the sync path
-    locations: of the replicas on the simulated machine
-    """
-
-    path: Path
-    pef: str
-    digest: str
-    device: str
-    sync: str
-    replicas: int
-    emulated: bool
-    steps: range
-    of_steps: int
-    locations: Sequence[Location]
-
-
-def traced_run(
-    options: RunOptions, document: PefDocument, plan: Plan, sync: str, placement: Placement, *, emulated: bool
-) -> Traced | None:
-    """What `options` ask to trace; None without `--trace`."""
-    if options.trace is None:
-        return None
-    return Traced(
-        path=options.trace,
-        pef=document.program.name,
-        digest=document.digest,
-        device=str(document.compile_options.get("arch", "device")).upper(),
-        sync=sync,
-        replicas=plan.world_size,
-        emulated=emulated,
-        steps=traced_steps(options.trace_steps, plan.steps, plan.start.step),
-        of_steps=plan.steps,
-        locations=placement.locations(),
-    )
-
-
 class RunTrace(StepRecorder):
-    """Traces the steps `traced.steps` and writes the file after the last one. Collective."""
+    """Traces the steps that `--trace-steps` asks for, and writes the file after the last one. Collective."""
 
-    def __init__(
-        self,
-        traced: Traced,
-        program: Program,
-        replicas: Sequence[Replica],
-        communicator: Communicator,
-        listener: Listener,
-    ) -> None:
-        self.steps = traced.steps
-        self._traced = traced
-        self._in_pass = len(pass_and_update(program.training)[0]) if program.training else 0
-        self._replicas = {replica.rank for replica in replicas if replica.works}
-        self._communicator = communicator
-        self._listener = listener
+    def __init__(self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, path: Path) -> None:
+        self.steps = traced_steps(setup.options.trace_steps, plan.steps, plan.start.step)
+        self._path = path
+        self._plan = plan
+        self._setup = setup
+        self._sync = team.transport.title
+        graph = setup.program.training
+        self._in_pass = len(pass_and_update(graph)[0]) if graph else 0
+        self._replicas = {replica.rank for replica in team.replicas if replica.works}
+        self._observer = observer
         self._recorder = Recorder()
         self._began_ns = 0
         self._micro_step: dict[int, int] = {}
@@ -142,7 +93,7 @@ class RunTrace(StepRecorder):
 
     def end(self, step: int, epoch: int, loss: float) -> None:
         self._recorder.capacity = max(self._recorder.capacity, 1)  # the span of the step is never dropped
-        rank = self._communicator.rank
+        rank = self._setup.communicator.rank
         self._recorder.add(rank, Track.HOST, f"step {step + 1}", self._began_ns, None, {"epoch": epoch + 1})
         if step == self.steps[-1]:
             self._end()
@@ -162,66 +113,61 @@ class RunTrace(StepRecorder):
         self._recorder.add(replica, track, name, began_ns, None, args)
 
     def _end(self) -> None:
-        clocks = compare_clocks(self._communicator)
-        clock = clocks[self._communicator.rank]
+        communicator = self._setup.communicator
+        clocks = compare_clocks(communicator)
+        ahead_ns = clocks[communicator.rank].ahead_ns
         own = [
-            TraceProcess(number, self._title(number), [_on_time(span, clock) for span in spans])
+            TraceProcess(number, self._title(number), [_at_rank_0(span, ahead_ns) for span in spans])
             for number, spans in self._recorder.spans.items()
         ]
-        everybody = self._communicator.gather_object((own, self._recorder.left_out))
+        everybody = communicator.gather_object((own, self._recorder.left_out))
         if everybody is None:
             return
         processes = sorted((one for of_rank, _ in everybody for one in of_rank), key=lambda one: one.number)
         left_out = sum(count for _, count in everybody)
         accuracy_ns = max(one.accuracy_ns for one in clocks)
-        self._write(trace_json(processes, self._facts(accuracy_ns, left_out)))
-        self._listener.noted(self._summary(processes, accuracy_ns, left_out))
+        try:
+            write_whole(self._path, trace_json(processes, self._facts(accuracy_ns, left_out)))
+        except OSError as error:
+            what = f"the trace cannot be written to {self._path}: {error.strerror}"
+            raise MachineError(what, remedy="free disk space there, or choose another file: --trace FILE") from error
+        self._observer.noted(self._summary(processes, accuracy_ns, left_out))
 
     def _title(self, number: int) -> str:
-        traced, host = self._traced, self._communicator.host_name
-        if traced.emulated:
-            emulated = f"emulated by one process on {host}"
-            return f"replica {number} as {traced.locations[number]}, {emulated}, measured"
+        host, locations = self._setup.communicator.host_name, self._setup.placement.locations()
+        if self._setup.emulated > 1:
+            return f"replica {number} as {locations[number]}, emulated by one process on {host}, measured"
         if number in self._replicas:
-            return f"replica {number} as {traced.locations[number]}, host {host}, measured"
+            return f"replica {number} as {locations[number]}, host {host}, measured"
         return f"parameter server, rank {number}, host {host}, measured"
 
     def _facts(self, accuracy_ns: int, left_out: int) -> Mapping[str, object]:
-        traced = self._traced
+        document = self._setup.document
+        device = str(document.compile_options.get("arch", "device")).upper()
         return {
             "kind": "measured",
             "by": f"sambasim {__version__}",
-            "pef": traced.pef,
-            "pef_digest": traced.digest,
-            "device": f"measured on CPUs, not on the {traced.device} that the PEF was compiled for",
-            "replicas": traced.replicas,
-            "emulated": traced.emulated,
-            "sync": traced.sync,
-            "first_step": traced.steps[0] + 1,
-            "last_step": traced.steps[-1] + 1,
-            "steps_of_run": traced.of_steps,
+            "pef": document.program.name,
+            "pef_digest": document.digest,
+            "device": f"measured on CPUs, not on the {device} that the PEF was compiled for",
+            "replicas": self._plan.world_size,
+            "emulated": self._setup.emulated > 1,
+            "sync": self._sync,
+            "first_step": self.steps[0] + 1,
+            "last_step": self.steps[-1] + 1,
+            "steps_of_run": self._plan.steps,
             "clocks": "compared by messages" if accuracy_ns else "one clock for all ranks",
             "clock_accuracy_us": accuracy_ns / 1000,
             "spans_left_out": left_out,
         }
 
-    def _write(self, text: str) -> None:
-        path = self._traced.path
-        try:
-            write_whole(path, text)
-        except OSError as error:
-            what = f"the trace cannot be written to {path}: {error.strerror}"
-            raise MachineError(what, remedy="free disk space there, or choose another file: --trace FILE") from error
-
     def _summary(self, processes: Sequence[TraceProcess], accuracy_ns: int, left_out: int) -> str:
-        steps = self._traced.steps
-        which = f"step {steps[0] + 1}" if len(steps) == 1 else f"steps {steps[0] + 1} to {steps[-1] + 1}"
+        first, last = self.steps[0] + 1, self.steps[-1] + 1
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
         spans = sum(len(one.spans) for one in processes)
         clocks = f"clocks within {format_seconds(accuracy_ns / 1e9)}" if accuracy_ns else "one clock"
         full = f"; {left_out} more spans were dropped" if left_out else ""
-        return (
-            f"traced {which} of {self._traced.of_steps} (measured): {spans} spans, {clocks}{full}; {self._traced.path}"
-        )
+        return f"traced {which} of {self._plan.steps} (measured): {spans} spans, {clocks}{full}; {self._path}"
 
 
 def _numbers(sections: Sequence[Section]) -> int | str:
@@ -235,6 +181,103 @@ def _title(sections: Sequence[Section]) -> str:
     return f"{kinds} {first.name}" if first is last else f"{kinds} {first.name} … {last.name}"
 
 
-def _on_time(span: TraceSpan, clock: Clock) -> TraceSpan:
+def _at_rank_0(span: TraceSpan, ahead_ns: int) -> TraceSpan:
     """`span` in the time of rank 0's clock."""
-    return span._replace(start_ns=span.start_ns - clock.ahead_ns, stop_ns=span.stop_ns - clock.ahead_ns)
+    return span._replace(start_ns=span.start_ns - ahead_ns, stop_ns=span.stop_ns - ahead_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How far a rank's clock is ahead of rank 0's, and the maximum error of that."""
+
+    ahead_ns: int
+    accuracy_ns: int
+
+
+def compare_clocks(communicator: Communicator, now_ns: Callable[[], int] = perf_counter_ns) -> tuple[Clock, ...]:
+    """Collective. The clocks of all ranks; `now_ns` reads that of this one.
+
+    Of several round trips with rank 0 the quickest counts, to within half of its time (Cristian, Distributed Computing
+    3, 1989). Ranks of one booted kernel read one clock, unless their measured distance says otherwise.
+    """
+    rank = communicator.rank
+    boots = communicator.all_gather_object(_boot())
+    communicator.barrier()
+    clocks = [Clock(0, 0)]
+    for other in range(1, communicator.world_size):
+        if rank == 0:
+            found = _ask(communicator, other, now_ns)
+            one_clock = boots[0] is not None and boots[other] == boots[0] and abs(found.ahead_ns) <= found.accuracy_ns
+            clocks.append(Clock(0, 0) if one_clock else found)
+        elif rank == other:
+            _answer(communicator, now_ns)
+    return communicator.broadcast_object(tuple(clocks))
+
+
+def _ask(communicator: Communicator, other: int, now_ns: Callable[[], int]) -> Clock:
+    best: Clock | None = None
+    there = np.zeros(1, dtype=np.int64)
+    for _ in range(ROUND_TRIPS):
+        answer = communicator.irecv(there.view(np.uint8), other, _TAG)
+        sent_ns = now_ns()
+        communicator.wait_all([communicator.isend(np.zeros(1, dtype=np.uint8), other, _TAG)])
+        communicator.wait_all([answer])
+        came_ns = now_ns()
+        if best is None or (came_ns - sent_ns) // 2 < best.accuracy_ns:
+            best = Clock(int(there[0]) - (sent_ns + came_ns) // 2, (came_ns - sent_ns) // 2 + 1)
+    return best or Clock(0, 0)
+
+
+def _answer(communicator: Communicator, now_ns: Callable[[], int]) -> None:
+    question, now = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    for _ in range(ROUND_TRIPS):
+        communicator.wait_all([communicator.irecv(question, 0, _TAG)])
+        now[0] = now_ns()
+        communicator.wait_all([communicator.isend(now.view(np.uint8), 0, _TAG)])
+
+
+def _boot() -> str | None:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SectionTime:
+    """The time of `sections`: one, or several that were compiled or fused together."""
+
+    sections: tuple[Section, ...]
+    elapsed_s: float
+
+
+class SectionClock(StepObserver):
+    """Times the sections of each pass. Call `begin`, then `sections_end` for each, then `end`."""
+
+    detailed = False
+
+    def __init__(self) -> None:
+        self.passes: list[list[SectionTime]] = []
+        """The times of each finished pass, in the order of its sections."""
+        self._sections: Sequence[Section] = ()
+        self._times: list[SectionTime] = []
+        self._ended = 0
+        self._last_ns = 0
+
+    def begin(self, sections: Sequence[Section]) -> None:
+        """A pass through `sections` begins."""
+        self._sections, self._times, self._ended = sections, [], 0
+        self._last_ns = perf_counter_ns()
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        self._last_ns = perf_counter_ns()
+        self._times.append(SectionTime(tuple(sections), (self._last_ns - began_ns) / 1e9))
+        self._ended += len(sections)
+
+    def end(self) -> None:
+        """The pass has ended. Sections that were not reported share the time since the last one."""
+        if self._ended < len(self._sections):
+            now_ns = perf_counter_ns()
+            self._times.append(SectionTime(tuple(self._sections[self._ended :]), (now_ns - self._last_ns) / 1e9))
+        self.passes.append(self._times)
+        self._times = []

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 from sambasim.options.training import TrainingOptions
-from sambasim.runtime.listener import Step
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.plan import Plan, learning_rate_factor
 from sambasim.runtime.replica import Replica
+from sambasim.runtime.run_observer import Step
 from sambasim.runtime.transports.in_process import Hub, finished, run_together
 
 

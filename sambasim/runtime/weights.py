@@ -1,8 +1,9 @@
-"""Saving and loading weights as safetensors files, under the names of the user's `state_dict`."""
+"""Weights: safetensors files with the names of the user's `state_dict`, and digests."""
 
 import errno
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from torch import Tensor
 from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.pef.weights import bytes_of
 from sambasim.runtime.device import DeviceMemory
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
+_STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 
 
 def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
@@ -104,3 +107,30 @@ def _type(tensor: Tensor) -> str:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
+
+
+def weights_sha256(program: Program, memory: DeviceMemory) -> str:
+    """Over the parameters in name order, little-endian."""
+    return _digest(program, (SymbolKind.PARAMETER,), memory.tensor).hexdigest()
+
+
+def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: int) -> str:
+    """Over parameters, buffers and optimizer states in name order, and the number of optimizer steps.
+
+    `tensor_of` is called once for each symbol, in name order; its result is read before the next call.
+    """
+    digest = _digest(program, _STATE, tensor_of)
+    digest.update(steps.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """Over the elements, little-endian, in row-major order."""
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
+
+
+def _digest(program: Program, kinds: Sequence[SymbolKind], tensor_of: Callable[[str], Tensor]) -> "hashlib._Hash":
+    digest = hashlib.sha256()
+    for name in sorted(name for name, symbol in program.symbols.items() if symbol.kind in kinds):
+        digest.update(bytes_of(tensor_of(name)))
+    return digest

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from sambasim.errors import LaunchError
 from sambasim.runtime.communicator import connect
-from sambasim.runtime.output import print_whole_lines
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import print_whole_lines
 from sambasim.runtime.torch_process_group import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.checks import job
 from sambasim.samba.shim import ending

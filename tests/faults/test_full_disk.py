@@ -41,7 +41,9 @@ def _files(folder: Path) -> set[str]:
 
 def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
-    _check(result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "make room"))
+    _check(
+        result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "free space")
+    )
     lines = (folder / "m.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "only whole lines are kept"
     assert 20 < len(lines) < 2000

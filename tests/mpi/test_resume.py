@@ -18,7 +18,7 @@ from sambasim.runtime.checkpoint.folder import LOCK_FILE
 from sambasim.runtime.checkpoint.resume import AUTO, NEWEST
 from sambasim.runtime.engine.choice import CACHE_VARIABLE
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Listeners, SilentListener, Step
+from sambasim.runtime.run_observer import RunObserver, RunObservers, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
 from tests.support.examples import VARIANTS, CompiledExample
@@ -122,10 +122,10 @@ def overrides(steps: int) -> dict[str, object]:
     return {"training": {"steps": steps, "accumulation_steps": 2, "evaluate": False, "schedule": schedule}}
 
 
-def train(path: Path, *listeners: SilentListener, **asked: object) -> SummaryRecord:
+def train(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
     """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
-    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), Listeners(listeners)).run()
+    return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
 
 
 @whole
@@ -156,7 +156,7 @@ def test_a_folder_that_is_not_there_is_not_looked_into(
     assert not (tmp_path / "saved").exists()
 
 
-class Ends(SilentListener):
+class Ends(RunObserver):
     """Asks the run to end, once it cannot save any more."""
 
     def __init__(self, saved: Path) -> None:

@@ -14,7 +14,7 @@ from sambasim.errors import NumericsError
 from sambasim.options.compile import compile_options
 from sambasim.options.run import RunOptions
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import compiled
 
@@ -79,7 +79,7 @@ def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) 
     data = {"data": {"args": damage}} if damage else {}
     overrides = {**data, "training": {"evaluate": False, "steps": 3}}
     whole = {"pef": str(pef), "threads": 1, "debug_numerics": True, "overrides": overrides, **asked}
-    return TrainingJob(pef, RunOptions.model_validate(whole), single_rank("here"), SilentListener()).run().state_sha256
+    return TrainingJob(pef, RunOptions.model_validate(whole), single_rank("here"), RunObserver()).run().state_sha256
 
 
 def _told(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:

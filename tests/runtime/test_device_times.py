@@ -6,8 +6,8 @@ import pytest
 
 from sambasim.hardware.placement import Inventory, inventory_of, place
 from sambasim.records.metrics import PredictedRecord
-from sambasim.runtime import device_times
-from sambasim.runtime.device_times import predict_run
+from sambasim.runtime import outcome
+from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
@@ -16,7 +16,8 @@ SN30 = inventory_of({})
 
 def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
     placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
-    return predict_run(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+    step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+    return (None, step) if isinstance(step, str) else (predicted_record(step, inventory), None)
 
 
 def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
@@ -58,5 +59,5 @@ def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(device_times, "predict_compiled", broken)
+    monkeypatch.setattr(outcome, "predict_compiled", broken)
     assert predict(SN30) == (None, "this is a mistake of sambasim's own, please report it: KeyError: 'x'")

@@ -6,7 +6,7 @@ from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
-from sambasim.runtime.digests import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
+from sambasim.runtime.recording import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
 from tests.pef.samples import sample_program
 
 VECTOR = TensorType("float32", (4,))

@@ -7,8 +7,8 @@ import pytest
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records.metrics import StepRecord
-from sambasim.runtime.listener import MetricsFile, Start, Step
 from sambasim.runtime.plan import Plan, Position
+from sambasim.runtime.run_observer import MetricsFile, Start, Step
 
 PLAN = Plan(world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, steps=4, left_out=0)
 START = Start("net", PLAN, "none", 1, "net.py:samples", (), 0.1)

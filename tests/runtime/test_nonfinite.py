@@ -13,8 +13,8 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Listeners, MetricsFile, SilentListener
 from sambasim.runtime.nonfinite import MOST_NOTES, as_typed, which
+from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer
@@ -33,7 +33,7 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: compiled(folder, f"compile.pef_name={name}", *overrides) for name, overrides in OPTIMIZERS.items()}
 
 
-class Notes(SilentListener):
+class Notes(RunObserver):
     """Keeps what was noted."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ def options(pef: Path, damage: dict[str, object], **asked: object) -> RunOptions
     return RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": overrides, **asked})
 
 
-def train(asked: RunOptions, *listeners: SilentListener | MetricsFile) -> SummaryRecord:
+def train(asked: RunOptions, *listeners: RunObserver | MetricsFile) -> SummaryRecord:
     resumed = asked.checkpoint.resume
     command = ["sambasim", "run", "--pef", "a net", *(["--resume", resumed] if resumed else [])]
-    return TrainingJob(Path(asked.pef), asked, single_rank("here"), Listeners(listeners), command=command).run()
+    return TrainingJob(Path(asked.pef), asked, single_rank("here"), RunObservers(listeners), command=command).run()
 
 
 def test_a_run_stops_after_the_step_whose_loss_is_not_finite(pefs: dict[str, Path], tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.executor import tangent_of
-from sambasim.runtime.section_clock import SectionClock
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.runtime.tracing import SectionClock
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}

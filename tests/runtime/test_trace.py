@@ -10,11 +10,10 @@ from sambasim.errors import MachineError
 from sambasim.options.run import RunOptions
 from sambasim.records.trace import Track
 from sambasim.runtime import tracing
-from sambasim.runtime.clocks import Clock, compare_clocks
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener
+from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.single_rank import single_rank
-from sambasim.runtime.tracing import Recorder, traced_steps
+from sambasim.runtime.tracing import Clock, Recorder, compare_clocks, traced_steps
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 
@@ -62,7 +61,7 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _train(pef: Path, **asked: object) -> None:
     training = {"steps": 6, "evaluate": False}
     options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": {"training": training}, **asked})
-    TrainingJob(pef, options, single_rank("here"), SilentListener()).run()
+    TrainingJob(pef, options, single_rank("here"), RunObserver()).run()
 
 
 def test_after_the_last_traced_step_nothing_is_recorded(

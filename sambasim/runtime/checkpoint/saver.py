@@ -26,10 +26,10 @@ from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, Claim
 from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
-from sambasim.runtime.listener import Listener
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.team import Team
@@ -50,7 +50,7 @@ class Saver:
         setup: Setup,
         team: Team,
         plan: Plan,
-        listener: Listener,
+        listener: RunObserver,
         activity: Activity,
         losses: LossWatch,
         held: Claim | None,

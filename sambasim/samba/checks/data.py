@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.graph import Node, SectionKind, node_references
 from sambasim.ir.program import Program
-from sambasim.runtime.digests import tensor_sha256
+from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from sambasim.ir.graph import SectionKind
-from sambasim.runtime.digests import tensor_sha256
+from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line

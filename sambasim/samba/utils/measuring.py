@@ -19,7 +19,7 @@ from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.runtime.device_times import predicted
+from sambasim.runtime.outcome import predicted
 from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line

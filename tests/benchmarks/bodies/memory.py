@@ -17,14 +17,14 @@ from sambasim.options.run import RunOptions
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObserver, Step
 from tests.benchmarks.workloads import GPT2_BATCH, GPT2_LENGTH, Gpt2Small
 
 STEPS = 3
 
 
-class Gauge(SilentListener):
+class Gauge(RunObserver):
     """A listener that reads the memory when the last step has ended."""
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener, Step
+from sambasim.runtime.run_observer import RunObserver, Step
 from sambasim.runtime.supervision.supervisor import Failure, Supervisor
 from tests.benchmarks.training import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5
 
 
-class Clock(SilentListener):
+class Clock(RunObserver):
     """Notes what each step and each checkpoint took, by its own record."""
 
     def __init__(self) -> None:

@@ -26,14 +26,14 @@ from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.engine.choice import EngineName
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener, Step
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObserver, Step
 from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
 WARM_UP_STEPS = 5
 
 
-class Clock(SilentListener):
+class Clock(RunObserver):
     """A listener that notes when each step ended."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ OUTPUTS: tuple[Fault, ...] = (
         "the metrics on a full disk",
         "run --pef net --metrics /dev/full",
         2,
-        ("error[machine]: the metrics file /dev/full cannot be written any more: No space left", "make room"),
+        ("error[machine]: the metrics file /dev/full cannot be written any more: No space left", "free space"),
         pefs=("net",),
     ),
     Fault(

@@ -15,8 +15,8 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Listeners
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObservers
 from sambasim.runtime.single_rank import single_rank
 
 Digests = tuple[str, str, float]
@@ -61,7 +61,7 @@ def _options(
 
 
 def _train(path: Path, options: RunOptions, communicator: Communicator) -> Digests:
-    summary: SummaryRecord = TrainingJob(path, options, communicator, Listeners([])).run()
+    summary: SummaryRecord = TrainingJob(path, options, communicator, RunObservers([])).run()
     return summary.weights_sha256, summary.state_sha256, summary.loss_last
 
 

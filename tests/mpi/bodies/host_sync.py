@@ -16,8 +16,8 @@ from typing import TypeAlias
 from sambasim.options.run import RunOptions
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener, Start
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObserver, Start
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.transports import exchange
 
@@ -57,7 +57,7 @@ def main(steps: int, paths: Sequence[Path]) -> None:
     communicator.close()
 
 
-class _Heard(SilentListener):
+class _Heard(RunObserver):
     """Keeps what was said at the start."""
 
     sync = ""

@@ -16,8 +16,8 @@ from sambasim.pef import peek
 from sambasim.runtime.checkpoint.reader import check
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import Listeners
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObservers
 
 STEPS, SAVED, EPOCH = 5, 2, 3
 """Optimizer steps of the run, after which of them it goes on, and how many make an epoch."""
@@ -61,7 +61,7 @@ def _train(
         checkpoint=checkpoint,
         reduce_on_rdu=reduce_on_rdu,
     )
-    summary = TrainingJob(path, options, communicator, Listeners([])).run()
+    summary = TrainingJob(path, options, communicator, RunObservers([])).run()
     return summary.weights_sha256, summary.state_sha256, summary.loss_last, summary.samples
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from sambasim.options.run import RunOptions
-from sambasim.runtime.clocks import compare_clocks
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.listener import SilentListener
 from sambasim.runtime.ranks import Communicator
+from sambasim.runtime.run_observer import RunObserver
+from sambasim.runtime.tracing import compare_clocks
 
 AHEAD_NS = 1_000_000_000
 
 
-class _Heard(SilentListener):
+class _Heard(RunObserver):
     """Keeps what is noted."""
 
     def __init__(self) -> None:
