@@ -29,10 +29,10 @@ from sambasim.runtime.recording import RunDigests
 from sambasim.runtime.replica import input_specs
 from sambasim.runtime.run_observer import RunObserver, Start, Step
 from sambasim.runtime.setup import Setup, check_sources, set_up
-from sambasim.runtime.supervision.stall import WATCHDOG_FIRST_S
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity
 from sambasim.runtime.supervision.step_status import StepStatus
 from sambasim.runtime.supervision.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.supervision.watchdog import WATCHDOG_FIRST_S
 from sambasim.runtime.team import Team, assemble
 from sambasim.runtime.tracing import RunTrace
 from sambasim.runtime.training import Totals, Trainer

@@ -1,11 +1,11 @@
-"""The status file of a node: a small text file with a line for each of its ranks, which says what the rank is doing.
+"""The status file of a node: a text file with a line for each of its ranks.
 
     rank host             pid         step micro state   doing                              at (once it takes long)
        0 node7            4711          17     1 waiting waiting for peers
        1 node7            4712          17     1 running section 3 of 9 (BCKWD_2)
 
-Every rank of the node maps the file, writes its own line and reads the others. `cat` shows it, and it survives the
-death of all ranks. The columns have fixed widths, so an update copies a few bytes: no system call, no message.
+Every rank maps the file, writes its own line and reads the others. It survives the death of all ranks. The columns have
+fixed widths, so an update copies a few bytes, without a system call.
 """
 
 import mmap
@@ -33,14 +33,10 @@ class State(StrEnum):
     """What other ranks may expect of a rank."""
 
     RUNNING = "running"
-    WAITING = "waiting"
-    """For other ranks."""
-    BUSY = "busy"
-    """In something that may take any time: the others wait while its process exists."""
-    LEAVING = "leaving"
-    """It has failed, and ends the job."""
-    ENDED = "ended"
-    """It has finished its work."""
+    WAITING = "waiting"  # for other ranks
+    BUSY = "busy"  # in something that may take any time: the others wait while its process exists
+    LEAVING = "leaving"  # it has failed, and ends the job
+    ENDED = "ended"  # it has finished its work
 
 
 _STATES = {state[0]: state for state in State}
@@ -49,8 +45,8 @@ _STATES = {state[0]: state for state in State}
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One line. `step` is 0 before the first step, `micro_step` is 0 where a step has only one; `at` is the line of
-    Python that the rank has been in for long. `pid` is 0 for a rank that has not started."""
+    """One line. `step` is 0 before the first step, `micro_step` if a step has only one, `pid` before the rank starts.
+    `at` is the line of Python that the rank has been in for long."""
 
     rank: int
     host_name: str
@@ -77,19 +73,19 @@ class Activity:
         self._state_and_doing = slice(self._of["state"].start, self._of["doing"].stop)
 
     def does(self, what: str) -> None:
-        """The rank does `what` from now on."""
+        """The rank does `what`."""
         self.set(prepare(State.RUNNING, what))
 
     def takes_long(self, what: str) -> None:
-        """The same, for what may take any time, such as writing a large file: the other ranks wait for it."""
+        """The rank does `what`, which may take any time, such as writing a large file."""
         self.set(prepare(State.BUSY, what))
 
     def waits(self, what: str) -> None:
-        """The rank waits for other ranks from now on; `what` says for what."""
+        """The rank waits for other ranks."""
         self.set(prepare(State.WAITING, what))
 
     def set(self, prepared: bytes) -> None:
-        """The same for text made by `prepare`: made once, written often."""
+        """Write text that `prepare` made."""
         self._memory[self._state_and_doing] = prepared
 
     def begin(self, rank: int, host_name: str, pid: int) -> None:
@@ -98,11 +94,11 @@ class Activity:
         self._memory[self._start : self._start + LINE_BYTES] = _row(cells)
 
     def step(self, number: int) -> None:
-        """The rank is in this step, counted from 1; 0 for none."""
+        """The current step, from 1; 0 for none."""
         self._memory[self._of["step"]] = b"%10d" % number if number else b" " * 10
 
     def micro_step(self, number: int) -> None:
-        """The rank is in this micro-step, counted from 1; 0 for none."""
+        """The current micro-step, from 1; 0 for none."""
         self._memory[self._of["micro"]] = b"%6d" % number if number else b" " * 6
 
     def state(self, state: State) -> None:
@@ -110,13 +106,13 @@ class Activity:
         self._memory[self._of["state"]] = _cell("state", state)
 
     def at(self, place: str) -> None:
-        """The line of Python that the rank is in. Of a long one the end is kept."""
+        """The current line of Python. A long one loses its beginning."""
         width = _WIDTHS["at"]
         self._memory[self._of["at"]] = _cell("at", place if len(place) <= width else _CUT + place[len(_CUT) - width :])
 
 
 UNWATCHED = Activity(bytearray(LINE_BYTES))
-"""Of a rank that no other rank can wait for: nobody reads it."""
+"""The activity of a rank without a status file."""
 
 
 class StatusFile:

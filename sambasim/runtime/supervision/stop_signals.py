@@ -15,10 +15,9 @@ from typing import Final
 from sambasim.errors import Interrupted
 
 SAVE: Final = 1
-"""The request for a checkpoint. The largest request of all ranks counts."""
+"""The request for a checkpoint; a request to stop is larger. The largest request of all ranks counts."""
 
-_STOP = 100
-"""The request to stop is this plus the number of the signal."""
+_STOP = 100  # plus the number of the signal
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -27,11 +26,11 @@ _masks = threading.local()
 
 
 class StopSignals:
-    """Within its block, the first signal is noted and a second one ends the process. `notify` receives the name of the
-    first one. In another thread than the main one, which receives no signals, nothing changes.
+    """Within its block, the first signal is noted and its name passed to `notify`; a second one ends the process.
+    Only the main thread receives signals; in another one, nothing changes.
 
-    The main thread may wait in MPI for a peer that does not come, where it runs no handler. So a thread reads the
-    numbers that the interpreter's own handler, in C, writes to a pipe.
+    While the main thread waits in MPI it runs no Python handler. So a thread reads the numbers that the interpreter's
+    handler in C writes to a pipe.
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
@@ -59,12 +58,12 @@ class StopSignals:
         _wakeup_fds.discard(self._writes)
         os.close(self._writes)  # ends the thread
         if self._is_reported and not self._received:
-            return  # another rank was signalled: the signal of this one may still come, and must not kill it then
+            return  # another rank was signalled: the signal to this one may still come, and must not kill it
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
 
     def request(self) -> int:
-        """What this rank asks of the run: to stop, or 0."""
+        """The request of this rank: to stop, or 0."""
         if not self._received:
             return 0
         self.report(self._received)  # not in the handler, which may interrupt a print
@@ -92,8 +91,8 @@ def _exit_at_second(pipe: int) -> None:
     os.close(pipe)
 
 
-# A forked process, such as one that reads data, must not write its signals to the pipe of its parent: Ctrl-C reaches
-# both, and would count twice. Until its end of the pipe is closed, signals are blocked.
+# A forked process, such as a data worker, must not write to the pipe of its parent: Ctrl-C reaches both, and would
+# count twice. Signals are blocked until its end of the pipe is closed.
 
 
 def _before_fork() -> None:
@@ -127,14 +126,13 @@ def interrupted(number: int, step: int, saved: Path | None, kept: str | None) ->
     saved: the checkpoint of `step`; None if it was not written
     kept: which older checkpoints exist; None for a run that writes none
     """
-    name = signal.Signals(number).name
     if saved is not None:
-        what = f"{name}: the run has ended after step {step}, which is saved as {saved}"
-        return Interrupted(number, what, remedy="the same command with --resume continues from there")
-    if kept is not None:
-        what = f"{name}: the run has ended after step {step}, which could not be saved; {kept}"
-        return Interrupted(
-            number, what, remedy="see above why; the same command with --resume continues from a checkpoint"
-        )
-    what = f"{name}: the run has ended after step {step}, and nothing of it is saved"
-    return Interrupted(number, what, remedy="--checkpoint-dir DIR saves checkpoints, from which --resume continues")
+        clause, remedy = f"which is saved as {saved}", "the same command with --resume continues from there"
+    elif kept is not None:
+        clause = f"which could not be saved; {kept}"
+        remedy = "see above why; the same command with --resume continues from a checkpoint"
+    else:
+        clause = "and nothing of it is saved"
+        remedy = "--checkpoint-dir DIR saves checkpoints, from which --resume continues"
+    what = f"{signal.Signals(number).name}: the run has ended after step {step}, {clause}"
+    return Interrupted(number, what, remedy=remedy)

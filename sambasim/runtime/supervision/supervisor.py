@@ -1,13 +1,13 @@
 """The supervisor of one rank: an error on any rank ends the whole job within seconds, and is reported once.
 
-A rank that left while others wait in a collective would hang the job. So when an error escapes the `with` block, or the
+If one rank just left, others in a collective would wait forever. So when an error escapes the `with` block, or the
 watchdog finds that the job cannot continue, the rank
 
 1. announces the error to every other rank, and waits PATIENCE_S for their announcements;
-2. reports it, if it is the one to report: of the ranks that announced, the lowest whose error no other rank caused;
+2. reports it, if of the ranks that announced one it is the lowest whose error no other rank caused;
 3. exits: quietly if every rank has announced an error (a check that fails on all of them), else by MPI_Abort.
 
-Nothing here waits for a rank that does not answer, and a timer ends the process if MPI itself does not return.
+A timer ends the process if MPI itself does not return.
 
     end of the job                          status file
     every rank finished                     removed by the last rank of the node
@@ -29,26 +29,32 @@ from typing import NoReturn, Self, cast
 
 from sambasim.errors import PeerError
 from sambasim.runtime.ranks import Communicator, FailureNotice
-from sambasim.runtime.supervision.stall import NodeObserver, dead_ranks, death_error, start_time
 from sambasim.runtime.supervision.status_file import UNWATCHED, Activity, State, StatusFile, name_of
-from sambasim.runtime.supervision.watchdog import ANSWER_S, OtherNodes, Watchdog
+from sambasim.runtime.supervision.watchdog import (
+    ANSWER_S,
+    NodeObserver,
+    OtherNodes,
+    Watchdog,
+    dead_ranks,
+    death_error,
+    start_time,
+)
 
 PATIENCE_S = 1.0
-"""How long a failing rank waits for announcements. Ranks that fail the same check do so within milliseconds."""
+"""How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
 
 DEADLINE_S = 5
 """A failing rank exits within this time, whatever happens."""
 
 ALL_EXIT_S = 30
-"""The same once all ranks exit together: no rank waits for another then, and MPI is slow on a busy machine."""
+"""The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
 
 LEAST_LIMIT_S = 60.0
-"""MPI's start and end always get this time: ranks start at different times, the more so on a busy machine."""
+"""The least time for MPI's start and end: ranks start at different times."""
 
 _POLL_S = 0.005
 
-_FORWARDING_S = 0.3
-"""Time for the launcher to forward the report: some drop output that is unread when a job aborts."""
+_FORWARDING_S = 0.3  # for the launcher to forward the report: some drop unread output when a job aborts
 
 _STDERR = 2
 
@@ -57,8 +63,8 @@ _STDERR = 2
 class Failure:
     """What is reported: the error, and the rank and host on which it happened.
 
-    alike: every rank failed with the same message, so that no rank should be named
-    doing: the activity of the rank, where it is known and adds to the error
+    alike: every rank failed with the same message, so the report names none
+    doing: the activity of the rank, if known
     """
 
     error: BaseException
@@ -108,7 +114,6 @@ class Supervisor:
         self._started: Sequence[bytes | None] = ()
         self._watchdog: Watchdog | None = None
         self.activity: Activity = UNWATCHED
-        """What this rank is doing; written where there is a status file."""
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +162,7 @@ class Supervisor:
         return None if self._file is None else self._file.path
 
     def finish(self) -> None:
-        """Collective. The run has ended well. The watchdog stops, because MPI is about to end, which gets a limit."""
+        """Collective. The run has ended: stop the watchdog, and limit the time that MPI takes to end."""
         if self._file is None:
             return
         self.activity.waits("waiting for peers to end")
@@ -209,7 +214,7 @@ class Supervisor:
         world.abort(max(code, 1))
 
     def _death(self) -> PeerError | None:
-        """The error for ranks of this node that have died, and so may have caused this rank's error."""
+        """The error for ranks of this node that have died: they may have caused this rank's error."""
         if self._watchdog is None or self._file is None:
             return None
         dead = dead_ranks(NodeObserver(self._file, self._started).observe(0.0))
@@ -231,11 +236,9 @@ def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
 
 
 def limit_time(seconds: float, rank: int) -> None:
-    """Before calls of MPI that may hang in C, where no thread of Python can run: the process exits with code 1 after
-    `seconds`, or LEAST_LIMIT_S if that is more, and prints where it was. Rank 0 is the first, and the launcher then
-    ends the others.
-
-    The next `start` or `release` of a supervisor removes the limit.
+    """Call before MPI starts or ends, where it may hang in C: the process exits with code 1 after `seconds`, at least
+    LEAST_LIMIT_S, and prints where it was. Rank 0 is the first, and the launcher then ends the others. `start` and
+    `release` of a supervisor remove the limit.
     """
     faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=_STDERR, exit=True)
 
