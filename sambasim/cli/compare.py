@@ -163,8 +163,8 @@ def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
 def _compared_checkpoints(a: str, b: str) -> "Compared":
     from sambasim.report.compare.result import Fact
     from sambasim.report.compare.tensors import compare_files
-    from sambasim.runtime.checkpoint.changes import differences
-    from sambasim.runtime.checkpoint.reader import check
+    from sambasim.runtime.checkpoint.format import check
+    from sambasim.runtime.checkpoint.resume import differences
 
     ours, theirs = check(Path(a)), check(Path(b))
     apart = differences(ours.manifest, theirs.manifest)

@@ -25,7 +25,7 @@ _NAME = re.compile(r"step-([0-9]{10,})")
 
 
 def name_of(step: int) -> str:
-    """The name of the checkpoint after `step`."""
+    """The checkpoint after `step`."""
     return f"step-{step:010}"
 
 
@@ -77,7 +77,7 @@ def publish(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. It loses its name first, so a deletion that is cut short leaves no checkpoint."""
+    """Delete a checkpoint. It is renamed first, so that an interrupted deletion leaves no incomplete checkpoint."""
     partial = partial_of(path)
     path.rename(partial)
     shutil.rmtree(partial)
@@ -142,7 +142,6 @@ class Claim:
         return (at_path.st_dev, at_path.st_ino) == (locked.st_dev, locked.st_ino)
 
     def release(self) -> None:
-        """Let other runs claim the folder."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

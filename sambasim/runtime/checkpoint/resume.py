@@ -1,15 +1,16 @@
-"""Resuming a run: choosing the checkpoint, checking that it fits, and restoring the state of training from it."""
+"""Resuming a run: choosing the checkpoint, checking that it fits the run, and restoring the state of training."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+
+from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
-from sambasim.options.problems import nearest
+from sambasim.options.problems import nearest, show
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
-from sambasim.runtime.checkpoint.manifest import buffer_name, describe, pieces_of
-from sambasim.runtime.checkpoint.reader import Checkpoint, check_content, read
+from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, check_content, describe, pieces_of
 from sambasim.runtime.plan import Position
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.setup import Setup
@@ -24,16 +25,59 @@ IF_ANY = "if-any"
 """AUTO, or from the beginning if there is no checkpoint: for a job script that is started again and again."""
 
 
+_WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
+"""Options that change no bit of training."""
+
+_SOURCE = "data.source"
+_LENGTH = ("training.epochs", "training.steps")
+"""The length of a run changes no step of it, unless the learning rate schedule depends on it."""
+
+_SAMPLE_ORDER = (
+    "data.source",
+    "data.args",
+    "data.samples",
+    "data.evaluation_fraction",
+    "data.shuffle",
+    "training.seed",
+)
+"""Options that determine which samples are left of an epoch."""
+
+_SAMPLES = "samples of the data"
+_RUN_FIELDS = {
+    "world_size": "replicas",
+    "samples": _SAMPLES,
+    "threads": "threads of a rank",
+    "engine": "engine",
+    "gradient_sync": "gradient sync",
+    "torch": "torch",
+    "cpu": "vector instructions",
+}
+_PEF_PARTS = {
+    "graph": "its graph",
+    "source": "source lines of its model",
+    "weights": "its initial weights",
+    "data_source": "its data source",
+    "compile_options": "the options it was compiled with",
+    "training_defaults": "its training defaults",
+    "metadata": "its metadata",
+}
+_OVERRIDABLE = frozenset({"data_source", "training_defaults"})
+"""Parts of a PEF that options of a run override."""
+
+_MOST_OPTIONS = 4
+"""Options that one message lists."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The checkpoint that a run resumes from, and its position. `notices` are for the user."""
+    """The checkpoint that a run resumes from, its position, and notices for the user."""
 
     checkpoint: Checkpoint
     position: Position
     notices: tuple[str, ...]
 
     def carry_over(self, totals: Totals) -> None:
-        """Continue the counts of the summary."""
+        """Make `totals` those of the checkpoint."""
         progress = self.checkpoint.manifest.progress
         totals.samples = progress.samples
         totals.first_nonfinite_step = progress.first_nonfinite_step
@@ -137,17 +181,8 @@ def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator:
     """Collective. `resume`, but AUTO or None instead of IF_ANY. Rank 0 decides; a damaged checkpoint counts as one."""
     if resume != IF_ANY or checkpoint_dir is None:
         return resume
-    found: str | None = None
-    fault: OptionError | None = None
-    if communicator.rank == 0:
-        try:
-            found = AUTO if _in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir) else None
-        except OptionError as error:
-            fault = error
-    found, fault = communicator.broadcast_object((found, fault))
-    if fault is not None:
-        raise fault
-    return found
+    own = communicator.rank == 0 and bool(_in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir))
+    return AUTO if communicator.broadcast_object(own) else None
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:
@@ -169,7 +204,7 @@ def _check_empty(checkpoint_dir: Path) -> None:
 
 
 def _check_newest(step: int, checkpoint_dir: Path) -> None:
-    """A folder holds one course of a run: nobody could tell the checkpoints of two apart."""
+    """A folder holds one course of a run, because the checkpoints of two could not be distinguished."""
     later = [path for path in _in_folder(checkpoint_dir) if folder.step_of(path) > step]
     if later:
         raise OptionError(
@@ -208,20 +243,18 @@ def _in_folder(path: Path) -> list[Path]:
 
 
 def _checked(path: Path, communicator: Communicator) -> Checkpoint:
-    """Collective. The checkpoint at `path`; raises the same error on all ranks if any of them finds a fault."""
-    failed: CheckpointError | None = None
-    checkpoint: Checkpoint | None = None
+    """Collective. The checkpoint at `path`, every byte of it checked. Raises CheckpointError, the same on all ranks."""
+    own: CheckpointError | None = None
     try:
-        checkpoint = read(path)
+        checkpoint = Checkpoint(path)
         check_content(checkpoint, list(checkpoint.manifest.shards)[communicator.rank :: communicator.world_size])
     except CheckpointError as error:
-        failed = error
-    own = None if failed is None else (failed.what, failed.where, failed.remedy, failed.is_damage)
+        own = error
     faults = [fault for fault in communicator.all_gather_object(own) if fault is not None]
-    if faults or checkpoint is None:
-        what, where, remedy, _ = faults[0]
-        raise CheckpointError(what, where=where, remedy=remedy, is_damage=all(fault[3] for fault in faults)) from failed
-    return checkpoint
+    if not faults:
+        return checkpoint
+    faults[0].is_damage = all(fault.is_damage for fault in faults)
+    raise faults[0]
 
 
 def _put_aside(damaged: list[CheckpointError], candidates: list[Path], communicator: Communicator) -> list[str]:
@@ -235,5 +268,128 @@ def _put_aside(damaged: list[CheckpointError], candidates: list[Path], communica
             except OSError as failure:
                 kept = f"; it cannot be renamed: {failure.strerror}"
         notices.append(f"{error.what}{kept}")
-    communicator.barrier()  # no rank looks at the folder before
+    communicator.barrier()  # no rank reads the folder before
     return notices
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`name` was `before` and is `now`, which may change the bits of training if `alters_bits`."""
+
+    name: str
+    before: str
+    now: str
+    alters_bits: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.now} (checkpoint: {self.before})"
+
+
+def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
+    """Raises CheckpointError if the two are of different PEFs, and says what differs."""
+    if saved.pef.digest == now.pef.digest:
+        if saved.tensors != now.tensors:
+            what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
+            raise CheckpointError(what, where=where, remedy="use another checkpoint")
+        return
+    reasons = []
+    if saved.pef.name != now.pef.name:
+        reasons.append(f"its name is {saved.pef.name!r}")
+    if saved.pef.batch_size != now.pef.batch_size:
+        reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
+    ours, theirs = (_of_kind(manifest, SymbolKind.PARAMETER) for manifest in (now, saved))
+    if different := [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]:
+        reasons.append(f"{len(different)} parameters differ, such as {different[0]!r}")
+    elif _of_kind(saved, SymbolKind.OPTIMIZER_STATE) != _of_kind(now, SymbolKind.OPTIMIZER_STATE):
+        reasons.append("its optimizer has other states")
+    parts = [part for part in _PEF_PARTS if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
+    if not reasons:
+        reasons.append(f"these differ: {', '.join(map(_PEF_PARTS.__getitem__, parts)) or 'the version of sambasim'}")
+    if "training_defaults" in parts:
+        reasons += [str(change) for change in _options(saved, now)][:_MOST_OPTIONS]
+    override = ", and override options with run --set NAME=VALUE" if parts and _OVERRIDABLE.issuperset(parts) else ""
+    raise CheckpointError(
+        f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
+        where=where,
+        remedy=f"run the PEF that it was trained with, or compile it as it was{override}; or start from the beginning "
+        "with another --checkpoint-dir",
+    )
+
+
+def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str) -> None:
+    """Raises OptionError if a change `found` affects which samples are left of the epoch of `saved`."""
+    if not saved.position.used:
+        return
+    for change in found:
+        if change.name == _SOURCE and _has_moved(saved, now):
+            continue
+        if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
+            raise OptionError(
+                f"the checkpoint lies within epoch {saved.position.epoch + 1}, and {change}: "
+                "which samples are left of that epoch is unknown",
+                where=where,
+                remedy="resume with the options that the checkpoint was written with, or from the end of an epoch",
+            )
+
+
+def check_exact(found: list[Change], where: str) -> None:
+    """Raises OptionError if a change `found` may change the bits of training."""
+    bits = [change for change in found if change.alters_bits]
+    if bits:
+        more = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""
+        raise OptionError(
+            "--exact: the run would not have the bits of an uninterrupted run: "
+            f"{'; '.join(map(str, bits[:_MOST_OPTIONS]))}{more}",
+            where=where,
+            remedy="resume with the options that the checkpoint was written with, or leave out --exact",
+        )
+
+
+def changes(saved: Manifest, now: Manifest) -> list[Change]:
+    """What differs between the run that wrote a checkpoint and this one, of the same PEF."""
+    pairs = [(name, getattr(saved.run, field), getattr(now.run, field)) for field, name in _RUN_FIELDS.items()]
+    run = [Change(name, str(before), str(after), alters_bits=True) for name, before, after in pairs if before != after]
+    return [*run, *_options(saved, now)]
+
+
+def differences(a: Manifest, b: Manifest) -> list[Change]:
+    """What differs between any two checkpoints: their PEFs, positions and runs."""
+    pairs = [("PEF", *(f"{one.pef.name} {one.pef.digest[:12]}" for one in (a, b)))]
+    pairs += [(name, *(str(getattr(one.position, name)) for one in (a, b))) for name in ("step", "epoch", "used")]
+    found = [Change(name, before, now, alters_bits=True) for name, before, now in pairs if before != now]
+    return [*found, *changes(a, b)]
+
+
+def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
+    before, after = dict(_leaves(saved.options)), dict(_leaves(now.options))
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or _schedule_needs_length(after))
+            yield Change(name, _shown(before.get(name)), _shown(after.get(name)), alters_bits=alters)
+
+
+def _has_moved(saved: Manifest, now: Manifest) -> bool:
+    """Whether the data source has the same file name in another folder: enough to resume, not to promise bits."""
+    before, after = (PurePath(str(dict(_leaves(one.options)).get(_SOURCE))) for one in (saved, now))
+    return before.name == after.name
+
+
+def _schedule_needs_length(options: Mapping[str, JsonValue]) -> bool:
+    by_progress = options.get("training.schedule.name") in ("linear", "cosine")
+    return by_progress and options.get("training.schedule.total_steps") is None
+
+
+def _leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: JsonValue) -> str:
+    return "none" if value is None else show(value)
+
+
+def _of_kind(manifest: Manifest, kind: SymbolKind) -> Mapping[str, object]:
+    return {name: tensor for name, tensor in manifest.tensors.items() if tensor.kind is kind}

@@ -1,7 +1,7 @@
 """Saving checkpoints: when, which tensors, and how they get to disk.
 
-Every rank writes one shard, all at the same time, into a folder with another name. Once every file is on disk, rank 0
-renames the folder. So a checkpoint is complete or does not exist.
+Every rank writes one shard into a folder with another name. Once every file is on disk, rank 0 renames the folder. So a
+checkpoint is complete or does not exist.
 """
 
 import errno
@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -25,7 +25,7 @@ from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, Claim
-from sambasim.runtime.checkpoint.manifest import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
+from sambasim.runtime.checkpoint.format import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
 from sambasim.runtime.ranks import Communicator
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Saver:
     """Saves checkpoints as the options of `setup` ask. Collective: every rank has one and makes the same calls.
 
-    `losses` decides whether non-finite parameters may be saved; `held` is rank 0's lock on the folder.
+    `losses` decides whether non-finite parameters may be saved; `claim` is rank 0's lock on the folder.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class Saver:
         setup: Setup,
         team: Team,
         plan: Plan,
-        listener: RunObserver,
+        observer: RunObserver,
         activity: Activity,
         losses: LossWatch,
-        held: Claim | None,
+        claim: Claim | None,
     ) -> None:
         options = setup.options.checkpoint
         if options.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
         self._folder = options.dir
         self._cadence = options.cadence
-        self._claim = held
+        self._claim = claim
         self._activity = activity
         self._setup = setup
         self._team = team
         self._beginning = describe(setup, plan.samples)
-        self._listener = listener
+        self._observer = observer
         self._losses = losses
         self._failure: MachineError | None = None
         self._last_s = time.monotonic()
@@ -75,7 +75,7 @@ class Saver:
         """The newest checkpoint of this run."""
 
     def is_time(self) -> bool:
-        """Whether a checkpoint is due by time. Clocks of ranks differ, so rank 0 decides for all."""
+        """Whether a checkpoint is due by time. Rank 0 decides for all, because clocks differ."""
         return self._cadence.unit is Unit.SECONDS and time.monotonic() - self._last_s >= self._cadence.count
 
     def after_step(self, position: Position, totals: Totals, *, due: bool) -> None:
@@ -133,7 +133,7 @@ class Saver:
             if setup.options.checkpoint.on_failure == "stop":
                 raise
             after = "training goes on, and " if goes_on else ""
-            self._listener.noted(f"warning: {error.what} ({error.where}); {after}{self.kept()}")
+            self._observer.noted(f"warning: {error.what} ({error.where}); {after}{self.kept()}")
             return None
         finally:
             self._last_s = time.monotonic()
@@ -141,7 +141,7 @@ class Saver:
         if setup.is_first:
             self._delete_oldest(position.step)
         self.last = path
-        self._listener.saved(
+        self._observer.saved(
             CheckpointRecord(
                 step=position.step,
                 epoch=position.epoch + bool(position.used),
@@ -189,33 +189,23 @@ class Saver:
                 folder.remove(path)
 
 
-class Failed(NamedTuple):
-    """Why a rank could not do its part."""
-
-    rank: int
-    host_name: str
-    why: str
-
-
 def write(
     path: Path,
     manifest: Manifest,
     pieces: Mapping[str, Tensor],
     communicator: Communicator,
     activity: Activity = UNWATCHED,
-    held: Claim | None = None,
+    claim: Claim | None = None,
 ) -> Manifest:
     """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest.
 
-    held: rank 0's lock on the folder
-
-    Raises MachineError, on all ranks alike, if a rank cannot do its part. Then nothing of it is left, and a checkpoint
-    that was at `path` still is.
+    Raises MachineError, the same on all ranks, if a rank fails. Then nothing of it is left, and an existing checkpoint
+    at `path` stays.
     """
     rank, count = communicator.rank, communicator.world_size
     file = folder.partial_of(path) / f"shard-{rank:05}-of-{count:05}.safetensors"
     activity.waits("waiting for peers to begin a checkpoint")
-    _together(path, communicator, lambda: _begin(path, held) if rank == 0 else None)
+    _together(path, communicator, lambda: _begin(path, claim) if rank == 0 else None)
     activity.takes_long("writing a checkpoint")
     shards = _together(path, communicator, lambda: (file.name, _write_shard(file, pieces)), activity)
     manifest = manifest.sealed(dict(shards))
@@ -224,8 +214,8 @@ def write(
     return manifest
 
 
-def _begin(path: Path, held: Claim | None) -> None:
-    if held is not None and not held.is_valid():
+def _begin(path: Path, claim: Claim | None) -> None:
+    if claim is not None and not claim.is_valid():
         raise OSError(errno.ENOENT, f"the folder that this run has claimed was moved, or its {LOCK_FILE} was deleted")
     folder.begin(path)
 
@@ -249,25 +239,24 @@ def _finish(path: Path, manifest: Manifest) -> None:
 
 def _together(path: Path, communicator: Communicator, work: Callable[[], T], activity: Activity = UNWATCHED) -> list[T]:
     """Collective. The results of `work` on all ranks. If one fails, the partial checkpoint goes and all raise."""
-    own: T | Failed
+    own: T | MachineError
     try:
         own = work()
     except (OSError, SafetensorError) as error:
-        own = Failed(communicator.rank, communicator.host_name, _why(error))
+        own = MachineError(
+            f"checkpoint {path.name} cannot be written: {_why(error)}",
+            where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
+            remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
+        )
     activity.waits("waiting for peers' parts of a checkpoint")
-    results: Iterable[T | Failed] = communicator.all_gather_object(own)
-    failures = [one for one in results if isinstance(one, Failed)]
+    results: Sequence[T | MachineError] = communicator.all_gather_object(own)
+    failures = [one for one in results if isinstance(one, MachineError)]
     if not failures:
-        return [one for one in results if not isinstance(one, Failed)]
+        return [one for one in results if not isinstance(one, MachineError)]
     if communicator.rank == 0:
         shutil.rmtree(folder.partial_of(path), ignore_errors=True)
     communicator.barrier()
-    first = failures[0]
-    raise MachineError(
-        f"checkpoint {path.name} cannot be written: {first.why}",
-        where=f"rank {first.rank} on {first.host_name}, {path.parent}",
-        remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
-    )
+    raise failures[0]
 
 
 def _why(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from sambasim.errors import SambasimError
 from sambasim.pef import check as check_pef
 from sambasim.runtime.checkpoint.folder import checkpoints_in
-from sambasim.runtime.checkpoint.reader import check
+from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.supervision.supervisor import LEAST_LIMIT_S
 from tests.faults.sweep.inject import (
     COMPILE,

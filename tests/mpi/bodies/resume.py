@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sambasim.options.run import CheckpointOptions, RunOptions
 from sambasim.pef import peek
-from sambasim.runtime.checkpoint.reader import check
+from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator

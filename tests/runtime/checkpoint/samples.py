@@ -11,7 +11,7 @@ from torch import Tensor
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.document import PartDigests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, Claim
-from sambasim.runtime.checkpoint.manifest import (
+from sambasim.runtime.checkpoint.format import (
     Manifest,
     PefModel,
     PositionModel,
@@ -88,12 +88,12 @@ def pieces(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_sample(
-    folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None, held: Claim | None = None
+    folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None, claim: Claim | None = None
 ) -> Path:
-    """A checkpoint after `step`, in `folder`, which is `held`; `changed` are tensors with other values."""
+    """A checkpoint after `step`, in `folder`, which is `claim`ed; `changed` are tensors with other values."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010}"
-    write(path, manifest(step), pieces(changed or {}), single_rank("here"), held=held)
+    write(path, manifest(step), pieces(changed or {}), single_rank("here"), claim=claim)
     return path
 
 

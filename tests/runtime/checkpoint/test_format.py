@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
-from sambasim.runtime.checkpoint.reader import LARGEST_MANIFEST_BYTES, check, read
+from sambasim.runtime.checkpoint.format import MAX_MANIFEST_BYTES, Checkpoint, check
 from sambasim.runtime.single_rank import single_rank
 from tests.runtime.checkpoint.samples import (
     SHARD,
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "no manifest": (lambda path: (path / MANIFEST_FILE).unlink(), "checkpoint.json: it is not there"),
     "no shard": (lambda path: (path / SHARD).unlink(), f"{SHARD}: it is not there"),
     "a manifest that is a pipe": (_piped, "not a regular file"),
-    "a huge manifest": (in_file(MANIFEST_FILE, lambda data: data + b" " * LARGEST_MANIFEST_BYTES), "larger than"),
+    "a huge manifest": (in_file(MANIFEST_FILE, lambda data: data + b" " * MAX_MANIFEST_BYTES), "larger than"),
     "a manifest cut short": (in_file(MANIFEST_FILE, lambda data: data[:-20]), "is not JSON"),
     "deep arrays": (in_file(MANIFEST_FILE, lambda data: b"[" * 100_000), "is not JSON"),
     "a list for a manifest": (in_file(MANIFEST_FILE, lambda data: b"[]"), "is not a JSON object"),
@@ -115,7 +115,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_damaged_bit_is_seen_by_check_and_not_by_read(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     flip_a_bit(path)
-    read(path)
+    Checkpoint(path)
     with pytest.raises(CheckpointError):
         check(path)
 
@@ -124,7 +124,7 @@ def test_error_messages_are_printable(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     change_fields(path, lambda found: found["tensors"].update({"a\n\r\tb": found["tensors"]["net__bias"]}))
     with pytest.raises(CheckpointError) as told:
-        read(path)
+        Checkpoint(path)
     assert str(told.value.what).isprintable(), told.value.what
 
 
@@ -181,10 +181,10 @@ def test_a_claim_sees_that_its_folder_is_gone(tmp_path: Path) -> None:
     held = claim(folder, ALONE)
     assert held is not None
     assert held.is_valid()
-    write_sample(folder, held=held)
+    write_sample(folder, claim=held)
     folder.rename(tmp_path / "moved")
     with pytest.raises(MachineError, match="the folder that this run has claimed was moved"):
-        write_sample(folder, 60, held=held)
+        write_sample(folder, 60, claim=held)
     assert not list(folder.iterdir())
     held.release()
 
