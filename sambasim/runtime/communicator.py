@@ -1,6 +1,6 @@
-"""The one file that talks to MPI: `connect`, and the leaf for a job of several ranks.
+"""The only file that uses MPI: `connect`, and the communicator of a job of several ranks.
 
-mpi4py is imported inside functions: it loads the MPI library, which only `run` needs and some machines lack.
+mpi4py is imported inside functions, because it loads the MPI library, which only `run` needs and some machines lack.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from sambasim.runtime.ranks import (
     Range,
     Request,
     SharedWindow,
-    Topology,
     as_bytes,
     check_counts,
     check_gather,
@@ -57,10 +56,9 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
-    """Start MPI and find the other ranks of this job. Collective. Works without mpirun, and there even without an MPI.
+    """Collective. Start MPI and connect the ranks of this job. Without mpirun it needs no MPI.
 
-    command: what was typed, without mpirun; a refusal repeats it as it should have been typed
-    environ: the environment that the launcher made
+    command: what was typed, without mpirun, for the remedies of errors
 
     Raises LaunchError if the launcher is not of the MPI that mpi4py is linked to, or if there is a launcher and no MPI;
     MachineError if there is too little shared memory for MPI to start.
@@ -79,10 +77,10 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         _die_with_parent()
     shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():
-        # The windows here never leave a node; Open MPI's component for those that do complains of itself on stderr.
+        # Windows are within a node; Open MPI's component for others prints a warning.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
         with warnings.catch_warnings():
-            # mpi4py warns of a launcher that does not fit; check_launcher refuses it, with the remedy.
+            # of a launcher of another MPI: check_launcher raises an error for it
             warnings.filterwarnings("ignore", message="suspicious MPI execution environment")
             MPI.Init_thread()
     world = MPI.COMM_WORLD
@@ -95,11 +93,9 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     first_rank_of_node = world.allgather(node.bcast(world.rank))
     nodes = sorted(set(first_rank_of_node))
     communicator = MpiCommunicator(
-        topology=Topology(
-            rank=world.rank,
-            node_of=tuple(nodes.index(first) for first in first_rank_of_node),
-            host_name=socket.gethostname(),
-        ),
+        rank=world.rank,
+        node_of=tuple(nodes.index(first) for first in first_rank_of_node),
+        host_name=socket.gethostname(),
         library=library_name(version),
         _world=world,
         _node=node,
@@ -123,7 +119,7 @@ def linked_library() -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class MpiWindow(SharedWindow):
-    """A window that the ranks of a node share. `parts[i]` belongs to local rank i."""
+    """`parts[i]` belongs to local rank i."""
 
     parts: tuple[ByteArray, ...]
     local_rank: int
@@ -143,17 +139,16 @@ class MpiWindow(SharedWindow):
 @final
 @dataclass(frozen=True, slots=True)
 class MpiCommunicator(Communicator):
-    """The leaf for several ranks. `connect` makes it."""
+    """The communicator of several ranks. `connect` creates it."""
 
-    topology: Topology
     library: str
     _world: "MPI.Intracomm"
     _node: "MPI.Intracomm"
-    _notices: "MPI.Intracomm"  # of its own, so that a notice never meets a message of the training
+    _notices: "MPI.Intracomm"  # separate, so that notices do not mix with the messages of training
     _windows: list["MPI.Win"] = field(default_factory=list)
     _mapped_again: list[Again] = field(default_factory=list)
-    _heard: dict[int, FailureNotice] = field(default_factory=dict)
-    _under_way: list["MPI.Request"] = field(default_factory=list)
+    _failures: dict[int, FailureNotice] = field(default_factory=dict)
+    _sends: list["MPI.Request"] = field(default_factory=list)
 
     def barrier(self) -> None:
         self._world.Barrier()
@@ -186,7 +181,7 @@ class MpiCommunicator(Communicator):
         in_place = check_gather(source, target, counts, self.rank, self.world_size)
         if not in_place:
             target[sum(counts[: self.rank]) :][: counts[self.rank]] = source
-        # Always in place, because MPI wants it from all ranks or from none, and forbids the same memory on both sides.
+        # In place on all ranks or on none: MPI forbids a mix, and the same memory on both sides.
         self._world.Allgatherv(MPI.IN_PLACE, _pieces(target, counts))
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
@@ -223,7 +218,7 @@ class MpiCommunicator(Communicator):
             shared_memory.free_bytes(),
         )
         shared_memory.check_demands(self.all_gather_object(demand))
-        # Asked for what cannot be had, MPIs do anything: one refuses, one waits for ever, one goes on and dies later.
+        # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries first.
         node_bytes = sum(self._node.allgather(whole))
         obstacle = shared_memory.rehearse(node_bytes) if shared else None
         shared_memory.check_rehearsals(self.all_gather_object((self.host_name, node_bytes, obstacle)))
@@ -243,28 +238,23 @@ class MpiCommunicator(Communicator):
                 parts[local_rank] = again.view
                 if local_rank == self.local_rank:
                     again.gather(used)
-        # Standing open: passive access to everybody, for which no rank has to ask; it is what `Sync` needs.
+        # Passive access to all parts, until `close`; `Sync` needs it.
         handle.Lock_all(MPI.MODE_NOCHECK)
         if touched is None:
-            parts[self.local_rank][:] = 0  # the owner touches its pages first, so that they land in its memory node
+            parts[self.local_rank][:] = 0  # the first access puts pages into the memory node of their owner
         handle.Sync()
         self.node_barrier()
         shared_memory.unlink(shared_memory.mapped_names() - names_before)
         return MpiWindow(tuple(parts), self.local_rank, handle)
 
     def announce_failure(self, notice: FailureNotice) -> None:
-        self._heard[self.rank] = notice
+        self._failures[self.rank] = notice
         others = (rank for rank in range(self.world_size) if rank != self.rank)
-        self._under_way.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
+        self._sends.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
 
     def failures(self) -> Mapping[int, FailureNotice]:
-        from mpi4py import MPI
-
-        while (message := self._notices.improbe(tag=_NOTICE_TAG)) is not None:
-            status = MPI.Status()
-            notice = message.recv(status)
-            self._heard[status.Get_source()] = notice
-        return dict(self._heard)
+        self._failures.update(self._received(_NOTICE_TAG))
+        return dict(self._failures)
 
     @property
     def serves_threads(self) -> bool:
@@ -273,22 +263,26 @@ class MpiCommunicator(Communicator):
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def post(self, value: object, rank: int) -> None:
-        self._under_way.append(self._notices.isend(value, dest=rank, tag=_LETTER_TAG))
+        self._sends.append(self._notices.isend(value, dest=rank, tag=_LETTER_TAG))
 
     def letters(self) -> Sequence[tuple[int, object]]:
+        return self._received(_LETTER_TAG)
+
+    def _received(self, tag: int) -> "list[tuple[int, Any]]":
+        """The objects with `tag` that have arrived, each after its sender. Does not wait."""
         from mpi4py import MPI
 
-        came = []
-        while (message := self._notices.improbe(tag=_LETTER_TAG)) is not None:
+        found = []
+        while (message := self._notices.improbe(tag=tag)) is not None:
             status = MPI.Status()
-            value: object = message.recv(status)
-            came.append((status.Get_source(), value))
-        return came
+            value = message.recv(status)
+            found.append((status.Get_source(), value))
+        return found
 
     def abort(self, exit_code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        # MPI would add a line of its own to what has been told, and that one names neither the error nor the remedy.
+        # MPI would print a line of its own, which names neither the error nor the remedy.
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
         self._world.Abort(exit_code)
         time.sleep(_ABORT_GRACE_S)  # the launcher ends this process; MPI_Abort may return before it has
@@ -309,11 +303,8 @@ class MpiCommunicator(Communicator):
         MPI.Finalize()
 
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
-        """Collective: `receive` becomes the sum of every rank's `send`, or for None of every rank's `receive`, added in
-        whatever order the MPI takes.
-
-        Not part of the interface, and no gradient comes here: it is what the sync paths are measured against.
-        """
+        """Collective: `receive` becomes the sum of every rank's `send`, or for None of every rank's `receive`, in MPI's
+        order of addition. Only benchmarks use it."""
         from mpi4py import MPI
 
         self._world.Allreduce(MPI.IN_PLACE if send is None else send, receive)
@@ -331,7 +322,7 @@ def _load_library() -> str:
 
 
 def _die_with_parent() -> None:
-    """Let the operating system end this process with the one that started it, which belongs to the launcher."""
+    """Let the operating system end this process with its parent, which belongs to the launcher."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -353,7 +344,7 @@ def _no_library(error: Exception) -> LaunchError:
 
 
 def _greet(node: "MPI.Intracomm") -> None:
-    """Make every pair of ranks of a node exchange a message: some MPIs attach to a peer's memory at the first one."""
+    """Exchange a message between all pairs of ranks of a node: some MPIs attach to a peer's memory at the first one."""
     empty = np.zeros(1, dtype=np.uint8)
     for distance in range(1, node.size):
         came = np.empty(1, dtype=np.uint8)
@@ -365,17 +356,17 @@ def _greet(node: "MPI.Intracomm") -> None:
 
 
 def _pieces(buffer: ByteArray, counts: Sequence[int]) -> "tuple[ByteArray, tuple[Sequence[int], Sequence[int]]]":
-    """What mpi4py wants of a buffer cut by rank: the memory, and counts with displacements in bytes."""
+    """A buffer for mpi4py: the memory, and counts with displacements in bytes."""
     return buffer, (counts, tuple(accumulate(counts, initial=0))[:-1])
 
 
 def _in_pages(size_bytes: int) -> int:
-    """Bytes of the pages that hold so many bytes; one page at least, because no rank may be without a part."""
+    """`size_bytes` in whole pages; at least one, because every rank needs a part."""
     return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES
 
 
 def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:
-    """The part of a shared window that belongs to a local rank, as this process sees it."""
+    """The part of a shared window that belongs to a local rank."""
     memory, _ = handle.Shared_query(local_rank)
     part = np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size_bytes)
     if part.ctypes.data % WINDOW_ALIGNMENT_BYTES:

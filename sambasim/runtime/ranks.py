@@ -6,10 +6,9 @@
     local rank     the position of a rank among the ranks of its node, in rank order
     host           the name of the machine that a rank runs on (tests make several nodes of one host)
 
-Every method that says *collective* must be called by all ranks, in the same order. Buffers are contiguous bytes: a
-numpy array of uint8 with one axis, or a memoryview of one. Counts are checked before MPI sees them, because MPI takes a
-wrong count silently. There is no reduction: MPI carries slices of gradients, and the owner of a slice adds them, in an
-order that does not depend on the MPI.
+All ranks must call a *collective* method, in the same order. Buffers are contiguous bytes with one axis. Counts are
+checked here, because MPI accepts a wrong count silently. There is no reduction: MPI carries slices of gradients, and
+the owner of a slice adds them, in an order that does not depend on the MPI.
 """
 
 import mmap
@@ -25,7 +24,7 @@ from sambasim.errors import InternalError
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = ByteArray | memoryview
-"""Contiguous bytes with one axis. What is received into must be writable."""
+"""Must be writable to receive into."""
 
 Range: TypeAlias = tuple[int, int]
 """Where bytes start and stop."""
@@ -63,12 +62,12 @@ Request = NewType("Request", object)
 """A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
 
 WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
-"""Each rank's part of a shared window starts on a page: pages then belong to one rank, and land in its memory node."""
+"""Each rank's part of a shared window starts on a page, so that its pages are in the memory node of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where the ranks of a job run, seen from one of them. `node_of[r]` is the node of world rank r."""
+    """Where the ranks of a job run, from the view of `rank`. `node_of[r]` is the node of world rank r."""
 
     rank: int
     node_of: tuple[int, ...]
@@ -102,7 +101,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class FailureNotice:
-    """A failing rank's message to the others: its error text, and whether another rank caused the error."""
+    """A failing rank's message to the others. `secondary`: another rank caused the error."""
 
     words: str
     exit_code: int
@@ -110,7 +109,7 @@ class FailureNotice:
 
 
 class SharedWindow(Protocol):
-    """Memory that the ranks of a node share: one part for each rank, and all ranks may access all parts."""
+    """Memory of a node: one part for each rank, and all ranks may access all parts."""
 
     @property
     def local(self) -> ByteArray:
@@ -123,12 +122,15 @@ class SharedWindow(Protocol):
         """A memory fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
 
 
-class Communicator(ABC):
+class Communicator(Topology, ABC):
     """One rank's view of the job. `connect` in `communicator.py` creates it."""
 
-    topology: Topology
     library: str
     """Name and version of the MPI in use, such as `MPICH 5.0.2`; `none` if the job has no MPI."""
+
+    @property
+    def topology(self) -> Topology:
+        return self
 
     @abstractmethod
     def barrier(self) -> None:
@@ -154,14 +156,14 @@ class Communicator(ABC):
     def all_to_all(
         self, send: Buffer, send_counts: Sequence[int], receive: Buffer, receive_counts: Sequence[int]
     ) -> None:
-        """Collective: the first `send_counts[0]` bytes of `send` go to rank 0, the next `send_counts[1]` to rank 1,
-        and so on; `receive` fills likewise. The counts must add up to the lengths. Raises InternalError if not."""
+        """Collective: the first `send_counts[0]` bytes of `send` go to rank 0, the next `send_counts[1]` to rank 1, and
+        so on; `receive` fills likewise. Raises InternalError if the counts do not add up to the lengths."""
 
     @abstractmethod
     def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` holds `counts[rank]` bytes;
-        it may be this rank's own part of `receive`, and then nothing is copied. Raises InternalError if lengths
-        and counts do not agree, or if `send` overlaps `receive` elsewhere."""
+        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` holds `counts[rank]` bytes; if
+        it is this rank's part of `receive`, nothing is copied. Raises InternalError if lengths and counts do not agree,
+        or if `send` overlaps `receive` elsewhere."""
 
     @abstractmethod
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
@@ -177,19 +179,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def test_all(self, requests: Sequence[Request]) -> bool:
-        """Whether all of these messages have been sent or received. Does not wait; True for an empty list.
-
-        Completed messages stay completed: the list may be tested or waited for again.
-        """
+        """Whether all of these messages have been sent or received. Does not wait; may be called again."""
 
     @abstractmethod
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
-        """Collective: a window with `size_bytes` of this rank; the ranks may ask for different sizes.
+        """Collective: a window with `size_bytes` of this rank, until `close`. Sizes may differ.
 
-        touched: the byte ranges of this rank's part that will be used; all by default. Only these need memory, because
-            untouched pages cost nothing.
+        touched: the byte ranges of this rank's part that will be used, and need memory; all by default
 
-        The window lives until `close`. Raises MachineError, the same on every rank, if a node lacks the shared memory.
+        Raises MachineError, the same on every rank, if a node lacks the shared memory.
         """
 
     @abstractmethod
@@ -211,7 +209,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def letters(self) -> Sequence[tuple[int, object]]:
-        """The values posted to this rank since the last call, each with its sender. Does not wait."""
+        """The values posted to this rank since the last call, each after its sender. Does not wait."""
 
     @abstractmethod
     def abort(self, exit_code: int) -> NoReturn:
@@ -219,46 +217,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Collective: free the windows; their arrays must not be used any more. Called at exit if not before."""
+        """Collective: free the windows and their arrays. Called at exit if not before."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Collective: end MPI; the communicator must not be used any more. At exit MPI ends by itself."""
-
-    @property
-    def rank(self) -> int:
-        return self.topology.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.topology.world_size
-
-    @property
-    def local_rank(self) -> int:
-        return self.topology.local_rank
-
-    @property
-    def local_size(self) -> int:
-        return self.topology.local_size
-
-    @property
-    def local_ranks(self) -> tuple[int, ...]:
-        """The world ranks of this rank's node, ascending."""
-        return self.topology.local_ranks
-
-    @property
-    def node_of(self) -> tuple[int, ...]:
-        """For every world rank, the index of its node."""
-        return self.topology.node_of
-
-    @property
-    def node_index(self) -> int:
-        return self.topology.node_index
-
-    @property
-    def node_count(self) -> int:
-        return self.topology.node_count
-
-    @property
-    def host_name(self) -> str:
-        return self.topology.host_name
+        """Collective: end MPI. At exit it ends by itself."""

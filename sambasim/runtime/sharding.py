@@ -1,11 +1,11 @@
 """The training data of one replica: its shard, its batches and their random seeds.
 
 Each epoch, torch's DistributedSampler orders the samples by seed and epoch. Replica r of R gets samples r, r + R, … of
-that order, and what does not divide evenly is dropped; `plan` counts it. So the samples that all replicas have used
-after some steps are the beginning of that order, and a resumed run distributes the rest, at any number of replicas.
+that order; `plan` counts what does not divide evenly and is dropped. So the samples that all replicas have used after
+some steps are the beginning of that order, and a resumed run distributes the rest, at any number of replicas.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -46,13 +46,18 @@ class Shard:
         self._names = tuple(spec.name for spec in inputs)
         self.accumulation_steps = accumulation_steps
         self._batch_size = batch_size
-        shape = rank, world_size, batch_size, accumulation_steps
-        self._sampler = _BatchSampler(dataset, *shape, seed, shuffle=options.shuffle)
+        self._rank, self._world_size, self._seed = rank, world_size, seed
+        # With one replica it yields the whole order of the epoch.
+        self._order: DistributedSampler[int] = DistributedSampler(
+            dataset, num_replicas=1, rank=0, shuffle=options.shuffle, seed=seed
+        )
+        self._own: Sequence[int] = ()  # positions of this replica's samples in this epoch
+        self._next_step = 0
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
             _Seeded(dataset),
-            batch_sampler=self._sampler,
+            batch_sampler=_BatchSampler(self._seeded_batches),
             collate_fn=collate,
             num_workers=options.workers,
             prefetch_factor=options.prefetch_factor,
@@ -69,19 +74,33 @@ class Shard:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step, from
         0."""
         self._batches = 0
-        self._sampler.begin(epoch, step, used)
+        self._order.set_epoch(epoch)
+        left = list(self._order)[used:]
+        each = len(left) // self._world_size
+        self._own = left[self._rank : each * self._world_size : self._world_size]
         if self._tensors is not None:
-            self._iterator = self._tensors.batches(self._sampler.own, self._batch_size)
+            self._iterator = self._tensors.batches(self._own, self._batch_size)
             return
-        self._generator.manual_seed(self._sampler.derive(epoch, 0, Stream.WORKER))
+        self._next_step = step
+        self._generator.manual_seed(derive(self._seed, self._rank, epoch, 0, Stream.WORKER))
         self._iterator = batches_of(self._loader, self._name)
+
+    def _seeded_batches(self) -> Iterator[_SeededBatch]:
+        for index in range(len(self._own) // self._batch_size):
+            step, micro_step = divmod(index, self.accumulation_steps)
+            seed = derive(self._seed, self._rank, self._next_step + step, micro_step, Stream.DATA)
+            first = index * self._batch_size
+            yield [seed, *self._own[first : first + self._batch_size]]
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._batches += 1
+        batch = next(self._iterator)
         if self._tensors is not None and self._checked:
-            return dict(zip(self._names, self._next_tensors(), strict=True))
-        tensors = bind(next(self._iterator), self._names)
+            if not isinstance(batch, list):
+                raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
+            return dict(zip(self._names, batch, strict=True))
+        tensors = bind(batch, self._names)
         checked = check(tensors, self._inputs, self._batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
         self._checked = all(checked[name] is tensors[name] for name in self._names)
@@ -90,62 +109,17 @@ class Shard:
     def samples_of_last_batch(self) -> Sequence[int]:
         """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
         after = self._batches * self._batch_size
-        return [self._indices[position] for position in self._sampler.own[after - self._batch_size : after]]
-
-    def _next_tensors(self) -> Sequence[Tensor]:
-        batch = next(self._iterator)
-        if not isinstance(batch, list):
-            raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
-        return batch
+        return [self._indices[position] for position in self._own[after - self._batch_size : after]]
 
 
 class _BatchSampler:
-    """The batches of one replica in one epoch. `own` lists the positions of its samples."""
+    """The batches of the current epoch: a DataLoader keeps its sampler."""
 
-    def __init__(
-        self,
-        dataset: WatchedDataset,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        accumulation_steps: int,
-        seed: int,
-        *,
-        shuffle: bool,
-    ) -> None:
-        self._rank = rank
-        self._world_size = world_size
-        self._batch_size = batch_size
-        self._accumulation_steps = accumulation_steps
-        self._seed = seed
-        # With one replica it yields the whole order of the epoch.
-        self._order: DistributedSampler[int] = DistributedSampler(
-            dataset, num_replicas=1, rank=0, shuffle=shuffle, seed=seed
-        )
-        self._step = 0
-        self.own: Sequence[int] = ()
-
-    def begin(self, epoch: int, step: int, used: int) -> None:
-        """As `Shard.begin_epoch`."""
-        self._order.set_epoch(epoch)
-        left = list(self._order)[used:]
-        each = len(left) // self._world_size
-        self.own = left[self._rank : each * self._world_size : self._world_size]
-        self._step = step
-
-    def derive(self, step: int, micro_step: int, stream: Stream) -> int:
-        """A seed of this replica."""
-        return derive(self._seed, self._rank, step, micro_step, stream)
-
-    def __len__(self) -> int:
-        return len(self.own) // self._batch_size
+    def __init__(self, batches: Callable[[], Iterator[_SeededBatch]]) -> None:
+        self._batches = batches
 
     def __iter__(self) -> Iterator[_SeededBatch]:
-        for index in range(len(self)):
-            step, micro_step = divmod(index, self._accumulation_steps)
-            first = index * self._batch_size
-            seed = self.derive(self._step + step, micro_step, Stream.DATA)
-            yield [seed, *self.own[first : first + self._batch_size]]
+        return self._batches()
 
 
 class _Seeded(Dataset[object]):

@@ -19,7 +19,6 @@ from sambasim.runtime.ranks import (
     Range,
     Request,
     SharedWindow,
-    Topology,
     as_bytes,
     check_counts,
     check_gather,
@@ -65,7 +64,6 @@ class _Receive:
 class SingleRank(Communicator):
     """The communicator of one rank. Messages to itself arrive in the order of sending, by tag."""
 
-    topology: Topology
     library: str
     _mail: dict[int, deque[bytes]] = field(default_factory=dict)
     _notices: dict[int, FailureNotice] = field(default_factory=dict)
@@ -169,4 +167,4 @@ class SingleRank(Communicator):
 
 def single_rank(host_name: str, library: str = "none") -> SingleRank:
     """The communicator of a job of one rank."""
-    return SingleRank(Topology(rank=0, node_of=(0,), host_name=host_name), library)
+    return SingleRank(rank=0, node_of=(0,), host_name=host_name, library=library)
