@@ -1,4 +1,4 @@
-"""What the machine offers: memory for the replicas' devices, cores for the threads of each rank, the C allocator."""
+"""The resources of the machine: memory for the replicas' devices, cores for the threads, the C allocator."""
 
 import ctypes
 import os
@@ -19,16 +19,15 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory in this process; returns whether it can (glibc).
+    """Let glibc keep freed memory in this process; returns whether it does.
 
-    Otherwise large activations are returned to the system and faulted in again, thousands of pages, in every step.
+    Otherwise the pages of large activations are returned to the system, and faulted in again in every step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    done = [mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)]
-    return all(done)
+    return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
 
 
 _MEMORY = Path("/proc/meminfo")
@@ -62,26 +61,17 @@ def available_bytes(meminfo: str | None = None) -> int | None:
 
 
 def check_node_memory(
-    communicator: Communicator,
-    needed_bytes: int,
-    what: str = DEVICES,
-    remedy: str = SMALLER,
+    communicator: Communicator, needed_bytes: int, what: str = DEVICES, remedy: str = SMALLER
 ) -> None:
     """Collective. As `check_memory`, for ranks of which this one needs `needed_bytes`."""
-    topology = communicator.topology
-    own = Demand(topology.node_index, topology.host_name, needed_bytes, available_bytes())
+    own = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
     check_memory(communicator.all_gather_object(own), what, remedy)
 
 
-def check_memory(
-    demands: Sequence[Demand],
-    what: str = DEVICES,
-    remedy: str = SMALLER,
-) -> None:
+def check_memory(demands: Sequence[Demand], what: str = DEVICES, remedy: str = SMALLER) -> None:
     """Raises MachineError if the ranks of a node together need more memory than is available there.
 
-    demands: one for each rank, the same on every rank, so that all raise alike. `needed_bytes` is what the rank
-        allocates, usually for the devices of its replicas; `free_bytes` is `available_bytes` on its machine
+    demands: one for each rank; `free_bytes` is `available_bytes` on its machine
     what: the subject of the error
     """
     for index in sorted({demand.node_index for demand in demands}):
@@ -107,18 +97,15 @@ def default_threads(communicator: Communicator, replicas_here: int, environ: Map
     """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or else a node's cores divided by its
     replicas; the minimum over all ranks, and at least 1.
 
-    replicas_here: replicas in this process. An emulation has several, and gets the count that as many ranks would get.
+    replicas_here: replicas in this process. An emulation of N gets the count that N ranks would get.
     """
-    chosen = environ.get("OMP_NUM_THREADS", "")
-    own = int(chosen) if chosen.isdecimal() and int(chosen) > 0 else None
-    node = communicator.topology.node_index
-    everybody = communicator.all_gather_object((node, cores_of_this_process(), own))
-    nodes = sorted({index for index, _, _ in everybody})
-    shares = [_share([cores for index, cores, _ in everybody if index == n], replicas_here) for n in nodes]
-    return min(own for _, _, own in everybody if own) if any(own for _, _, own in everybody) else min(shares)
-
-
-def _share(cores_of_ranks: Sequence[frozenset[int]], replicas_here: int) -> int:
-    """The cores of one node, divided by its replicas."""
-    cores: frozenset[int] = frozenset().union(*cores_of_ranks)
-    return max(1, len(cores) // (len(cores_of_ranks) * replicas_here))
+    text = environ.get("OMP_NUM_THREADS", "")
+    chosen = int(text) if text.isdecimal() else 0
+    everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), chosen))
+    if any(chosen for _, _, chosen in everybody):
+        return min(chosen for _, _, chosen in everybody if chosen)
+    shares = []
+    for node in range(communicator.node_count):
+        cores_of_ranks = [cores for index, cores, _ in everybody if index == node]
+        shares.append(len(frozenset().union(*cores_of_ranks)) // (len(cores_of_ranks) * replicas_here))
+    return max(1, min(shares))

@@ -1,8 +1,7 @@
-"""What makes runs repeatable: one number of threads, deterministic kernels, and seeds for all random numbers.
+"""Repeatable runs: one number of threads, deterministic kernels, and seeds for all random numbers.
 
-Matrix products have other bits at other thread counts. Random numbers are a function
-of (seed, rank, step, micro-step, stream): a replica seeds its generators before it reads a batch, and again before it
-runs a graph that draws numbers. So its numbers do not depend on the process that runs it, nor on earlier draws.
+Matrix products have other bits at other thread counts. Random numbers are a function of (seed, rank, step, micro-step,
+stream): a replica seeds its generators before it reads a batch, and again before it runs a graph that draws numbers.
 """
 
 import hashlib
@@ -16,7 +15,11 @@ import torch
 
 
 def make_repeatable(threads: int) -> None:
-    """Use `threads` intra-op threads and deterministic kernels in this process from now on."""
+    """Use `threads` intra-op threads and deterministic kernels in this process from now on.
+
+    Without deterministic kernels, some scatters add by atomic operations in the order in which threads arrive. torch
+    then also fills uninitialised memory, which costs a pass over every tensor.
+    """
     torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would import a compiler, in seconds
     torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -24,11 +27,7 @@ def make_repeatable(threads: int) -> None:
 
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
-    """Use `threads` intra-op threads and deterministic kernels; restore torch's settings afterwards.
-
-    Without deterministic kernels, some scatters add by atomic operations in the order in which threads arrive. Filling
-    uninitialised memory, which torch couples to this setting, helps to find bugs but costs a pass over every tensor.
-    """
+    """`make_repeatable` within a block; restores torch's settings afterwards."""
     before = torch.get_num_threads()
     mode = torch.get_deterministic_debug_mode()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()

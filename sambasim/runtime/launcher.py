@@ -1,17 +1,16 @@
-"""Who started this process, with how many ranks, and whether that can work.
+"""Which launcher started this process, with how many ranks, and whether they fit the MPI and the PEF.
 
-If mpirun belongs to another MPI than the one mpi4py is linked to, nothing fails: N processes start that each believe
-to be alone, and they train over one file. The launcher's environment gives them away. Everything here is a pure
-function of that environment and of what MPI says.
+If mpirun belongs to another MPI than the one mpi4py is linked to, MPI reports no error: each of N processes is a job of
+one rank, and all write the same files. The launcher's environment variables show it.
 
     launcher                          ranks in                                rank in
     mpirun of Open MPI                OMPI_COMM_WORLD_SIZE                    OMPI_COMM_WORLD_RANK
     mpirun of MVAPICH                 MV2_COMM_WORLD_SIZE                     MV2_COMM_WORLD_RANK
     mpirun of MPICH, Intel MPI; srun  PMI_SIZE                                PMI_RANK
     srun                              SLURM_STEP_NUM_TASKS                    SLURM_PROCID
-    any launcher that speaks PMIx     it does not say                         PMIX_RANK
+    another launcher with PMIx        unknown                                 PMIX_RANK
 
-Earlier rows win: under Slurm, MPICH's mpirun starts its own helpers with srun, whose step counts nodes and not ranks.
+Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks.
 Sources: the manual pages of mpirun (Open MPI), mpiexec (MPICH, Hydra) and srun.
 """
 
@@ -25,7 +24,7 @@ from sambasim.errors import LaunchError
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What the environment says of who started this process. `world_size` is None where the launcher does not say."""
+    """What started this process, by its environment. `world_size` is None if unknown."""
 
     name: str
     world_size: int | None
@@ -33,23 +32,23 @@ class Launcher:
 
     @property
     def least_world_size(self) -> int:
-        """The number of ranks it started, or what is certain of it: one more than this process's rank."""
+        """The number of ranks it started, at least."""
         return self.world_size if self.world_size is not None else self.rank + 1
 
     @property
     def leaves_ranks_behind(self) -> bool:
-        """Whether ranks live on when it is killed."""
+        """Whether ranks continue when it is killed."""
         return self.name == _OPEN_MPI
 
     @property
     def wait_for_report_s(self) -> float:
-        """How long a rank that leaves an error for rank 0 to report waits before it exits: some launchers end all ranks
-        once one has exited with an error. Ranks that fail alike do so within a second or two (estimate)."""
+        """How long a failed rank waits for rank 0 to report the error, before it exits: some launchers end all ranks
+        once one has exited with an error. Ranks fail the same check within a second or two (estimate)."""
         return _REPORTING_S if self.rank > 0 and self.name in (_OPEN_MPI, _PMIX) else 0.0
 
     @property
     def gives_terminals(self) -> bool:
-        """Whether the standard output of a rank is a terminal, whatever its own is."""
+        """Whether the standard output of a rank is always a terminal."""
         return self.name == _OPEN_MPI
 
 
@@ -73,7 +72,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
         if size is not None:
             return Launcher(name, size, _number(environ, rank_key) or 0)
     slurm_rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
-    # A batch script and an allocated shell carry SLURM_NTASKS too; only what srun started belongs to a step with tasks.
+    # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
     if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
         return Launcher(_SRUN, tasks, slurm_rank)
     pmix_rank = _number(environ, "PMIX_RANK")
@@ -81,7 +80,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """The launcher's name and how many ranks it started; None if there is no launcher, or it does not say."""
+    """The launcher's name and how many ranks it started; None if there is no launcher, or the number is unknown."""
     launcher = find_launcher(environ)
     if launcher is None or launcher.world_size is None:
         return None
@@ -89,29 +88,25 @@ def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:
-    """The rank that the launcher gave this process, 0 without one. Of N lonely processes only rank 0 need complain."""
+    """The rank that the launcher gave this process, 0 without one."""
     launcher = find_launcher(environ)
     return 0 if launcher is None else launcher.rank
 
 
 def ranks_of_node(environ: Mapping[str, str]) -> int:
-    """How many ranks the launcher started on this node; 1 if it does not say, or there is none."""
+    """How many ranks the launcher started on this node; 1 if unknown."""
     return next((ranks for key in _LOCAL_SIZES if (ranks := _number(environ, key)) is not None), 1)
 
 
 def library_name(version: str) -> str:
-    """What `MPI_Get_library_version` returns, in two words: `MPICH 5.0.2`, `Open MPI 5.0.8`."""
-    first_line = version.strip("\0 \n").splitlines()[0] if version.strip("\0 \n") else "an unknown MPI"
-    words = first_line.split(",")[0].replace("Version:", "").split()
+    """The result of `MPI_Get_library_version` in short: `MPICH 5.0.2`, `Open MPI 5.0.8`."""
+    lines = version.strip("\0 \n").splitlines() or ["an unknown MPI"]
+    words = lines[0].split(",")[0].replace("Version:", "").split()
     return " ".join(word[1:] if word[0] == "v" and word[1:2].isdigit() else word for word in words)
 
 
 def fitting_mpirun(executable: Path, library: str) -> str:
-    """How to type the mpirun that starts jobs of this Python.
-
-    executable: the running Python; the mpirun of an MPI that was installed from a wheel lies beside it
-    library: name and version of the MPI that mpi4py is linked to
-    """
+    """The command of the mpirun that belongs to `library`: an MPI from a wheel is beside the Python `executable`."""
     beside = executable.parent / "mpirun"
     return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
 
@@ -119,8 +114,7 @@ def fitting_mpirun(executable: Path, library: str) -> str:
 def check_family(environ: Mapping[str, str], library_version: str, *, command: Sequence[str], executable: Path) -> None:
     """Raise LaunchError if the launcher is Open MPI's and the library is of MPICH's family.
 
-    That pair does not get as far as `check_launcher`: the library ends the process while it starts, in words that
-    name neither MPI. Takes what `check_launcher` takes, and can be asked before MPI starts.
+    Call before MPI starts, where that library would end the process. The arguments are those of `check_launcher`.
     """
     launcher = find_launcher(environ)
     library = library_name(library_version)
@@ -133,11 +127,10 @@ def check_launcher(
 ) -> None:
     """Raise LaunchError if the launcher started another number of ranks than MPI sees.
 
-    environ: the environment of this process
     world_size: the size of COMM_WORLD
-    library_version: what `MPI_Get_library_version` returns
-    command: what was typed, without mpirun: the remedy repeats it
-    executable: the running Python, beside which the mpirun that fits may lie
+    library_version: the result of `MPI_Get_library_version`
+    command: what was typed, without mpirun, for the remedy
+    executable: the running Python
     """
     launcher = find_launcher(environ)
     if launcher is None or launcher.world_size == world_size:
@@ -166,9 +159,9 @@ def check_world_size(
 ) -> None:
     """Raise LaunchError if a PEF cannot run with this many replicas.
 
-    world_size: the ranks that were started, or the replicas that one process is to emulate
+    world_size: the number of ranks, or of emulated replicas
     minimum: the least number of replicas that the PEF was compiled for (`-ws`)
-    command: what was typed, without mpirun: the remedy repeats it
+    command: what was typed, without mpirun, for the remedy
     data_parallel: whether the PEF has REDUCE and GATHER sections
     """
     if world_size < minimum:
@@ -187,7 +180,7 @@ def check_world_size(
 
 
 def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -> None:
-    """Raise LaunchError if several ranks were started to emulate replicas, which is for one process."""
+    """Raise LaunchError if several ranks were started to emulate replicas, which one process does."""
     if world_size > 1 and emulated > 1:
         raise LaunchError(
             f"--emulate-replicas {emulated} plays all replicas in one process, and {_started(world_size, False)}",

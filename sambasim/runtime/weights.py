@@ -64,9 +64,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
-    """The tensors of a weights file by symbol: all parameters and buffers of `program`, and no others.
+    """The parameters and buffers of `program`, by symbol, from a weights file.
 
-    Raises WeightsError, naming tensors that are missing, unknown or of another type.
+    Raises WeightsError for tensors that are missing, unknown or of another type.
     """
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
@@ -82,10 +82,7 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
     missing = [symbol.torch_names[0] for symbol in wanted if symbol.torch_names[0] not in tensors]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
-        raise WeightsError(
-            f"{path} does not fit the PEF {program.name}: missing {_few(missing)}; not in the model {_few(unknown)}",
-            remedy="use the weights of a run of this model",
-        )
+        raise _misfit(path, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
     loaded = {symbol.name: tensors[symbol.torch_names[0]] for symbol in wanted}
     other = [
         f"{symbol.torch_names[0]} is {given} and not {symbol.type}"
@@ -93,11 +90,13 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
         if (given := _type(loaded[symbol.name])) != str(symbol.type)
     ]
     if other:
-        raise WeightsError(
-            f"{path} does not fit the PEF {program.name}: {_few(other)}",
-            remedy="use the weights of a run of this model",
-        )
+        raise _misfit(path, program, _few(other))
     return loaded
+
+
+def _misfit(path: Path, program: Program, why: str) -> WeightsError:
+    what = f"{path} does not fit the PEF {program.name}: {why}"
+    return WeightsError(what, remedy="use the weights of a run of this model")
 
 
 def _type(tensor: Tensor) -> str:
