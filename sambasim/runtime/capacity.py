@@ -87,7 +87,6 @@ def check_memory(demands: Sequence[Demand], what: str = DEVICES, remedy: str = S
 
 
 def cores_of_this_process() -> frozenset[int]:
-    """The cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

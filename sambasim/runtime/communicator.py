@@ -139,8 +139,6 @@ class MpiWindow(SharedWindow):
 @final
 @dataclass(frozen=True, slots=True)
 class MpiCommunicator(Communicator):
-    """The communicator of several ranks. `connect` creates it."""
-
     library: str
     _world: "MPI.Intracomm"
     _node: "MPI.Intracomm"
@@ -328,7 +326,6 @@ def _die_with_parent() -> None:
 
 
 def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
-    """A job of one rank, if this process was started by hand."""
     launcher = find_launcher(environ)
     if launcher is not None and launcher.least_world_size > 1:
         raise _no_library(error) from error
@@ -366,7 +363,6 @@ def _in_pages(size_bytes: int) -> int:
 
 
 def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:
-    """The part of a shared window that belongs to a local rank."""
     memory, _ = handle.Shared_query(local_rank)
     part = np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size_bytes)
     if part.ctypes.data % WINDOW_ALIGNMENT_BYTES:

@@ -71,7 +71,6 @@ class TrainingJob:
         )
 
     def run(self) -> SummaryRecord:
-        """Train, evaluate, save; returns the summary."""
         with ExitStack() as stack:
             keep_freed_memory()
             stack.enter_context(repeatable(self._setup.threads))
@@ -180,7 +179,6 @@ class TrainingJob:
         return step
 
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
-        """Collective. What records steps: for a trace, or for digests."""
         options = self._setup.options
         if options.trace is not None:
             return RunTrace(self._setup, team, steps, self._observer, options.trace)
@@ -208,7 +206,7 @@ class TrainingJob:
                 position = steps.position(trainer.totals.steps, epoch)
                 self._stop_if(trainer.requested, position, trainer.totals)
                 if self._saver is not None and position.step < steps.last_step(epoch) and not self._losses.is_skipping:
-                    self._saver.after_step(position, trainer.totals, due=trainer.requested == SAVE)
+                    self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
             if evaluator is not None:
                 evaluation, requested = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
                 self._observer.evaluated(evaluation)
@@ -218,7 +216,7 @@ class TrainingJob:
             if position.step == steps.end_of(epoch):
                 position = Position(position.step, epoch + 1)
                 if self._saver is not None and not self._losses.is_skipping:
-                    self._saver.after_epoch(position, trainer.totals, due=trainer.requested == SAVE)
+                    self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
         self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
         if self._saver is not None:
             self._saver.at_end(position, trainer.totals)
@@ -265,7 +263,6 @@ class TrainingJob:
         return record(total, step, epoch, setup.program.loss is not None, began_s), requested
 
     def _buffers_of_first(self, team: Team) -> dict[str, Tensor]:
-        """Collective: the buffers of replica 0."""
         symbols = self._setup.program.symbols.values()
         names = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.BUFFER]
         own = {name: team.memory.tensor(name).clone() for name in names}

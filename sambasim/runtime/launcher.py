@@ -32,7 +32,6 @@ class Launcher:
 
     @property
     def least_world_size(self) -> int:
-        """The number of ranks it started, at least."""
         return self.world_size if self.world_size is not None else self.rank + 1
 
     @property
@@ -88,7 +87,6 @@ def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:
-    """The rank that the launcher gave this process, 0 without one."""
     launcher = find_launcher(environ)
     return 0 if launcher is None else launcher.rank
 

@@ -145,7 +145,6 @@ def predicted_record(step: CompiledStep, inventory: Inventory) -> PredictedRecor
 
 
 def exempt(setup: Setup, team: Team) -> list[str]:
-    """Why this run is exempt from exactness in bits, if it is."""
     of_pef = setup.document.metadata.get("exempt_from_exactness")
     of_sync = GLOO_EXEMPT if team.way is Way.GLOO else None
     of_engine = INDUCTOR_EXEMPT if team.engine.inductor else None
@@ -186,7 +185,6 @@ def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
 
 
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
-    """Collective. What all ranks moved."""
     everybody = communicator.all_gather_object(team.transport.bytes_moved)
     kinds = BytesRecord.model_fields
     return BytesRecord(**{kind: sum(getattr(moved, kind) for moved in everybody) for kind in kinds})

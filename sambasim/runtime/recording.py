@@ -14,7 +14,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from sambasim.records.digests import (
     is_recording,
     replica_file,
 )
+from sambasim.runtime.checkpoint.resume import leaves
 from sambasim.runtime.observer import StepRecorder
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.plan import Plan
@@ -143,10 +144,6 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
     )
 
 
-_PARTS = ("data", "loss", "optimizer", "training")
-_Leaf = bool | int | float | str | None
-
-
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
     """The contents of run.json: the facts that decide the bits of the run, and the recorded steps (`asked`)."""
     graph = setup.program.training
@@ -165,7 +162,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
         emulated=setup.emulated > 1,
         sync=team.transport.title,
         seed=setup.seed,
-        options=dict(_options(setup)),
+        options=_options(setup),
         steps=plan.steps,
         first_step=asked.first,
         last_step=last,
@@ -174,27 +171,16 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
     )
 
 
-def _options(setup: Setup) -> Iterator[tuple[str, _Leaf]]:
-    for part in _PARTS:
-        options = getattr(setup.resolved, part)
-        if options is not None:
-            yield from _leaves(part, options.model_dump(mode="json"))
+def _options(setup: Setup) -> dict[str, bool | int | float | str | None]:
+    tables = {name: table for name, table in setup.option_tables.items() if table is not None}
+    named = {name: value for name, value in leaves(tables) if value != {}}
     if setup.options.weights is not None:
-        yield "weights", str(setup.options.weights)
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, _Leaf]]:
-    """Yield leaves by dotted name; a list is one text."""
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _leaves(f"{name}.{key}", below)
-    else:
-        yield name, value if isinstance(value, _Leaf) else repr(value)
+        named["weights"] = str(setup.options.weights)
+    return {name: repr(value) if isinstance(value, list | dict) else value for name, value in named.items()}
 
 
 @contextmanager
 def _writes(path: Path) -> Iterator[None]:
-    """Raises MachineError for an OSError."""
     try:
         yield
     except OSError as error:
@@ -310,8 +296,6 @@ class RunDigests(StepRecorder):
 
 
 class _Pass:
-    """The passes of one replica, and the digests of the current step."""
-
     def __init__(self, replica: Replica, inputs: Sequence[Seen], sections: Sequence[Sequence[Seen]]) -> None:
         self.replica = replica
         self.values: list[ValueDigest] = []
@@ -320,12 +304,10 @@ class _Pass:
         self._micro_step = -1
 
     def begin(self, micro_step: int) -> None:
-        """A pass begins; its batch is in device memory."""
         self._micro_step = micro_step
         self._record(self._inputs)
 
     def end_sections(self, sections: Sequence[Section]) -> None:
-        """Record what `sections` have computed."""
         for section in sections:
             if section.index < len(self._sections):
                 self._record(self._sections[section.index])

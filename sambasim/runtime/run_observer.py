@@ -73,8 +73,6 @@ class RunObserver:
 
 
 class RunObservers(RunObserver):
-    """Calls several observers in order."""
-
     def __init__(self, members: Sequence[RunObserver]) -> None:
         self._members = members
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 
 from sambasim.data.sources import Source
 from sambasim.errors import DataError, InternalError, OptionError
@@ -50,7 +51,6 @@ class Setup:
 
     @property
     def world_size(self) -> int:
-        """The number of replicas."""
         return len(self.roles.workers) * self.emulated
 
     @property
@@ -72,13 +72,18 @@ class Setup:
         return self.options.host_sync or "mpi"
 
     @property
+    def option_tables(self) -> dict[str, JsonValue]:
+        """The resolved options of data, loss, optimizer and training."""
+        tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "training")}
+        return {name: table and table.model_dump(mode="json") for name, table in tables.items()}
+
+    @property
     def instructions(self) -> str:
         """The vector instructions that torch uses: they decide the bits."""
         return torch.backends.cpu.get_cpu_capability()
 
     @property
     def own_replicas(self) -> range:
-        """The numbers of the replicas of this process."""
         first = self.communicator.rank
         return range(first, first + self.emulated) if self.works else range(0)
 

@@ -171,7 +171,6 @@ class RunTrace(StepRecorder):
 
 
 def _numbers(sections: Sequence[Section]) -> int | str:
-    """The number of one section, or those of several, as text."""
     return sections[0].index if len(sections) == 1 else ", ".join(str(section.index) for section in sections)
 
 
@@ -182,7 +181,6 @@ def _title(sections: Sequence[Section]) -> str:
 
 
 def _at_rank_0(span: TraceSpan, ahead_ns: int) -> TraceSpan:
-    """`span` in the time of rank 0's clock."""
     return span._replace(start_ns=span.start_ns - ahead_ns, stop_ns=span.stop_ns - ahead_ns)
 
 
@@ -265,7 +263,6 @@ class SectionClock(StepObserver):
         self._last_ns = 0
 
     def begin(self, sections: Sequence[Section]) -> None:
-        """A pass through `sections` begins."""
         self._sections, self._times, self._ended = sections, [], 0
         self._last_ns = perf_counter_ns()
 

@@ -25,12 +25,10 @@ _NAME = re.compile(r"step-([0-9]{10,})")
 
 
 def name_of(step: int) -> str:
-    """The checkpoint after `step`."""
     return f"step-{step:010}"
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint of `checkpoints_in`."""
     return int(path.name.removeprefix("step-"))
 
 
@@ -42,7 +40,6 @@ def checkpoints_in(folder: Path) -> Sequence[Path]:
 
 
 def damaged_in(folder: Path) -> Sequence[Path]:
-    """The damaged checkpoints that `--resume auto` has renamed."""
     return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
 
 
@@ -52,7 +49,6 @@ def partial_of(path: Path) -> Path:
 
 
 def begin(path: Path) -> None:
-    """Make an empty folder to write the checkpoint `path` into."""
     partial = partial_of(path)
     if partial.exists():
         shutil.rmtree(partial)
@@ -107,7 +103,6 @@ def clean(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -81,8 +81,6 @@ class RunModel(StrictModel):
 
 
 class TensorModel(StrictModel):
-    """A whole tensor. Shards hold flat pieces of it."""
-
     kind: SymbolKind
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
     shape: Annotated[tuple[Count, ...], Field(max_length=64)]
@@ -135,7 +133,6 @@ class Manifest(StrictModel):
         return hashlib.sha256(body.model_dump_json().encode()).hexdigest()
 
     def at(self, position: Position, totals: Totals) -> "Manifest":
-        """The same run at a later position."""
         progress = ProgressModel(
             samples=totals.samples,
             loss_first=totals.loss_first if position.step else None,
@@ -153,7 +150,7 @@ class Manifest(StrictModel):
 
 def describe(setup: Setup, samples: int) -> Manifest:
     """The manifest of a run before its first step, without shards. `samples` is the size of the training data."""
-    program, resolved = setup.program, setup.resolved
+    program = setup.program
     return Manifest(
         pef=PefModel(
             name=program.name,
@@ -172,13 +169,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             torch=torch.__version__,
             cpu=setup.instructions,
         ),
-        options={
-            "data": resolved.data.model_dump(mode="json"),
-            "loss": resolved.loss.model_dump(mode="json") if resolved.loss else None,
-            "optimizer": resolved.optimizer.model_dump(mode="json") if resolved.optimizer else None,
-            "training": resolved.training.model_dump(mode="json"),
-            "on_nonfinite": setup.options.on_nonfinite,
-        },
+        options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
         tensors={
             name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape)
             for name, symbol in program.symbols.items()
@@ -301,14 +292,12 @@ def check_content(checkpoint: Checkpoint, shards: Sequence[str]) -> None:
 
 
 def check(path: Path) -> Checkpoint:
-    """The checkpoint in `path`, every byte of it checked. Raises CheckpointError."""
     checkpoint = Checkpoint(path)
     check_content(checkpoint, list(checkpoint.manifest.shards))
     return checkpoint
 
 
 def damaged(path: Path, part: str, what: str) -> CheckpointError:
-    """The error for a checkpoint at `path`, of which `part` is wrong."""
     remedy = "use another checkpoint; run --resume auto takes the newest that is undamaged"
     return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 

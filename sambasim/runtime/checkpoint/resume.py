@@ -77,7 +77,6 @@ class Resumption:
     notices: tuple[str, ...]
 
     def carry_over(self, totals: Totals) -> None:
-        """Make `totals` those of the checkpoint."""
         progress = self.checkpoint.manifest.progress
         totals.samples = progress.samples
         totals.first_nonfinite_step = progress.first_nonfinite_step
@@ -186,7 +185,6 @@ def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator:
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:
-    """The error for a folder without a checkpoint to resume from."""
     aside = folder.damaged_in(checkpoint_dir)
     damaged = f", only damaged ones: {', '.join(path.name for path in aside[-3:])}" if aside else ""
     return OptionError(
@@ -361,7 +359,7 @@ def differences(a: Manifest, b: Manifest) -> list[Change]:
 
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
-    before, after = dict(_leaves(saved.options)), dict(_leaves(now.options))
+    before, after = dict(leaves(saved.options)), dict(leaves(now.options))
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
             alters = name not in _WITHOUT_EFFECT and (name not in _LENGTH or _schedule_needs_length(after))
@@ -370,7 +368,7 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
 
 def _has_moved(saved: Manifest, now: Manifest) -> bool:
     """Whether the data source has the same file name in another folder: enough to resume, not to promise bits."""
-    before, after = (PurePath(str(dict(_leaves(one.options)).get(_SOURCE))) for one in (saved, now))
+    before, after = (PurePath(str(dict(leaves(one.options)).get(_SOURCE))) for one in (saved, now))
     return before.name == after.name
 
 
@@ -379,10 +377,11 @@ def _schedule_needs_length(options: Mapping[str, JsonValue]) -> bool:
     return by_progress and options.get("training.schedule.total_steps") is None
 
 
-def _leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """The values in nested tables, by dotted name."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -72,24 +72,19 @@ class Saver:
         self._saved_step = plan.start.step or None  # a resumed run that takes no step need not save it again
         self.failed = 0
         self.last: Path | None = None
-        """The newest checkpoint of this run."""
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time. Rank 0 decides for all, because clocks differ."""
         return self._cadence.unit is Unit.SECONDS and time.monotonic() - self._last_s >= self._cadence.count
 
-    def after_step(self, position: Position, totals: Totals, *, due: bool) -> None:
-        """Call after a step within an epoch. `due`: the time of a checkpoint has come."""
-        if due or self._is_due(Unit.STEPS, position.step):
-            self.save(position, totals)
-
-    def after_epoch(self, position: Position, totals: Totals, *, due: bool) -> None:
-        """Call after an epoch and its evaluation; `position` is the beginning of the next epoch."""
-        if due or self._is_due(Unit.STEPS, position.step) or self._is_due(Unit.EPOCHS, position.epoch):
+    def save_if_due(self, position: Position, totals: Totals, *, due: bool) -> None:
+        """Call after a step within an epoch, and after an epoch and its evaluation. `due`: by time."""
+        count = {Unit.STEPS: position.step, Unit.EPOCHS: position.epoch}.get(self._cadence.unit)
+        at_end = self._cadence.unit is Unit.STEPS or not position.used
+        if due or (count is not None and at_end and count % self._cadence.count == 0):
             self.save(position, totals)
 
     def at_end(self, position: Position, totals: Totals) -> None:
-        """Call after the last step."""
         if self._saved_step != position.step:
             self.save(position, totals, goes_on=False)
 
@@ -110,7 +105,6 @@ class Saver:
         return None
 
     def kept(self) -> str:
-        """A clause about the newest checkpoint."""
         newest = self.newest()
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
@@ -151,9 +145,6 @@ class Saver:
             )
         )
         return path
-
-    def _is_due(self, unit: Unit, count: int) -> bool:
-        return self._cadence.unit is unit and count % self._cadence.count == 0
 
     def _own_pieces(self) -> Mapping[str, Tensor]:
         """What this rank saves, by key: views of device memory. Rank 0 saves parameters that are not trained."""

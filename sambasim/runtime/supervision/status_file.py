@@ -73,7 +73,6 @@ class Activity:
         self._state_and_doing = slice(self._of["state"].start, self._of["doing"].stop)
 
     def does(self, what: str) -> None:
-        """The rank does `what`."""
         self.set(prepare(State.RUNNING, what))
 
     def takes_long(self, what: str) -> None:
@@ -81,15 +80,12 @@ class Activity:
         self.set(prepare(State.BUSY, what))
 
     def waits(self, what: str) -> None:
-        """The rank waits for other ranks."""
         self.set(prepare(State.WAITING, what))
 
     def set(self, prepared: bytes) -> None:
-        """Write text that `prepare` made."""
         self._memory[self._state_and_doing] = prepared
 
     def begin(self, rank: int, host_name: str, pid: int) -> None:
-        """Fill in the line."""
         cells = {"rank": str(rank), "host": host_name, "pid": str(pid), "state": State.RUNNING, "doing": "starting"}
         self._memory[self._start : self._start + LINE_BYTES] = _row(cells)
 
@@ -102,7 +98,6 @@ class Activity:
         self._memory[self._of["micro"]] = b"%6d" % number if number else b" " * 6
 
     def state(self, state: State) -> None:
-        """Change the state only."""
         self._memory[self._of["state"]] = _cell("state", state)
 
     def at(self, place: str) -> None:
@@ -157,11 +152,9 @@ class StatusFile:
             ) from error
 
     def ranks(self) -> Sequence[RankStatus]:
-        """The status of each local rank."""
         return [self._status(start) for start in range(LINE_BYTES, len(self._memory), LINE_BYTES)]
 
     def activity(self, local_rank: int) -> Activity:
-        """Writes the line of this local rank."""
         return Activity(self._memory, LINE_BYTES * (local_rank + 1))
 
     def _status(self, start: int) -> RankStatus:

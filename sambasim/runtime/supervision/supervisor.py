@@ -158,7 +158,6 @@ class Supervisor:
 
     @property
     def path(self) -> Path | None:
-        """The status file of this node, if there is one."""
         return None if self._file is None else self._file.path
 
     def finish(self) -> None:
@@ -173,7 +172,6 @@ class Supervisor:
         limit_time(self._timeout_s, self._communicator.rank)
 
     def release(self) -> None:
-        """After `finish`, once MPI has ended."""
         if self._file is None:
             return
         faulthandler.cancel_dump_traceback_later()

@@ -51,8 +51,6 @@ _WHERE_INDENT = "\n         "
 
 
 class Process(StrEnum):
-    """The state of the process of a rank."""
-
     RUNNING = "running"
     STOPPED = "stopped"  # by a signal or a debugger
     GONE = "gone"
@@ -188,7 +186,6 @@ def missing_ranks(observed: Sequence[Observation]) -> list[Observation]:
 
 
 def death_error(dead: Sequence[Observation]) -> PeerError:
-    """The error for ranks that have died."""
     first = dead[0].status
     return PeerError(
         f"{_names(dead)} died without an error message",
@@ -200,7 +197,6 @@ def death_error(dead: Sequence[Observation]) -> PeerError:
 
 
 def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError:
-    """The error for a job that is stalled."""
     missing, waited = missing_ranks(observed), format_seconds(timeout_s)
     if not missing:
         return StallError(
@@ -317,7 +313,6 @@ class Watchdog:
                 self._end_job(error)
 
     def _error(self, observed: Sequence[Observation]) -> PeerError | None:
-        """Why the job cannot continue, if it cannot."""
         own = observed[self._local_rank]
         self._write_line(own)
         if self._others is not None:
