@@ -1,4 +1,4 @@
-"""`sambasim` as typed, in this process: what starting Python and torch anew for each row would cost is saved."""
+"""`sambasim` as typed, in this process, which saves the start of Python and torch."""
 
 import contextlib
 import io
@@ -11,17 +11,23 @@ from pathlib import Path
 import torch
 
 from sambasim.cli.main import main
+from tests.support.mpi import Result
 
 _LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command left on the screen, and its exit code."""
+    """The output of a command, and its exit code."""
 
     exit_code: int
     stdout: str
     stderr: str
+
+
+def outcome_of(result: Result) -> Outcome:
+    """That of a real process."""
+    return Outcome(result.returncode, result.stdout, result.stderr)
 
 
 def sambasim(arguments: Sequence[str], folder: Path) -> Outcome:

@@ -19,7 +19,7 @@ _FLAGS = {"net": "", "pair": "--data-parallel -ws 2", "guess": "--inference"}
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """By name: the bytes of the PEF. `fault.PEF_NAMES` says what they are."""
+    """The bytes of PEFs by name: trained alone; data parallel, -ws 2; for inference."""
     folder = tmp_path_factory.mktemp("compiled")
     (folder / "sound.py").write_text(net())
     for name, flags in _FLAGS.items():

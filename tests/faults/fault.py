@@ -1,18 +1,13 @@
-"""One kind of bad input, and the check that it is told well."""
+"""One kind of bad input, and the check of what is reported."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.command import sambasim
+from tests.faults.command import Outcome, sambasim
 
-PEF_NAMES = ("net", "pair", "guess")
-"""The PEFs that a row can ask for: trained alone; data parallel, -ws 2; for inference."""
-
-MOST_LINES = 8
-"""A message is a handful of lines: the longest list what is wrong, a line each."""
-
+MAX_LINES = 8
 _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph break", "aot_", "GuardOn", "proxy")
 
 
@@ -20,28 +15,25 @@ _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph 
 class Fault:
     """A command line, typed in a folder that holds `files` and `out/NAME/NAME.pef` for every one of `pefs`.
 
-    `prepare` does to the folder what text cannot say. The message must hold the fragments `told`, in this order, where
-    HERE stands for the folder's path. Nothing may be left but files of `may_leave`, which must not look complete.
+    The message must contain `fragments`, in this order; HERE stands for the folder's path. Only files of `may_leave`
+    may be left, and must not look complete.
     """
 
     name: str
     command: str
-    exit_code: int
-    told: tuple[str, ...]
+    fragments: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict)
     pefs: tuple[str, ...] = ()
     prepare: Callable[[Path], object] | None = None
     may_leave: tuple[str, ...] = ()
+    exit_code: int = 2
 
     def check(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
-        """Lays the folder out, types the command, and looks at everything. `compiled` holds the PEFs by name."""
+        """Run the command in `folder`; `compiled` are the PEFs by name."""
         self._lay_out(folder, compiled)
         before = contents(folder)
         outcome = sambasim(shlex.split(self.command), folder)
-        message = message_of(outcome.stderr)
-        assert_told(message, tuple(fragment.replace("HERE", str(folder)) for fragment in self.told))
-        assert outcome.exit_code == self.exit_code, message
-        check_form(message, outcome.stdout + outcome.stderr)
+        check_message(outcome, [fragment.replace("HERE", str(folder)) for fragment in self.fragments], self.exit_code)
         check_left(folder, before, self.may_leave)
 
     def _lay_out(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
@@ -57,29 +49,28 @@ class Fault:
             self.prepare(folder)
 
 
-def message_of(stderr: str) -> str:
-    """What is told of the error, without the progress before it."""
-    before, mark, message = stderr.partition("error[")
-    assert mark, f"no error was told: {stderr!r}"
-    assert all(line.endswith("…") for line in before.splitlines()), f"something was said before the error: {before!r}"
-    return mark + message
+def check_message(outcome: Outcome, fragments: Sequence[str], exit_code: int = 2) -> str:
+    """There is one short error message, with `fragments`, and no traceback. Returns it."""
+    before, mark, rest = outcome.stderr.partition("error[")
+    assert mark, f"no error was reported: {outcome.stderr!r}"
+    assert all(line.endswith("…") for line in before.splitlines()), f"output before the error: {before!r}"
+    message, everything = mark + rest, outcome.stdout + outcome.stderr
+    assert_contains(message, fragments)
+    assert outcome.exit_code == exit_code, message
+    assert everything.count("error[") == 1, everything
+    assert len(message.splitlines()) <= MAX_LINES, message
+    jargon = [word for word in _JARGON if word in everything]
+    assert not jargon, f"{jargon} in {everything}"
+    return message
 
 
-def assert_told(message: str, fragments: tuple[str, ...]) -> None:
+def assert_contains(message: str, fragments: Sequence[str]) -> None:
     """Every fragment is in the message, in this order."""
     position = 0
     for fragment in fragments:
         found = message.find(fragment, position)
-        assert found >= 0, f"{fragment!r} is not told, or not in this place:\n{message}"
+        assert found >= 0, f"{fragment!r} is not there, or not in this place:\n{message}"
         position = found + len(fragment)
-
-
-def check_form(message: str, everything: str) -> None:
-    """A message is one, short, without the jargon of tracers; and no traceback was shown."""
-    assert everything.count("error[") == 1, everything
-    assert len(message.splitlines()) <= MOST_LINES, message
-    spoken = [word for word in _JARGON if word in everything]
-    assert not spoken, f"{spoken} in {everything}"
 
 
 def contents(folder: Path) -> Mapping[str, bytes | None]:

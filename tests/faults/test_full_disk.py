@@ -9,8 +9,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.faults.command import Outcome, sambasim
-from tests.faults.fault import assert_told, check_form, message_of
+from tests.faults.command import Outcome, outcome_of, sambasim
+from tests.faults.fault import check_message
 from tests.faults.texts import TRAIN
 from tests.support.mpi import run_mpi
 
@@ -28,20 +28,13 @@ def _limited(command: str, folder: Path, limit_bytes: int) -> Outcome:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def _check(outcome: Outcome, told: tuple[str, ...]) -> None:
-    message = message_of(outcome.stderr)
-    assert_told(message, told)
-    check_form(message, outcome.stdout + outcome.stderr)
-    assert outcome.exit_code == 2, message
-
-
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
-    _check(
+    check_message(
         result, ("error[machine]: the metrics file m.jsonl cannot be written any more: File too large", "free space")
     )
     lines = (folder / "m.jsonl").read_text().splitlines()
@@ -49,7 +42,9 @@ def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> N
     assert 20 < len(lines) < 2000
     assert not (folder / "w.safetensors").exists()
     result = _limited(f"{_STEPS} --log-dir logs", folder, 20_001)
-    _check(result, ("error[machine]: the log logs/rank0.log cannot be written any more: File too large", "--log-dir"))
+    check_message(
+        result, ("error[machine]: the log logs/rank0.log cannot be written any more: File too large", "--log-dir")
+    )
     text = (folder / "logs" / "rank0.log").read_text()
     assert text.endswith("\n")
     assert len(text) > 10_000
@@ -72,8 +67,8 @@ _WRITERS = (
 def test_a_file_is_written_whole_or_not_at_all(folder: Path) -> None:
     (folder / "t.json").write_text("of an earlier run")
     before = _files(folder)
-    for command, told in _WRITERS:
-        _check(_limited(command, folder, 100), told)
+    for command, fragments in _WRITERS:
+        check_message(_limited(command, folder, 100), fragments)
         assert _files(folder) == before
     assert (folder / "t.json").read_text() == "of an earlier run"
 
@@ -83,6 +78,8 @@ def test_a_log_that_one_rank_cannot_write_ends_the_job_once(folder: Path) -> Non
     (folder / "logs" / "rank1.log").symlink_to("/dev/full")
     command = [sys.executable, "-m", "sambasim", "run", "--pef", "pair", "--log-dir", "logs", "--save", "w.safetensors"]
     result = run_mpi(2, command, cwd=folder, env=_STILL)
-    outcome = Outcome(result.returncode, result.stdout, result.stderr)
-    _check(outcome, ("error[machine] (rank 1 on ", "the log logs/rank1.log cannot be written any more: No space left"))
+    check_message(
+        outcome_of(result),
+        ("error[machine] (rank 1 on ", "the log logs/rank1.log cannot be written any more: No space left"),
+    )
     assert not (folder / "w.safetensors").exists()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sambasim.units import MIB
-from tests.faults.fault import assert_told, check_form, message_of
+from tests.faults.command import outcome_of
+from tests.faults.fault import assert_contains, check_message
 from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
 from tests.support.mpi import ROOT, Result, can_play_hosts, mpirun, run_job, run_mpi
 from tests.support.whole import whole_case
@@ -44,21 +45,17 @@ def _figures(text: str) -> list[float]:
     return [float(number) * _BYTES[unit] for number, unit in re.findall(_FIGURE, text)]
 
 
-def _check(result: Result, told: tuple[str, ...]) -> list[float]:
+def _check(result: Result, fragments: tuple[str, ...]) -> list[float]:
     """The figures in the first line of the message."""
-    message = message_of(result.stderr)
-    assert_told(message, told)
-    check_form(message, result.stdout + result.stderr)
-    assert result.returncode == 2, message
-    return _figures(message.splitlines()[0])
+    return _figures(check_message(outcome_of(result), fragments).splitlines()[0])
 
 
 @privileged
 def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> None:
     job = [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]
     result = run_job(_with_shared_memory(64 * MIB, job), cwd=folder)
-    told = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ", "--shm-size")
-    needed, there = _check(result, told)
+    fragments = ("error[machine] (every rank): the replicas of this node need ", "/dev/shm has ", "--shm-size")
+    needed, there = _check(result, fragments)
     assert needed > 110 * MIB  # two gradients, parameters and states; no operand arrives on one node
     assert 0 < there <= 64 * MIB
     assert not (folder / "m.jsonl").exists()
@@ -71,8 +68,8 @@ def test_too_little_shared_memory_ends_the_run_before_training(folder: Path) -> 
 def test_too_little_for_mpi_itself_ends_the_run_before_mpi_starts(folder: Path, size_bytes: int) -> None:
     """At some sizes, MPICH itself dies of a signal without a message."""
     result = run_job(_with_shared_memory(size_bytes, [mpirun(), "-np", "2", *_SAMBASIM, *_RUN]), cwd=folder)
-    told = ("error[machine]", "MPI needs about 22.0 MiB of shared memory to start 2 ranks", "/dev/shm has ")
-    needed, there = _check(result, told)
+    fragments = ("error[machine]", "MPI needs about 22.0 MiB of shared memory to start 2 ranks", "/dev/shm has ")
+    needed, there = _check(result, fragments)
     assert needed > there
     assert there <= size_bytes
 
@@ -92,7 +89,7 @@ def test_a_window_that_cannot_be_allocated_is_an_error_on_every_rank(limit: str)
     messages = result.stdout.strip().split("\n\n")
     assert len(messages) == 2, result.stdout
     for message in messages:
-        assert_told(message, LIMITS[limit])
+        assert_contains(message, LIMITS[limit])
         needed, there = _figures(message.splitlines()[0])
         assert needed == 512 * MIB
         assert limit == "mpi" or there < needed

@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 
 from tests.faults.fault import Fault
-from tests.faults.kinds.artifacts import ARTIFACTS
 from tests.faults.kinds.capture import CAPTURE
 from tests.faults.kinds.checkpoints import CHECKPOINTS
-from tests.faults.kinds.config import CONFIG
 from tests.faults.kinds.data import DATA
+from tests.faults.kinds.files import FILES
 from tests.faults.kinds.flags import FLAGS
 from tests.faults.kinds.model import MODEL
-from tests.faults.kinds.outputs import OUTPUTS
 
 WAYS_IN: Mapping[str, tuple[Fault, ...]] = {
-    "flags": FLAGS, "config": CONFIG, "model": MODEL, "capture": CAPTURE, "data": DATA, "artifacts": ARTIFACTS,
-    "outputs": OUTPUTS, "checkpoints": CHECKPOINTS,
+    "flags": FLAGS, "model": MODEL, "capture": CAPTURE, "data": DATA, "files": FILES, "checkpoints": CHECKPOINTS,
 }  # fmt: skip
 
 ALL: Mapping[str, Fault] = {f"{way}: {fault.name}": fault for way, faults in WAYS_IN.items() for fault in faults}

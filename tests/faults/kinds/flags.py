@@ -1,74 +1,52 @@
-"""Flags: unknown, of the wrong type, contradicting each other, or not fitting the PEF."""
+"""Flags and the TOML config: unknown, contradicting each other, or not fitting the PEF."""
 
 from tests.faults.fault import Fault
-from tests.faults.texts import COMPILE, NAMED_LOSS, TRAIN, net
+from tests.faults.texts import COMPILE, NAMED_LOSS, net
 
 NET = {"net.py": net()}
 
+_CONFIG = "compile --config net.toml"
+_SOUND = """[model]
+target = "net.py:Net"
+
+[data]
+source = "net.py:samples"
+
+[loss]
+name = "cross_entropy"
+
+[optimizer]
+name = "sgd"
+
+[training]
+batch_size = 4
+"""
+
+
+def _config(old: str, new: str) -> dict[str, str]:
+    """The sound config with `new` for `old`."""
+    assert old in _SOUND
+    return {"net.py": net(), "net.toml": _SOUND.replace(old, new)}
+
+
 FLAGS: tuple[Fault, ...] = (
-    Fault("a command that is none", "compil", 2, ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
-    Fault(
-        "a command that is nothing like one",
-        "fly",
-        2,
-        ("No such command 'fly'. They are compile, run, app, env, demo", "sambasim --help"),
-    ),
-    Fault(
-        "an unknown flag of compile",
-        "compile --data-paralel",
-        2,
-        ("error[usage]", "No such option '--data-paralel'. Did you mean '--data-parallel'?", "sambasim compile --help"),
-    ),
-    Fault("no value", "run --pef", 2, ("Option '--pef' requires an argument.", "try:   sambasim run --help")),
-    Fault("no PEF", "run --steps 3", 2, ("Missing option '-p' / '--pef'.", "try:   sambasim run --help")),
-    Fault("a word too many", "compile net.py:Net again", 2, ("unexpected extra argument (again)",), NET),
-    Fault(
-        "a word for a number", "compile -b four", 2, ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")
-    ),
+    Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
+    Fault("no PEF", "run --steps 3", ("Missing option '-p' / '--pef'.", "try:   sambasim run --help")),
+    Fault("a word for a number", "compile -b four", ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")),
     Fault(
         "an unknown device",
         "compile --arch sn31",
-        2,
         ("'--arch': 'sn31' is not one of 'sn10', 'sn30', 'sn40'", "sambasim compile --help"),
-    ),
-    Fault("an unknown engine", "run --pef net --engine turbo", 2, ("'--engine': 'turbo' is not",), pefs=("net",)),
-    Fault(
-        "replicas without data parallelism",
-        "compile -ws 2",
-        2,
-        ("error[option]", "compile.world_size = 2 (from --world-size): needs data parallelism", "add --data-parallel"),
-    ),
-    Fault(
-        "inference with data parallelism",
-        "compile --inference --data-parallel",
-        2,
-        ("does not go with inference, which has no gradients to reduce", "leave out --data-parallel or --inference"),
     ),
     Fault(
         "no optimizer",
         "compile net.py:Net --set data.source=net.py:samples",
-        2,
         ("optimizer.name: is missing, and training needs one", "--set optimizer.name=adamw (or --inference)"),
-        NET,
-    ),
-    Fault(
-        "a name with a folder in it",
-        f"{TRAIN} --pef-name nets/net",
-        2,
-        ("must be a plain file name", "--output-folder sets the folder"),
-        NET,
-    ),
-    Fault(
-        "a setting without a value",
-        f"{TRAIN} --set optimizer.lr",
-        2,
-        ("--set optimizer.lr has no value", "--set optimizer.lr=VALUE"),
         NET,
     ),
     Fault(
         "several at once",
         f"{COMPILE} {NAMED_LOSS} -ws 3 --set optimizer.lr=-1 --set training.seed=x",
-        2,
         (
             "3 options are wrong:",
             "optimizer.lr = -1 (from --set): must be at least 0",
@@ -81,57 +59,13 @@ FLAGS: tuple[Fault, ...] = (
     Fault(
         "-ws for a run",
         "run --pef pair -ws 2",
-        2,
         ("-ws is for compile", "a run has as many as mpirun starts", "mpirun -np 2 sambasim run"),
         pefs=("pair",),
     ),
-    Fault("no steps", "run --pef net --steps 0", 2, ("training.steps = 0: must be at least 1",), pefs=("net",)),
-    Fault(
-        "steps beside epochs",
-        "run --pef net --steps 3 --epochs 1",
-        2,
-        ("training.steps = 3: cannot be given together with epochs, 1", "leave out one: --epochs or --steps"),
-        pefs=("net",),
-    ),
-    Fault("no threads", "run --pef net --threads 0", 2, ("threads = 0 (from --threads): must be at least 1",)),
-    Fault(
-        "a learning rate that is no number", "run --pef net --lr nan", 2, ("optimizer.lr = nan (from --lr): must be",)
-    ),
-    Fault(
-        "another batch size at run time",
-        "run --pef net --set training.batch_size=8",
-        2,
-        ("training.batch_size = 8: cannot change: the PEF was compiled as 4", "compile again: sambasim compile"),
-        pefs=("net",),
-    ),
-    Fault(
-        "predictions of a training",
-        "run --pef net --predictions p.safetensors",
-        2,
-        ("predictions (from --predictions): needs inference", "add --inference"),
-        pefs=("net",),
-    ),
-    Fault(
-        "sync through the host and between devices",
-        "run --pef net --host-sync gloo --reduce-on-rdu",
-        2,
-        (
-            'host_sync = "gloo" (from --host-sync): is sync through the host, and --reduce-on-rdu is sync between',
-            "leave out one of the two",
-        ),
-        pefs=("net",),
-    ),
-    Fault(
-        "a way through the host that is none",
-        "run --pef net --host-sync nccl",
-        2,
-        ("'nccl' is not one of 'mpi', 'gloo', 'parameter-server'", "sambasim run --help"),
-        pefs=("net",),
-    ),
+    Fault("no steps", "run --pef net --steps 0", ("training.steps = 0: must be at least 1",), pefs=("net",)),
     Fault(
         "losses that are not finite, of an inference",
         "run --pef net --inference --on-nonfinite skip --debug-numerics",
-        2,
         (
             "2 options are wrong:",
             "on_nonfinite (from --on-nonfinite): is for training, and this is inference",
@@ -141,86 +75,33 @@ FLAGS: tuple[Fault, ...] = (
         pefs=("net",),
     ),
     Fault(
-        "an answer to losses that is none",
-        "run --pef net --on-nonfinite halt",
-        2,
-        ("'--on-nonfinite': 'halt' is not one of 'stop', 'skip', 'ignore'", "sambasim run --help"),
-        pefs=("net",),
-    ),
-    Fault(
         "a look at operators that a compiler fuses",
         "run --pef net --debug-numerics --engine inductor",
-        2,
         ("engine = inductor (from --engine): fuses operators, and --debug-numerics checks", "leave out one of the two"),
-        pefs=("net",),
-    ),
-    Fault(
-        "metrics of an inference",
-        "run --pef net --inference --metrics m.jsonl",
-        2,
-        ("metrics (from --metrics): is for training, and this is inference", "leave out --metrics"),
         pefs=("net",),
     ),
     Fault(
         "a trace that cannot be written",
         "run --pef net --trace net.py/t.json",
-        2,
         ("error[option]", "the trace cannot be written to", "net.py is not a folder", "another place: --trace FILE"),
-        NET,
-        pefs=("net",),
-    ),
-    Fault(
-        "digests that cannot be written",
-        "run --pef net --record-digests net.py/d",
-        2,
-        ("the digests cannot be written to", "net.py is not a folder", "another place: --record-digests FOLDER"),
         NET,
         pefs=("net",),
     ),
     Fault(
         "digests beside a trace",
         "run --pef net --record-digests d --trace t.json",
-        2,
         ("record_digests (from --record-digests): takes most of the time of a step", "leave out --record-digests or"),
-        pefs=("net",),
-    ),
-    Fault(
-        "what cannot be compared with each other",
-        "compare out/net/net.pef run.jsonl",
-        2,
-        ("out/net/net.pef is a PEF, and run.jsonl is the metrics of a run", "where OTHER is a PEF too"),
-        {"run.jsonl": ""},
-        pefs=("net",),
-    ),
-    Fault(
-        "a comparison with a folder of something else",
-        "compare out out",
-        2,
-        ("out is a folder without the digests of a run", "out/run.json", "--record-digests out"),
         pefs=("net",),
     ),
     Fault(
         "training with a PEF for inference",
         "run --pef guess",
-        2,
         ("this PEF was compiled for inference and cannot train", "add --inference"),
         pefs=("guess",),
     ),
     Fault(
-        "too few replicas",
-        "run --pef pair",
-        2,
-        (
-            "error[launch]",
-            "compiled for at least 2 replicas (-ws 2), and 1 was started",
-            "mpirun -np 2 sambasim run --pef pair",
-        ),
-        pefs=("pair",),
-    ),
-    Fault(
         "too few replicas to emulate",
         "run --pef pair --emulate-replicas 1",
-        2,
         (
             "at least 2 replicas (-ws 2), and --emulate-replicas 1 was asked for",
             "try:   sambasim run --pef pair --emulate-replicas 2",
@@ -230,7 +111,6 @@ FLAGS: tuple[Fault, ...] = (
     Fault(
         "replicas to emulate of a PEF for one",
         "run --pef net --emulate-replicas 2",
-        2,
         (
             "this PEF has no REDUCE and GATHER sections",
             "compile it with --data-parallel -ws 2",
@@ -241,11 +121,36 @@ FLAGS: tuple[Fault, ...] = (
     Fault(
         "data parallelism of a PEF for one",
         "run --pef net --data-parallel",
-        2,
         (
             "--data-parallel needs REDUCE and GATHER sections, and the PEF net has none",
             "compile it with --data-parallel",
         ),
         pefs=("net",),
+    ),
+    Fault("a config that is missing", _CONFIG, ("there is no config file net.toml", "check the path after --config")),
+    Fault(
+        "a config that is not TOML",
+        _CONFIG,
+        ("the config is not valid TOML: expected", "where: net.toml:10: [optimizer\n", "correct that line"),
+        _config("[optimizer]", "[optimizer"),
+    ),
+    Fault(
+        "several in a config",
+        _CONFIG,
+        (
+            "3 options are wrong:",
+            'optimizer.name = "sgdd": must be sgd, adam, adamw, adagrad or lion (did you mean sgd?)',
+            "training.epochs = 0: must be at least 1",
+            "training.batchsize: is not an option (did you mean training.batch_size?)",
+            "where: net.toml",
+            "--set NAME=VALUE overrides the config",
+        ),
+        _config('"sgd"\n\n[training]\nbatch_size = 4', '"sgdd"\n\n[training]\nbatchsize = 4\nepochs = 0'),
+    ),
+    Fault(
+        "a config without a model",
+        _CONFIG,
+        ("no model is named", "where: net.toml", "sambasim compile path/file.py:NAME"),
+        _config('[model]\ntarget = "net.py:Net"\n', ""),
     ),
 )
