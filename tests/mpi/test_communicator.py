@@ -31,18 +31,6 @@ def test_ranks_of_two_nodes_talk() -> None:
     assert result.stdout == "passed 4 of 4; nodes (0, 1, 0, 1)\n"
 
 
-@whole
-@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host")
-def test_every_rank_on_a_node_of_its_own() -> None:
-    result = run_mpi(3, TALK, env={"MPIR_CVAR_NOLOCAL": "1"}).check()
-    assert result.stdout == "passed 3 of 3; nodes (0, 1, 2)\n"
-
-
-@whole
-def test_without_mpirun_there_is_one_rank() -> None:
-    assert run_job(TALK).check().stdout == "passed 1 of 1; nodes (0,)\n"
-
-
 def test_one_rank_needs_no_mpi_library() -> None:
     result = run_job(TALK, env={"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}).check()
     assert result.stdout == "passed 1 of 1; nodes (0,)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.records.digests import StepDigests, read_recording, replica_file
+from sambasim.records.digests import read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.result import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
@@ -118,15 +118,6 @@ def test_every_way_has_the_same_digests(flags: str, np: int, folder: Path, host:
         assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
 
 
-@whole
-def test_four_ranks_have_the_digests_of_an_emulation_of_four(folder: Path) -> None:
-    done(record(folder, "four", "--reduce-on-rdu", np=4))
-    done(record(folder, "as_four", "--emulate-replicas 4", np=1))
-    found = compared(folder, "four", "as_four")
-    assert found.alike, found.verdict
-    assert found.replicas == (0, 1, 2, 3)
-
-
 def test_a_recorded_run_has_the_bits_and_the_bytes_of_one_that_is_not(folder: Path) -> None:
     command = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --threads 1"
     for way in ("", " --reduce-on-rdu") if is_whole() else (" --reduce-on-rdu",):
@@ -155,25 +146,6 @@ def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
     kinds = {section.number: section.kind for section in recording.run.sections}
     sections = {(one.what, kinds[one.section]) for one in steps[0].values if one.section is not None}
     assert {("loss", "FWD"), ("value", "FWD"), ("buffer", "FWD"), ("gradient", "BCKWD")} <= sections
-
-
-def test_replicas_have_parameters_in_common_and_batches_of_their_own(host: Path) -> None:
-    first, second = (_digests(next(line for line in read_recording(host).steps(r) if line.step == 1)) for r in (0, 1))
-    apart = {what for (what, name, micro), digest in first.items() if second.get((what, name, micro)) != digest}
-    assert {"input", "gradient", "loss", "buffer"} <= apart
-    assert "parameter" not in apart
-
-
-def _digests(line: StepDigests) -> dict[tuple[str, str, int | None], str]:
-    return {(one.what, one.name, one.micro_step): one.digest for one in line.values}
-
-
-def test_of_runs_with_other_threads_that_is_said_first(folder: Path, host: Path) -> None:
-    done(record(folder, "threads", "--emulate-replicas 2", np=1, threads=2))
-    verdict = compared(folder, "host", "threads").verdict
-    assert verdict.startswith("not comparable bit by bit: threads 1 and 2; they first differ") or (
-        verdict.startswith("alike") and verdict.endswith("though threads 1 and 2")
-    )
 
 
 def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Path, host: Path) -> None:
@@ -210,12 +182,6 @@ def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path
     assert found.digests > 50
 
 
-def test_a_recording_replaces_one_of_more_replicas(folder: Path) -> None:
-    done(record(folder, "replaced", "--emulate-replicas 3", np=1))
-    done(record(folder, "replaced", "--emulate-replicas 2", np=1))
-    assert read_recording(folder / "replaced").replicas == (0, 1)
-
-
 def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path) -> None:
     """Each replica takes 8 samples a step, and its data set breaks in the third."""
     result = record(folder, "dead", "--data app.py:broken")
@@ -245,46 +211,3 @@ def test_compiled_sections_show_what_can_be_seen_and_say_so(folder: Path, host: 
     assert {"input", "loss", "gradient", "buffer", "parameter", "state"} <= whats
     found = compared(folder, "host", "compiled")
     assert found.verdict.startswith("not comparable bit by bit: engine plain and inductor; they first differ at step 1")
-
-
-LOOKS_LATE = """
-import os
-import sys
-import time
-
-from sambasim.cli.main import main
-from sambasim.runtime.launcher import launched_rank
-from sambasim.runtime import recording
-
-looks = recording.is_recording
-
-
-def look(folder):
-    time.sleep(launched_rank(os.environ))
-    return looks(folder)
-
-
-recording.is_recording = look
-main()
-"""
-
-
-@whole
-def test_no_rank_takes_what_rank_0_has_just_begun_for_an_earlier_part(folder: Path) -> None:
-    (folder / "late.py").write_text(LOOKS_LATE)
-    flags = "run --pef net --no-evaluate --json --threads 1 --set training.schedule.name=constant"
-    begun = [*shlex.split(flags), "--steps", "2", "--checkpoint-dir", "late-saved"]
-    run_mpi(2, [*SAMBASIM, *begun], cwd=folder).check()
-    again = [
-        *shlex.split(flags),
-        "--steps",
-        "3",
-        "--resume",
-        "late-saved/step-0000000002",
-        "--record-digests",
-        "looked",
-    ]
-    run_mpi(2, [sys.executable, "late.py", *again], cwd=folder).check()
-    refused = run_mpi(2, [sys.executable, "late.py", *again], cwd=folder)
-    assert refused.returncode == 2
-    assert "looked holds the digests of an earlier part of the run" in refused.stderr

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.errors import Interrupted, OptionError
+from sambasim.errors import Interrupted
 from sambasim.options.run import RunOptions
 from sambasim.records.digests import read_recording
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.folder import LOCK_FILE
-from sambasim.runtime.checkpoint.resume import AUTO, NEWEST
-from sambasim.runtime.engine.choice import CACHE_VARIABLE
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, RunObservers, Step
 from sambasim.runtime.single_rank import single_rank
@@ -126,34 +124,6 @@ def train(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord
     """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
     return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
-
-
-@whole
-def test_with_compiled_sections(
-    pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their bits are their own, and those of every run."""
-    monkeypatch.setenv(CACHE_VARIABLE, "")  # a run sets it, and it is put back
-    path, saved = pefs["logistic_regression"].path, tmp_path / "saved" / f"step-{SAVED:010}"
-    whole = train(path, engine="inductor", checkpoint={"dir": saved.parent, "every": str(SAVED)})
-    if whole.engine != "inductor":
-        pytest.skip("this machine has no compiler")
-    resumed = train(path, engine="inductor", checkpoint={"resume": str(saved), "exact": True})
-    assert (resumed.engine, resumed.resumed_after_step) == ("inductor", SAVED)
-    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
-    with pytest.raises(OptionError, match=r"engine = plain \(checkpoint: inductor\)"):
-        train(path, checkpoint={"resume": str(saved), "exact": True})
-
-
-@pytest.mark.parametrize("resume", [NEWEST, AUTO])
-def test_a_folder_that_is_not_there_is_not_looked_into(
-    resume: str, pefs: Mapping[str, CompiledExample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not claimed: another run may make it, and write there."""
-    monkeypatch.setattr("sambasim.runtime.job.find", lambda *_: pytest.fail("it was looked into"))
-    with pytest.raises(OptionError, match="there is no checkpoint in"):
-        train(pefs["logistic_regression"].path, checkpoint={"dir": tmp_path / "saved", "resume": resume})
-    assert not (tmp_path / "saved").exists()
 
 
 class Ends(RunObserver):

@@ -156,20 +156,6 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
             assert len(run.trace.named("data", replica)) == MICRO_STEPS * TRACED
 
 
-def test_every_section_of_the_update_has_its_number(runs: list[Run]) -> None:
-    for run in runs:
-        rank = run.ranks - 1 if run.way == "servers" else 0
-        numbers = {
-            int(number)
-            for one in run.trace.spans
-            if one.process == rank and "section" in one.args
-            for number in str(one.args["section"]).split(", ")
-        }
-        left_out = {section.index for section in run.sections} - numbers
-        serving = run.of_kind(SectionKind.FWD, SectionKind.BCKWD) if run.way == "servers" else []
-        assert left_out == set(serving), run.way
-
-
 def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
     """In each step alike, and over all ranks."""
     for run in runs:

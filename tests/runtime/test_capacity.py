@@ -15,11 +15,9 @@ from sambasim.runtime.shared_memory import (
     check_demands,
     check_rehearsals,
     check_start,
-    free_bytes,
     mapped_names,
     names_in,
     rehearse,
-    unlink,
 )
 from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
@@ -36,10 +34,6 @@ def test_a_pef_for_a_larger_device_is_refused_with_both_figures() -> None:
     with pytest.raises(MachineError) as error:
         check_device(_document(program, 2 << 40, "sn10"))
     assert error.value.what == "one replica of this PEF needs 2.0 TiB of device memory, but a SN10 has 1.5 TiB"
-
-
-def test_what_a_pef_does_not_say_is_not_refused() -> None:
-    check_device(PefDocument(replace(sample_program(), device_bytes=1 << 45)))
 
 
 def test_the_replicas_of_a_node_are_added_up() -> None:
@@ -74,17 +68,6 @@ def test_only_names_that_are_still_there_are_found() -> None:
     assert names_in(MAPS) == {Path("/dev/shm/mpich_shm_87e422a6_0"), Path("/dev/shm/with a space")}
 
 
-def test_this_process_can_be_asked() -> None:
-    assert all(name.is_relative_to("/dev/shm") for name in mapped_names())
-
-
-def test_a_name_that_a_peer_took_away_first_is_no_error(tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    here.touch()
-    unlink([here, tmp_path / "gone"])
-    assert list(tmp_path.iterdir()) == []
-
-
 def demand(node: int, needed: int, free: int | None) -> Demand:
     return Demand(node, f"host-{node}", needed, free)
 
@@ -100,15 +83,6 @@ def test_the_ranks_of_a_node_are_added_up() -> None:
     assert error.value.where == "host host-1"
     assert error.value.remedy is not None
     assert error.value.remedy.startswith("make /dev/shm larger (docker: --shm-size; ")
-
-
-def test_what_nobody_can_measure_is_not_refused() -> None:
-    check_demands([demand(0, 3 * GIB, None)])
-
-
-def test_free_space_is_a_number_of_bytes_on_linux() -> None:
-    free = free_bytes()
-    assert free is None or free >= 0
 
 
 def test_mpi_needs_some_to_start_several_ranks() -> None:

@@ -9,7 +9,6 @@ from sambasim.errors import LaunchError
 from sambasim.runtime.launcher import (
     Launcher,
     check_emulation,
-    check_family,
     check_launcher,
     check_world_size,
     find_launcher,
@@ -72,15 +71,6 @@ def refusal(environ: dict[str, str], world_size: int, version: str, executable: 
     return error.value
 
 
-def test_lonely_processes_are_refused_by_the_names_of_both_mpis() -> None:
-    error = refusal({"PMI_SIZE": "2", "PMI_RANK": "1"}, 1, OPEN_MPI)
-    assert error.what == (
-        "mpirun of MPICH or its relatives started 2 ranks, but Open MPI 5.0.8 sees 1: mpi4py is linked to another MPI "
-        "than the launcher's, and every replica would train alone"
-    )
-    assert error.remedy == "mpirun (of Open MPI 5.0.8) -np 2 sambasim run --pef 'my model.pef'"
-
-
 def test_the_remedy_is_the_mpirun_beside_python(tmp_path: Path) -> None:
     (tmp_path / "mpirun").touch()
     error = refusal({"OMPI_COMM_WORLD_SIZE": "3"}, 1, MPICH, tmp_path / "python")
@@ -95,11 +85,6 @@ def test_srun_is_told_the_interface_to_speak() -> None:
     assert error.what.startswith("srun started 2 ranks, but MPICH 5.0.2 sees 1: ")
     assert error.remedy is not None
     assert error.remedy.startswith("srun --mpi=pmi2 -n 2 sambasim run --pef 'my model.pef'")
-
-
-def test_a_rank_that_cannot_be_is_refused_where_the_launcher_does_not_say_how_many() -> None:
-    error = refusal({"PMIX_RANK": "1"}, 1, MPICH)
-    assert error.what.startswith("a launcher that speaks PMIx started at least 2 ranks, but MPICH 5.0.2 sees 1: ")
 
 
 @pytest.mark.parametrize(
@@ -117,21 +102,6 @@ def test_a_launch_that_fits_passes(environ: dict[str, str], world_size: int) -> 
     check_launcher(environ, world_size, MPICH, command=COMMAND, executable=NOWHERE)
 
 
-def test_mpich_cannot_be_started_by_open_mpi() -> None:
-    with pytest.raises(LaunchError) as error:
-        check_family({"OMPI_COMM_WORLD_SIZE": "1"}, MPICH, command=COMMAND, executable=NOWHERE)
-    assert error.value.what.startswith("mpirun of Open MPI started 1 rank, but MPICH 5.0.2 cannot be started by it: ")
-    assert error.value.remedy == "mpirun (of MPICH 5.0.2) -np 1 sambasim run --pef 'my model.pef'"
-
-
-@pytest.mark.parametrize(
-    ("environ", "version"),
-    [({"OMPI_COMM_WORLD_SIZE": "2"}, OPEN_MPI), ({"PMI_SIZE": "2"}, MPICH), ({"PMI_SIZE": "2"}, OPEN_MPI), ({}, MPICH)],
-)
-def test_other_pairs_may_start(environ: dict[str, str], version: str) -> None:
-    check_family(environ, version, command=COMMAND, executable=NOWHERE)
-
-
 def test_too_few_replicas_are_refused_with_the_right_command() -> None:
     with pytest.raises(LaunchError) as error:
         check_world_size(1, 2, command=COMMAND, data_parallel=True)
@@ -141,22 +111,6 @@ def test_too_few_replicas_are_refused_with_the_right_command() -> None:
     )
     with pytest.raises(LaunchError, match=r"at least 4 replicas \(-ws 4\), and 3 were started"):
         check_world_size(3, 4, command=COMMAND, data_parallel=True)
-
-
-def test_replicas_of_a_pef_without_data_parallel_sections_are_refused() -> None:
-    with pytest.raises(LaunchError) as error:
-        check_world_size(2, 1, command=COMMAND, data_parallel=False)
-    assert error.value.what == (
-        "2 were started, but this PEF has no REDUCE and GATHER sections: its replicas would train apart"
-    )
-    assert error.value.remedy == (
-        "compile it with --data-parallel -ws 2, or run it alone: sambasim run --pef 'my model.pef'"
-    )
-
-
-@pytest.mark.parametrize(("world_size", "minimum", "data_parallel"), [(1, 1, False), (2, 2, True), (5, 2, True)])
-def test_a_world_size_that_fits_passes(world_size: int, minimum: int, data_parallel: bool) -> None:
-    check_world_size(world_size, minimum, command=COMMAND, data_parallel=data_parallel)
 
 
 @pytest.mark.parametrize("typed", [["--emulate-replicas", "3"], ["--emulate_replicas=3"]])

@@ -6,14 +6,13 @@ import pytest
 
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
-from sambasim.errors import MachineError
 from sambasim.options.run import RunOptions
 from sambasim.records.trace import Track
 from sambasim.runtime import tracing
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver
 from sambasim.runtime.single_rank import single_rank
-from sambasim.runtime.tracing import Clock, Recorder, compare_clocks, traced_steps
+from sambasim.runtime.tracing import Recorder, traced_steps
 from tests.support.examples import example_options
 from tests.support.trace_format import read_trace
 
@@ -44,10 +43,6 @@ def test_a_recorder_that_is_full_counts_what_it_leaves_out() -> None:
         [{"step": 7, "bytes": 1}],
     ]
     assert recorder.left_out == 3
-
-
-def test_one_rank_has_one_clock() -> None:
-    assert compare_clocks(single_rank("here")) == (Clock(0, 0),)
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +80,3 @@ def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     assert len(trace.spans) == 3 + 3
     assert [one.name for one in trace.named("step ")] == ["step 3", "step 4", "step 5"]
     assert trace.facts["spans_left_out"] > 10
-
-
-def test_a_disk_that_is_full_is_told_of(pef: Path) -> None:
-    with pytest.raises(MachineError, match="the trace cannot be written to /dev/full: No space left") as caught:
-        _train(pef, trace=Path("/dev/full"))
-    assert caught.value.remedy == "free disk space there, or choose another file: --trace FILE"
-
-
-def test_a_run_without_a_trace_has_no_stand_ins(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("something stands in, and no trace was asked for")
-
-    monkeypatch.setattr(Recorder, "add", refuse)
-    _train(pef)

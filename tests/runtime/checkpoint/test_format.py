@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
-from sambasim.runtime.checkpoint.format import MAX_MANIFEST_BYTES, Checkpoint, check
+from sambasim.runtime.checkpoint.format import MAX_MANIFEST_BYTES, check
 from sambasim.runtime.single_rank import single_rank
 from tests.runtime.checkpoint.samples import (
     SHARD,
@@ -55,32 +55,21 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a manifest that is a pipe": (_piped, "not a regular file"),
     "a huge manifest": (in_file(MANIFEST_FILE, lambda data: data + b" " * MAX_MANIFEST_BYTES), "larger than"),
     "a manifest cut short": (in_file(MANIFEST_FILE, lambda data: data[:-20]), "is not JSON"),
-    "deep arrays": (in_file(MANIFEST_FILE, lambda data: b"[" * 100_000), "is not JSON"),
-    "a list for a manifest": (in_file(MANIFEST_FILE, lambda data: b"[]"), "is not a JSON object"),
     "another format": (fields(lambda found: found.update(format="zip")), 'whose "format" is'),
-    "no version": (fields(lambda found: found.update(version=[1])), "no version"),
-    "a later version": (fields(lambda found: found.update(version="2.9")), "a checkpoint of format 2.9"),
-    "an earlier version": (fields(lambda found: found.update(version="1.0")), "a checkpoint of format 1.0"),
+    "another version": (fields(lambda found: found.update(version="2.9")), "a checkpoint of format 2.9"),
     "a changed step": (in_file(MANIFEST_FILE, lambda data: data.replace(b'"step":50', b'"step":51')), "digest differs"),
     "an unknown key": (fields(lambda found: found.update(code="import os")), "code: Extra inputs"),
-    "a negative step": (fields(lambda found: found["position"].update(step=-1)), "position.step: "),
-    "text for a number": (fields(lambda found: found["run"].update(threads="1")), "run.threads: "),
     "too many skipped steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), "51 steps skipped"),
     "too many samples": (fields(lambda found: found["position"].update(used=10**6)), "1000000 samples used"),
     "a dtype that is none": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="load")), "dtype: "),
-    "no shards": (fields(lambda found: found.update(shards={})), "0 of 100 elements of net__weight"),
     "a shard elsewhere": (fields(lambda found: found["shards"].update({f"../{SHARD}": found["shards"][SHARD]})), ".."),
-    "a longer tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[11])), "10 of 11 elements"),
     "a shorter tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[9])), "10 of 9 elements"),
     "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
     "a third replica": (fields(lambda found: found["run"].update(world_size=3)), "elements of replica 2/net__steps"),
-    "a million replicas": (fields(lambda found: found["run"].update(world_size=1 << 20)), "replica 2/net__steps"),
     "another dtype": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="int32")), "does not fit"),
     "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
-    "a piece of another length": (lambda path: _other_header(path, b"t[64:100]", b"t[64:101]"), "does not fit"),
     "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
     "a shard cut short": (in_file(SHARD, lambda data: data[:-1]), f"{SHARD}: it has "),
-    "a shard with more": (in_file(SHARD, lambda data: data + b"x"), f"{SHARD}: it has "),
     "a header that claims more": (in_file(SHARD, lambda data: b"\xff" * 8 + data[8:]), "not a safetensors file"),
     "a bit of a tensor": (flip_a_bit, f"{SHARD}: its content is not what was written"),
 }
@@ -94,7 +83,7 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
         check(path)
     assert told in refused.value.what
-    assert refused.value.is_damage == ("version" not in name or name == "no version")
+    assert refused.value.is_damage == ("version" not in name)
     assert path.name in refused.value.what
     assert str(path) in str(refused.value.where)
     assert refused.value.remedy
@@ -110,22 +99,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     checkpoint.read("net__weight", 60, part)  # from both of its pieces
     assert torch.equal(part, tensors()["net__weight"][60:80])
     assert (checkpoint.manifest.position.step, checkpoint.manifest.progress.loss_first) == (50, float("inf"))
-
-
-def test_a_damaged_bit_is_seen_by_check_and_not_by_read(tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    flip_a_bit(path)
-    Checkpoint(path)
-    with pytest.raises(CheckpointError):
-        check(path)
-
-
-def test_error_messages_are_printable(tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    change_fields(path, lambda found: found["tensors"].update({"a\n\r\tb": found["tensors"]["net__bias"]}))
-    with pytest.raises(CheckpointError) as told:
-        Checkpoint(path)
-    assert str(told.value.what).isprintable(), told.value.what
 
 
 def test_other_tools_read_the_shards_and_the_same_state_has_the_same_bytes(tmp_path: Path) -> None:

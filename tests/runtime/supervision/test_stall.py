@@ -95,12 +95,6 @@ def test_the_job_is_not_stalled(own: Observation, others: Sequence[Observation])
     assert not is_stalled(own, [own, *others], TIMEOUT_S)
 
 
-def test_a_rank_that_does_not_say_that_it_waits_finds_a_stopped_one() -> None:
-    everybody = [seen(0, R), seen(1, R, process=Process.STOPPED)]
-    assert is_stalled(everybody[0], everybody, TIMEOUT_S)
-    assert missing_ranks(everybody) == everybody[1:]
-
-
 def test_a_process_that_is_gone_before_its_end_is_dead() -> None:
     gone = Process.GONE
     for state in (R, W, B):

@@ -68,11 +68,6 @@ def test_a_line_that_is_being_written_can_be_read(three_ranks: StatusFile) -> No
     assert three_ranks.ranks()[1].state is State.RUNNING
 
 
-def test_a_status_as_text_has_the_step_if_there_is_one() -> None:
-    for step, micro_step, text in ((0, 0, ""), (17, 0, "step 17, "), (17, 2, "step 17, micro-step 2, ")):
-        assert str(RankStatus(1, "node1", 7, step, micro_step, State.RUNNING, "reading data")) == text + "reading data"
-
-
 def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -1,0 +1,209 @@
+"""What a run reports: the metrics file, the tensors of recorded digests, and the predicted times in the summary."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sambasim.errors import MachineError, OptionError
+from sambasim.hardware.placement import Inventory, inventory_of, place
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.records.metrics import PredictedRecord, StepRecord
+from sambasim.runtime import outcome
+from sambasim.runtime.outcome import predicted, predicted_record
+from sambasim.runtime.plan import Plan, Position
+from sambasim.runtime.recording import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
+from sambasim.runtime.run_observer import MetricsFile, Start, Step
+from sambasim.simulation.sync import SyncPath
+from tests.pef.samples import sample_program
+
+PLAN = Plan(world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, steps=4, left_out=0)
+START = Start("net", PLAN, "none", 1, "net.py:samples", (), 0.1)
+STEP = Step(step=1, epoch=0, loss=1.5, lr=0.1, step_s=0.01, sync_s=0.0, hidden_sync_s=0.0, samples_per_s=400.0)
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_file(tmp_path: Path) -> None:
+    MetricsFile(tmp_path / "deep" / "m.jsonl").started(START)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind": "summary"}\n')
+    file = MetricsFile(path)
+    assert path.read_text() == '{"kind": "summary"}\n', "a run that is refused touches nothing"
+    file.started(START)
+    assert path.read_text() == ""
+    file.stepped(STEP)
+    assert [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()] == [
+        StepRecord(**STEP._asdict())
+    ]
+
+
+def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> None:
+    """It may be /dev/stdout; and what others may read of a file does not change."""
+    target, link = tmp_path / "target", tmp_path / "m.jsonl"
+    link.symlink_to(target)
+    kept = '{"kind": "step", "step": 1}\n'
+    for begun, left in ((0, ""), (1, kept)):
+        target.write_text(kept + '{"kind": "summary"}\n')
+        target.chmod(0o600)
+        MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(begun, 0, begun))))
+        assert link.is_symlink()
+        assert target.read_text() == left
+        assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_step_has_every_field_of_its_record() -> None:
+    assert set(Step._fields) == set(StepRecord.model_fields) - {"kind"}
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "deep" / "er" / "m.jsonl")
+    file.started(START)
+    file.stepped(STEP)
+    assert (tmp_path / "deep" / "er" / "m.jsonl").read_text().startswith('{"kind":"step"')
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    file = MetricsFile(tmp_path / "file" / "m.jsonl")
+    file.started(START)
+    with pytest.raises(OptionError, match=r"the metrics file cannot be written to .*file/m.jsonl"):
+        file.stepped(STEP)
+    full = MetricsFile(Path("/dev/full"))
+    full.started(START)
+    with pytest.raises(MachineError, match=r"/dev/full cannot be written any more: No space left on device"):
+        full.stepped(STEP)
+
+
+VECTOR = TensorType("float32", (4,))
+
+
+def program_of(*nodes: Node, stops: tuple[int, ...], outputs: tuple[Output, ...] = ()) -> Program:
+    """The sample with another training step: a section up to each of `stops`, the last one backward."""
+    program = sample_program()
+    starts = (0, *stops)
+    sections = tuple(
+        Section(number, SectionKind.BCKWD if stop == stops[-1] else SectionKind.FWD, f"s{number}", start, stop)
+        for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
+    )
+    values = {name: VECTOR for node in nodes for name in node.results if name is not None}
+    return replace(program, training=Graph("training", ("x",), nodes, outputs, values, sections))
+
+
+def relu(name: str, of: str) -> Node:
+    return Node(name, "aten.relu.default", (Ref(of),), (), (name,))
+
+
+def seen(program: Program) -> list[list[Seen]]:
+    assert program.training is not None
+    return [list(section) for section in seen_of_sections(program.training, program)]
+
+
+def test_a_value_that_another_section_reads_is_seen_and_one_that_none_reads_is_not() -> None:
+    program = program_of(relu("a", "x"), relu("b", "a"), relu("c", "b"), stops=(2, 3))
+    assert seen(program) == [[Seen("value", "b", 0, "b")], []]
+
+
+def test_gradients_are_seen_in_memory_and_losses_and_buffers_by_their_symbols() -> None:
+    program = sample_program()
+    assert program.training is not None
+    forward, backward = seen(program)
+    assert forward == [
+        Seen("value", "log_softmax", 0, "log_softmax"),
+        Seen("loss", "loss", 0, "nll"),
+        Seen("value", "n", 0, "n"),
+    ]
+    weight, bias = "logreg__lin_layer__weight__grad", "logreg__lin_layer__bias__grad"
+    assert backward == [Seen("gradient", weight, 1, None), Seen("gradient", bias, 1, None)]
+
+
+def test_a_changed_buffer_that_leaves_its_section_is_seen_once() -> None:
+    steps = Output("a", "logreg__steps")
+    program = program_of(relu("a", "x"), relu("b", "a"), stops=(1, 2), outputs=(steps,))
+    assert seen(program)[0] == [Seen("buffer", "logreg__steps", 0, "a")]
+
+
+def test_a_gradient_that_is_read_later_is_seen_as_a_value_too() -> None:
+    """What lies in its place is a sum over micro-steps, of which the value is a part."""
+    gradient = Output("a", "logreg__lin_layer__bias__grad")
+    program = program_of(relu("a", "x"), relu("b", "a"), stops=(1, 2), outputs=(gradient,))
+    assert [one.what for one in seen(program)[0]] == ["value", "gradient"]
+
+
+def test_results_with_bytes_that_nobody_has_written_are_not_seen() -> None:
+    empty = Node("a", "aten.empty_like.default", (Ref("x"),), (), ("a",))
+    layer = Node("l", "aten.mkldnn_rnn_layer.default", (Ref("x"),), (), ("y", "h", "c", "notes"))
+    after = Node("z", "aten.cat.default", ((Ref("a"), Ref("y"), Ref("notes")),), (), ("z",))
+    assert seen(program_of(empty, layer, after, stops=(2, 3)))[0] == [Seen("value", "y", 0, "y")]
+
+
+def test_every_operator_that_makes_empty_tensors_is_known() -> None:
+    """Those that have `empty` in their names."""
+    named = {name for name in OPERATORS if "empty" in name}
+    assert named == {name for name in UNWRITTEN if "empty" in name}
+
+
+def test_symbols_in_memory_are_seen_by_kind_in_order() -> None:
+    found = seen_in_memory(sample_program(), SymbolKind.PARAMETER, SymbolKind.BUFFER)
+    assert [(one.what, one.name) for one in found] == [
+        ("parameter", "logreg__lin_layer__weight"),
+        ("parameter", "logreg__lin_layer__bias"),
+        ("buffer", "logreg__steps"),
+    ]
+
+
+SN30 = inventory_of({})
+
+
+def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
+    placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
+    step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+    return (None, step) if isinstance(step, str) else (predicted_record(step, inventory), None)
+
+
+def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
+    for micro_steps in (1, 3):
+        record, reason = predict(SN30, micro_steps=micro_steps)
+        assert reason is None
+        assert record is not None
+        assert all(name.startswith("predicted_") for name in record.model_dump())
+        by_kind = record.predicted_by_kind_s
+        assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
+        assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
+        sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
+        assert by_kind["REDUCE"] + by_kind["GATHER"] == pytest.approx(sync_s)
+        samples = 2 * micro_steps * sample_program().batch_size
+        assert record.predicted_samples_per_s == pytest.approx(samples / record.predicted_step_s)
+
+
+def test_what_backs_it_names_the_device() -> None:
+    record, _ = predict(inventory_of({"arch": "sn40"}))
+    assert record is not None
+    assert record.predicted_backed_by.startswith("no published step of SN40L backs this")
+    alone, together = (predict(SN30, replicas)[0] for replicas in (1, 2))
+    assert alone is not None
+    assert together is not None
+    assert together.predicted_backed_by.startswith(alone.predicted_backed_by)
+    assert together.predicted_backed_by.endswith("no sync of RDUs was ever published"), "of the sync"
+    assert "sync" not in alone.predicted_backed_by
+
+
+def test_a_device_that_is_too_small_is_the_reason() -> None:
+    device = SN30.device.model_copy(update={"ddr_capacity_bytes": 1000})
+    record, reason = predict(replace(SN30, device=device))
+    assert record is None
+    assert reason is not None
+    assert reason.startswith("one replica needs ")
+
+
+def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(outcome, "predict_compiled", broken)
+    assert predict(SN30) == (None, "this is a mistake of sambasim's own, please report it: KeyError: 'x'")
