@@ -1,6 +1,5 @@
 """A replica driven section by section, and the times of its sections."""
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -182,7 +181,7 @@ def test_each_section_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def clock_ns() -> int:
         return now_ns
 
-    monkeypatch.setattr(time, "perf_counter_ns", clock_ns)
+    monkeypatch.setattr("sambasim.runtime.tracing.perf_counter_ns", clock_ns)
     clock = SectionClock()
     clock.begin(SECTIONS)
     for number, section in enumerate(SECTIONS):
