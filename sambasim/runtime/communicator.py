@@ -118,26 +118,6 @@ def linked_library() -> str:
 
 @final
 @dataclass(frozen=True, slots=True)
-class MpiWindow(SharedWindow):
-    """`parts[i]` belongs to local rank i."""
-
-    parts: tuple[ByteArray, ...]
-    local_rank: int
-    handle: "MPI.Win"
-
-    @property
-    def local(self) -> ByteArray:
-        return self.parts[self.local_rank]
-
-    def of(self, local_rank: int) -> ByteArray:
-        return self.parts[local_rank]
-
-    def sync(self) -> None:
-        self.handle.Sync()
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class MpiCommunicator(Communicator):
     library: str
     _world: "MPI.Intracomm"
@@ -243,7 +223,7 @@ class MpiCommunicator(Communicator):
         handle.Sync()
         self.node_barrier()
         shared_memory.unlink(shared_memory.mapped_names() - names_before)
-        return MpiWindow(tuple(parts), self.local_rank, handle)
+        return SharedWindow(tuple(parts), self.local_rank, handle.Sync)
 
     def announce_failure(self, notice: FailureNotice) -> None:
         self._failures[self.rank] = notice

@@ -86,7 +86,7 @@ class TrainingJob:
         self._activity.does("opening the data")
         sources = self._open_sources()
         samples = len(sources[0].train)
-        self._activity.does("looking for the checkpoint")
+        self._activity.does("finding the checkpoint")
         claim = self._claim()
         if claim is not None:
             stack.callback(claim.release)

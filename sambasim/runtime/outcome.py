@@ -3,6 +3,8 @@
 Predicted times stand beside measured ones and are never mixed with them.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from sambasim.errors import PeerError, SambasimError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Program
+from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.verify import state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
@@ -165,16 +167,20 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
     return found[0][1]
 
 
-def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
-    """Collective. The digest of replica 0's state, with every optimizer state gathered."""
-    program = setup.program
-    states = {
+def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
+    """The arguments of `Transport.whole_state` by symbol name."""
+    return {
         state_name(member.parameter, optimizer.name, state): (group, member, state)
         for group in program.groups
         for optimizer in (program.optimizers[group.optimizer],)
         for member in group.members
         for state in optimizer.states
     }
+
+
+def _state_sha256(setup: Setup, team: Team, steps: int) -> str:
+    """Collective. The digest of replica 0's state, with every optimizer state gathered."""
+    program, states = setup.program, optimizer_states(setup.program)
     memory, nothing = team.memory, torch.empty(0)
 
     def tensor_of(name: str) -> Tensor:

@@ -13,9 +13,9 @@ the owner of a slice adds them, in an order that does not depend on the MPI.
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import NewType, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,18 +108,25 @@ class FailureNotice:
     secondary: bool
 
 
-class SharedWindow(Protocol):
-    """Memory of a node: one part for each rank, and all ranks may access all parts."""
+@dataclass(frozen=True, slots=True)
+class SharedWindow:
+    """Memory of a node: one part for each rank, zeros at first, and all ranks may access all parts.
+
+    parts: by local rank, as long as that rank asked for; each starts on a multiple of WINDOW_ALIGNMENT_BYTES
+    sync: a memory fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read.
+    """
+
+    parts: tuple[ByteArray, ...]
+    local_rank: int = 0
+    sync: Callable[[], object] = lambda: None
 
     @property
     def local(self) -> ByteArray:
-        """This rank's part, zeros at first. Starts on a multiple of WINDOW_ALIGNMENT_BYTES."""
+        """This rank's part."""
+        return self.parts[self.local_rank]
 
     def of(self, local_rank: int) -> ByteArray:
-        """The part of the rank with this local rank, as long as that rank asked for."""
-
-    def sync(self) -> None:
-        """A memory fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
+        return self.parts[local_rank]
 
 
 class Communicator(Topology, ABC):

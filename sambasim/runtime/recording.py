@@ -25,7 +25,6 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify import state_name
 from sambasim.options.grammar import StepRange, step_range
 from sambasim.pef.weights import bytes_of
 from sambasim.records.digests import (
@@ -41,9 +40,8 @@ from sambasim.records.digests import (
 )
 from sambasim.runtime.checkpoint.resume import leaves
 from sambasim.runtime.observer import StepRecorder
-from sambasim.runtime.outcome import exempt
+from sambasim.runtime.outcome import exempt, optimizer_states
 from sambasim.runtime.plan import Plan
-from sambasim.runtime.replica import Replica
 from sambasim.runtime.run_observer import LineFile, RunObserver, write_whole
 from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team
@@ -228,99 +226,67 @@ class RunDigests(StepRecorder):
         self._team = team
         self._observer = observer
         self._first: int | None = None
-        sections = seen_of_sections(program.training, program)
-        inputs = seen_in_memory(program, SymbolKind.INPUT)
-        self._passes = {one.rank: _Pass(one, inputs, sections) for one in team.replicas if one.works}
+        self._inputs = seen_in_memory(program, SymbolKind.INPUT)
+        self._sections = seen_of_sections(program.training, program)
+        self._replicas = {one.rank: one for one in team.replicas if one.works}
+        self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
+        self._micro_step = dict.fromkeys(self._replicas, 0)
         with _writes(folder):
-            self._files = [LineFile(folder / replica_file(rank)) for rank in self._passes]
+            self._files = {rank: LineFile(folder / replica_file(rank)) for rank in self._replicas}
 
     def begin(self, step: int) -> None:
         if self._first is None:
             self._first = step + 1
-            self._add(step, [[] for _ in self._passes], _AT_FIRST, begins=True)
-        for one in self._passes.values():
-            one.values = []
+            self._add(step, _AT_FIRST, begins=True)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
-        self._passes[replica].begin(micro_step)
+        self._micro_step[replica] = micro_step
+        self._record(replica, self._inputs)
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
-        if replica in self._passes:
-            self._passes[replica].end_sections(sections)
+        if replica in self._replicas:
+            for section in sections:
+                if section.index < len(self._sections):
+                    self._record(replica, self._sections[section.index])
+
+    @torch.no_grad()
+    def _record(self, replica: int, seen: Sequence[Seen]) -> None:
+        executor, memory = self._replicas[replica].executor, self._replicas[replica].memory
+        for one in seen:
+            tensor = memory.tensor(one.name) if one.value is None else executor.present(one.value)
+            if tensor is not None:  # as it is for a value within sections that were compiled together
+                self._values[replica].append(digested(one, tensor, self._micro_step[replica]))
 
     def end(self, step: int, epoch: int, loss: float) -> None:
-        self._add(step + 1, [one.values for one in self._passes.values()], (SymbolKind.PARAMETER,), loss=loss)
+        self._add(step + 1, (SymbolKind.PARAMETER,), loss=loss)
         if step == self.steps[-1]:
-            for file in self._files:
+            for file in self._files.values():
                 file.close()
             self._observer.noted(self._summary())
 
-    def _add(
-        self,
-        step: int,
-        values: Sequence[Sequence[ValueDigest]],
-        kinds: Sequence[SymbolKind],
-        *,
-        begins: bool = False,
-        loss: float | None = None,
-    ) -> None:
-        """Collective. Write a line for each replica: its `values`, then the symbols of `kinds` in its memory."""
+    def _add(self, step: int, kinds: Sequence[SymbolKind], *, begins: bool = False, loss: float | None = None) -> None:
+        """Collective. Write a line for each replica: its values, then the symbols of `kinds` in its memory."""
         states = self._states()
         kept = seen_in_memory(self._setup.program, *kinds)
         finite = loss if loss is not None and math.isfinite(loss) else None
-        for file, own, one in zip(self._files, values, self._passes.values(), strict=True):
-            replica = one.replica
+        for rank, replica in self._replicas.items():
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
-            more = states if replica.rank == 0 else []
-            line = StepDigests(step=step, begins=begins, loss=finite, values=(*own, *memory, *more))
-            with _writes(self._folder / replica_file(replica.rank)):
-                file.write(line.model_dump_json() + "\n")
+            more = states if rank == 0 else []
+            values, self._values[rank] = (*self._values[rank], *memory, *more), []
+            with _writes(self._folder / replica_file(rank)):
+                line = StepDigests(step=step, begins=begins, loss=finite, values=values)
+                self._files[rank].write(line.model_dump_json() + "\n")
 
     def _states(self) -> list[ValueDigest]:
         """Collective. The whole optimizer states on rank 0; each rank may have a slice."""
-        program, found = self._setup.program, []
-        for group in program.groups:
-            optimizer = program.optimizers[group.optimizer]
-            for member in group.members:
-                for state in optimizer.states:
-                    whole = self._team.transport.whole_state(group, member, state)
-                    if whole is not None and self._setup.is_first:
-                        name = state_name(member.parameter, optimizer.name, state)
-                        found.append(digested(Seen("state", name), whole))
+        found = []
+        for name, place in optimizer_states(self._setup.program).items():
+            whole = self._team.transport.whole_state(*place)
+            if whole is not None and self._setup.is_first:
+                found.append(digested(Seen("state", name), whole))
         return found
 
     def _summary(self) -> str:
         first, last, folder = self._first, self.steps[-1] + 1, self._folder
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"recorded the digests of {which}: sambasim compare {folder} OTHER"
-
-
-class _Pass:
-    def __init__(self, replica: Replica, inputs: Sequence[Seen], sections: Sequence[Sequence[Seen]]) -> None:
-        self.replica = replica
-        self.values: list[ValueDigest] = []
-        self._inputs = inputs
-        self._sections = sections
-        self._micro_step = -1
-
-    def begin(self, micro_step: int) -> None:
-        self._micro_step = micro_step
-        self._record(self._inputs)
-
-    def end_sections(self, sections: Sequence[Section]) -> None:
-        for section in sections:
-            if section.index < len(self._sections):
-                self._record(self._sections[section.index])
-
-    @torch.no_grad()
-    def _record(self, seen: Sequence[Seen]) -> None:
-        for one in seen:
-            tensor = self._tensor(one)
-            if tensor is not None:
-                self.values.append(digested(one, tensor, self._micro_step))
-
-    def _tensor(self, seen: Seen) -> Tensor | None:
-        """None for a value within sections that were compiled together."""
-        if seen.value is not None:
-            return self.replica.executor.present(seen.value)
-        return self.replica.memory.tensor(seen.name)

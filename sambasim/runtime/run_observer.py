@@ -119,7 +119,7 @@ class MetricsFile(RunObserver):
     def started(self, start: Start) -> None:
         if not self._path.is_file():
             return
-        # The summary of an earlier run must not look like the end of this one; an earlier part of this run stays.
+        # The summary of an earlier run must not count as the end of this one; an earlier part of this run stays.
         kept = self._lines_until(start.plan.start.step)
         if kept:
             try:

@@ -27,29 +27,9 @@ from sambasim.runtime.ranks import (
 T = TypeVar("T")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PrivateWindow(SharedWindow):
-    """The window of a rank that is alone on its node: ordinary memory, zeros, starting on a page."""
-
-    part: ByteArray
-
-    @property
-    def local(self) -> ByteArray:
-        return self.part
-
-    def of(self, local_rank: int) -> ByteArray:
-        if local_rank != 0:
-            raise InternalError(f"part {local_rank} asked of a window with one part")
-        return self.part
-
-    def sync(self) -> None:
-        """Nothing: no other rank accesses the window."""
-
-
-def private_window(size_bytes: int) -> PrivateWindow:
-    """A window of one rank. Its memory is freed with the last array on it."""
-    return PrivateWindow(np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes))
+def private_window(size_bytes: int) -> SharedWindow:
+    """The window of a rank that is alone on its node. Its memory is freed with the last array on it."""
+    return SharedWindow((np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes),))
 
 
 @dataclass(slots=True, eq=False)

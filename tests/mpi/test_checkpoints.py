@@ -167,9 +167,9 @@ def _wait_for(metrics: Path, kind: str, count: int) -> None:
 def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(pef: Path, tmp_path: Path) -> None:
     command = [*RUN, "--pef", str(pef), *LONG, "--checkpoint-dir", "saved"]
     first = [mpirun(), "-np", "2", *command, "--checkpoint-every", "1", "--metrics", "m.jsonl"]
-    told, environ = tmp_path / "stderr", job_environ("two runs")
+    printed, environ = tmp_path / "stderr", job_environ("two runs")
     with (
-        told.open("w") as stderr,
+        printed.open("w") as stderr,
         subprocess.Popen(first, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=stderr) as job,
     ):
         try:
@@ -186,7 +186,7 @@ def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(pef: Pa
             job.kill()
     there = checkpoints_in(tmp_path / "saved")
     assert len(there) == 3
-    assert f"SIGUSR1: the run has ended after step {int(there[0].name[5:])}, which is saved" in told.read_text()
+    assert f"SIGUSR1: the run has ended after step {int(there[0].name[5:])}, which is saved" in printed.read_text()
     for path in there:
         check(path)
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {LOCK_FILE, *(path.name for path in there)}
@@ -212,12 +212,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path:
         flags = ["--steps", "6", *saved, "--resume", "--on-checkpoint-failure", policy]
         result = run_mpi(2, [*RUN, "--pef", str(pef), *flags], cwd=tmp_path)
         assert names(disk / "saved") == ["step-0000000002"]
-        told = "checkpoint step-0000000004 cannot be written: No space left on device"
+        printed = "checkpoint step-0000000004 cannot be written: No space left on device"
         if policy == "stop":
             assert result.returncode == 2
-            assert told in result.stderr
+            assert printed in result.stderr
         else:
-            assert f"warning: {told}" in result.stdout
+            assert f"warning: {printed}" in result.stdout
             assert result.returncode == 2  # for its weights are nowhere
             assert "the run is over, and its end is not saved: checkpoint step-0000000006" in result.stderr
             assert "training goes on, and the last checkpoint is step-0000000002" in result.stdout

@@ -72,8 +72,8 @@ def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
         "    words = 'allocated'\n"
         "except MachineError as error:\n"
         "    words = str(error)\n"
-        "told = c.gather_object(words)\n"
-        "print('\\n'.join(set(told)) if told else '', end='')\n"
+        "found = c.gather_object(words)\n"
+        "print('\\n'.join(set(found)) if found else '', end='')\n"
     )
     result = run_mpi(2, [sys.executable, "-c", body]).check()
     needed = "1088.0 TiB" if is_open_mpi() else "1024.0 TiB"

@@ -147,10 +147,10 @@ def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_told_whoever_wrote
     if goes_on:
         train(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
         checkpoint["resume"] = "newest"
-    with pytest.raises(Interrupted) as told:
+    with pytest.raises(Interrupted) as caught:
         train(path, Ends(saved), checkpoint=checkpoint)
     left = f"the last checkpoint is step-{SAVED:010}" if goes_on else "there is no checkpoint yet"
-    assert told.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
+    assert caught.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
 
 
 @whole
@@ -161,8 +161,8 @@ def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) ->
     refused = start(3, [*by_gloo, "--exact"], tmp_path)
     assert refused.returncode == 2
     assert "gradient sync = gloo (checkpoint: fixed order of addition)" in refused.stderr
-    told = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
-    assert "from here on, the bits may differ from those of an uninterrupted run" in told
+    printed = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
+    assert "from here on, the bits may differ from those of an uninterrupted run" in printed
     resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
     assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
     assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)

@@ -132,8 +132,8 @@ def test_each_replica_is_a_process_that_is_called_measured(runs: list[Run]) -> N
         assert (len(workers), len(servers)) == (run.traced.world_size, run.traced.parameter_servers)
         placement = run.traced.placement
         assert placement is not None
-        seats = [name.partition(" as ")[2].partition(",")[0] for name in workers]
-        assert seats == [
+        locations = [name.partition(" as ")[2].partition(",")[0] for name in workers]
+        assert locations == [
             f"node {node} RDU {rdu}" for node, rdu in zip(placement.node_of, placement.rdu_of, strict=True)
         ]
         assert all(name.endswith(", measured") for name in names.values())
@@ -161,13 +161,13 @@ def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
     for run in runs:
         moved = run.traced.bytes.model_dump()
         for kind, count in moved.items():
-            told = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("sync and update"))
+            found = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("sync and update"))
             if run.way == "device":  # some groups are read beside the backward, and parameters travel after REDUCE
                 reduced = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("REDUCE"))
-                assert max(told, reduced) * STEPS <= count * TRACED, (run.way, kind)
-                assert bool(max(told, reduced)) == bool(count), (run.way, kind)
-                told = max(told, reduced) if kind == "peer" else count * TRACED // STEPS
-            assert told * STEPS == count * TRACED, (run.way, kind)
+                assert max(found, reduced) * STEPS <= count * TRACED, (run.way, kind)
+                assert bool(max(found, reduced)) == bool(count), (run.way, kind)
+                found = max(found, reduced) if kind == "peer" else count * TRACED // STEPS
+            assert found * STEPS == count * TRACED, (run.way, kind)
         if run.way in PARTS:
             copies = {name: run.trace.named(name) for name in ("device to host", "host to device")}
             copied = {name: sum(one.args["bytes"] for one in spans) for name, spans in copies.items()}
@@ -176,7 +176,7 @@ def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
 
 
 def test_the_steps_of_all_ranks_are_at_one_time(runs: list[Run]) -> None:
-    """No rank ends a step before every rank that it waits for has begun it."""
+    """No rank ends a step before every rank that it waits for has started it."""
     for run in runs:
         for number in range(FIRST, LAST + 1):
             steps = run.trace.named(f"step {number}")
@@ -184,7 +184,7 @@ def test_the_steps_of_all_ranks_are_at_one_time(runs: list[Run]) -> None:
 
 
 def test_clocks_that_are_apart_are_found_to_be(lines: list[Mapping[str, Any]]) -> None:
-    told = lines[-1]
-    assert set(told["together"]) == {0}, "ranks of one host read one clock"
-    for rank, (ahead_ns, accuracy_ns) in enumerate(told["clocks"]):
+    found = lines[-1]
+    assert set(found["together"]) == {0}, "ranks of one host read one clock"
+    for rank, (ahead_ns, accuracy_ns) in enumerate(found["clocks"]):
         assert abs(ahead_ns - rank * AHEAD_NS) <= accuracy_ns < AHEAD_NS

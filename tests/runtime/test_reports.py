@@ -48,10 +48,10 @@ def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> Non
     target, link = tmp_path / "target", tmp_path / "m.jsonl"
     link.symlink_to(target)
     kept = '{"kind": "step", "step": 1}\n'
-    for begun, left in ((0, ""), (1, kept)):
+    for done, left in ((0, ""), (1, kept)):
         target.write_text(kept + '{"kind": "summary"}\n')
         target.chmod(0o600)
-        MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(begun, 0, begun))))
+        MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
         assert link.is_symlink()
         assert target.read_text() == left
         assert target.stat().st_mode & 0o777 == 0o600

@@ -47,8 +47,6 @@ def test_a_private_window_is_zeros_on_a_page_and_can_be_written() -> None:
     window.local[:] = 7
     assert int(window.of(0).sum()) == 7000
     assert len(private_window(0).local) == 0
-    with pytest.raises(InternalError, match="part 1 asked of a window with one part"):
-        window.of(1)
 
 
 def test_counts_that_do_not_cover_the_buffer_are_refused(alone: SingleRank) -> None:

@@ -2,38 +2,20 @@
 
 import os
 import time
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
-from sambasim.runtime.ranks import ByteArray, Communicator, SharedWindow, Topology
+from sambasim.runtime.ranks import Communicator, SharedWindow, Topology
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.network import scattered
 
 
-@dataclass
-class Window(SharedWindow):
-    """Of two ranks, both played here."""
-
-    parts: list[ByteArray] = field(default_factory=lambda: [np.zeros(8192, np.uint8) for _ in range(2)])
-
-    @property
-    def local(self) -> ByteArray:
-        return self.parts[0]
-
-    def of(self, local_rank: int) -> ByteArray:
-        return self.parts[local_rank]
-
-    def sync(self) -> None:
-        """One thread needs no fence."""
-
-
 def both(cores: int) -> tuple[NodeFlags, NodeFlags]:
     """The flags of two ranks on so many cores."""
-    window = Window()
+    window = SharedWindow(tuple(np.zeros(8192, np.uint8) for _ in range(2)))
 
     def of(rank: int) -> NodeFlags:
         communicator = SimpleNamespace(

@@ -29,10 +29,6 @@ def _trained(change: Callable[[Path], object]) -> Callable[[Path], object]:
     return prepare
 
 
-def _later_version(fields: samples.Fields) -> None:
-    fields.update(version="3.0", writer="sambasim 9.1")
-
-
 def _of_another_pef(fields: samples.Fields) -> None:
     fields["pef"].update(digest="0" * 64, batch_size=99)
 
@@ -44,12 +40,6 @@ def _both_damaged(folder: Path) -> None:
 
 
 CHECKPOINTS: tuple[Fault, ...] = (
-    Fault(
-        "a cadence without a folder",
-        f"{_RUN} --checkpoint-every 10",
-        ("--checkpoint-every", "none are written", "add --checkpoint-dir DIR"),
-        pefs=("net",),
-    ),
     Fault(
         "to resume from nowhere",
         f"{_RUN} --resume auto",

@@ -57,7 +57,7 @@ def main(steps: int, paths: Sequence[Path]) -> None:
     communicator.close()
 
 
-class _Heard(RunObserver):
+class _Notices(RunObserver):
     """Keeps what was said at the start."""
 
     sync = ""
@@ -71,9 +71,9 @@ def _train(path: Path, steps: int, more: Mapping[str, object], communicator: Com
     options = RunOptions.model_validate(
         {"pef": str(path), "threads": 1, "overrides": {"training": {"steps": steps}}, **more}
     )
-    heard = _Heard()
-    summary = TrainingJob(path, options, communicator, heard).run()
-    return {"sync": heard.sync, "notices": list(heard.notices), "summary": summary.model_dump()}
+    observer = _Notices()
+    summary = TrainingJob(path, options, communicator, observer).run()
+    return {"sync": observer.sync, "notices": list(observer.notices), "summary": summary.model_dump()}
 
 
 if __name__ == "__main__":

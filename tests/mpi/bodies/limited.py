@@ -38,9 +38,9 @@ def refuse_by_mpi(communicator: Communicator) -> None:
 
 
 def say(communicator: Communicator, words: str) -> None:
-    told = communicator.gather_object(words)
-    if told is not None:
-        print("\n\n".join(told))
+    printed = communicator.gather_object(words)
+    if printed is not None:
+        print("\n\n".join(printed))
 
 
 def untouched(communicator: Communicator) -> None:

@@ -22,7 +22,7 @@ from sambasim.runtime.tracing import compare_clocks
 AHEAD_NS = 1_000_000_000
 
 
-class _Heard(RunObserver):
+class _Notes(RunObserver):
     """Keeps what is noted."""
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ def _train(
 ) -> tuple[object, Sequence[str]]:
     training = {"steps": steps, "evaluate": False, "accumulation_steps": 2}
     options = RunOptions.model_validate({"pef": str(path), "threads": 1, "overrides": {"training": training}, **more})
-    heard = _Heard()
-    summary = TrainingJob(path, options, communicator, heard).run()
-    return summary.model_dump(mode="json"), heard.notes
+    observer = _Notes()
+    summary = TrainingJob(path, options, communicator, observer).run()
+    return summary.model_dump(mode="json"), observer.notes
 
 
 def _compare(communicator: Communicator) -> None:

@@ -77,12 +77,12 @@ CASES: dict[str, tuple[Damage, str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_damage_is_refused(name: str, tmp_path: Path) -> None:
-    damage, told = CASES[name]
+    damage, caught = CASES[name]
     path = write_sample(tmp_path)
     damage(path)
     with pytest.raises(CheckpointError) as refused:
         check(path)
-    assert told in refused.value.what
+    assert caught in refused.value.what
     assert refused.value.is_damage == ("version" not in name)
     assert path.name in refused.value.what
     assert str(path) in str(refused.value.where)
@@ -170,9 +170,9 @@ def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr("sambasim.runtime.checkpoint.folder.os.open", fail)
 
     refuse(errno.EACCES)
-    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Permission denied") as told:
+    with pytest.raises(MachineError, match=r"no checkpoint can be written into .*: Permission denied") as caught:
         claim(tmp_path, ALONE)
-    assert told.value.where == str(tmp_path / LOCK_FILE)
+    assert caught.value.where == str(tmp_path / LOCK_FILE)
     refuse(errno.EAGAIN)
     with pytest.raises(OptionError, match="another run is writing its checkpoints into"):
         claim(tmp_path, ALONE)

@@ -109,8 +109,8 @@ def test_data_in_another_folder_is_accepted_without_exactness_and_other_data_is_
     saved = with_options("data", source="/scratch/job-7/train.npz")
     moved, other = (with_options("data", source=f"/scratch/job-8/{name}.npz") for name in ("train", "test"))
     found = changes(saved, moved)
-    told = 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
-    assert [str(one) for one in found] == [told]
+    text = 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
+    assert [str(one) for one in found] == [text]
     check_epoch(saved, moved, found, "here")
     with pytest.raises(OptionError, match=r"data\.source"):
         check_exact(found, "here")
@@ -129,8 +129,8 @@ def test_another_pef_is_refused_with_what_differs() -> None:
     assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
     assert "these differ: the version of sambasim" in refused()
     assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
-    assert "these differ: its training defaults -> " in (told := refused("training_defaults"))
-    assert ", or compile it as it was, and override options with run --set NAME=VALUE; or start" in told
+    assert "these differ: its training defaults -> " in (text := refused("training_defaults"))
+    assert ", or compile it as it was, and override options with run --set NAME=VALUE; or start" in text
     slower = with_options("optimizer", lr=0.01)
     assert "its training defaults; optimizer.lr = 0.01 (checkpoint: 0.1) -> " in refused(
         "training_defaults", options=slower.options

@@ -60,7 +60,7 @@ def seen(
         [seen(1, B, process=Process.STOPPED)],
         [seen(1, R, 4.0, process=Process.SILENT)],
     ],
-    ids=["running", "one has just begun to wait", "stopped", "behind", "ended", "busy and stopped", "host is silent"],
+    ids=["running", "one waits since now", "stopped", "behind", "ended", "busy and stopped", "host is silent"],
 )
 def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     everybody = [seen(0), *others]
@@ -83,7 +83,7 @@ def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     ids=[
         "slow",
         "one of two is slow",
-        "this rank has just begun to wait",
+        "this rank waits since now",
         "this rank does not wait",
         "all wait, one just began",
         "just stopped",
