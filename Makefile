@@ -22,7 +22,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Tests that start MPI jobs, or many processes: `make test-fast` leaves them out.
 JOBS := tests/apps tests/golden/test_states.py tests/mpi tests/fuzz tests/parity/test_ddp.py tests/cli/test_workflow.py \
-	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_jobs.py shim/test_scripts.py utils/test_context.py) \
+	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_scripts.py utils/test_context.py) \
 	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
 
 # Tests that need idle cores, because a job that takes too long has failed. All others run in two processes.

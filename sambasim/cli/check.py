@@ -128,7 +128,7 @@ def _print_json(stdout: TextIO, script: Path, report: "Report", error: BaseExcep
 
 
 def _of_error(error: BaseException) -> Message:
-    from sambasim.samba.shim.translation import translated
+    from sambasim.samba.shim.ending import translated
 
     error = translated(error)
     if isinstance(error, SambasimError):

@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim import samba
 from sambasim.errors import DataError, LaunchError, MachineError, OptionError
 from sambasim.samba.session import session
-from sambasim.samba.shim.translation import translated
+from sambasim.samba.shim.ending import translated
 from sambasim.samba.utils import trace_graph
 
 BATCH = [torch.ones(2, 3)]

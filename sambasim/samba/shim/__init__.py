@@ -5,21 +5,14 @@
     python -m sambasim SCRIPT.py ...      the same
     eval "$(sambasim env)"                the folder is at the front of PYTHONPATH, for plain `python SCRIPT.py run ...`
 
-The folder holds a package `sambaflow` that only calls `enter`, which replaces it: an import finder in `sys.meta_path`
-then answers for `sambaflow` and all its modules. So a script that does not import `sambaflow` is not affected.
-
-A SambaFlow that is really installed takes precedence, with a notice on stderr.
-
-A name that sambasim does not have raises an ImportError or AttributeError, as in Python, so an app may catch it; and it
-is a `UserError`, so otherwise it is printed without a traceback, with similar names.
-
-`ending.py` says how a script ends, alone or as one rank of a job.
+The folder holds a package `sambaflow` that only calls `enter`. A script that does not import it is not affected. An
+installed SambaFlow takes precedence, with a notice on stderr.
 """
 
 import os
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from sambasim.runtime.launcher import launched_rank
@@ -29,26 +22,17 @@ from sambasim.samba.shim import ending, finder
 def enter(folder: Path) -> None:
     """Put the real `sambaflow` into `sys.modules`: an installed one, or ours.
 
-    folder: the folder on `sys.path` with the package that calls this, which is to be replaced
+    folder: the folder on `sys.path` with the package that calls this, which is replaced
     """
-    installed = find_installed(folder)
+    others = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != folder.resolve()]
+    installed = PathFinder.find_spec(finder.ROOT, others)
     del sys.modules[finder.ROOT]
-    if installed is None:
+    if installed is None or installed.origin is None:  # without origin it is a folder without code, such as data
         finder.install()
         ending.install()
     else:
         if launched_rank(os.environ) == 0:
             notice = f"notice: SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
             print(notice, file=sys.stderr)
-        sys.path[:] = [entry for entry in sys.path if not _is(entry, folder)]
+        sys.path[:] = others
     import_module(finder.ROOT)
-
-
-def find_installed(folder: Path) -> ModuleSpec | None:
-    """The spec of a `sambaflow` outside `folder`; None if there is none, or only a folder without code."""
-    spec = PathFinder.find_spec(finder.ROOT, [entry for entry in sys.path if not _is(entry, folder)])
-    return spec if spec is not None and spec.origin is not None else None
-
-
-def _is(entry: str, folder: Path) -> bool:
-    return Path(entry or os.curdir).resolve() == folder.resolve()

@@ -1,14 +1,14 @@
-"""How an app's script ends: what is printed when an error escapes it, its exit code, and that its whole job ends.
+"""The end of an app's script: what is printed when an error escapes it, the exit code, and the end of the whole job.
 
     what escaped          what is printed                                      exit code
     an error of sambasim  `error[code]: ...`, and the script's line            that of its family
-    some of torch's       the same, by the table of `translation.py`           2
+    errors in `_ERRORS`   the same                                             2
     KeyboardInterrupt     `interrupted`                                        130
     SystemExit            what Python prints                                   what the script chose
     anything else         the traceback from the script's first frame on       1
 
 A rank of several must not exit while others wait for it in a collective or in MPI's start: there the `Supervisor` ends
-the job. A rank that exits with 0 just exits: it has reached the end of the script.
+the job. A rank that exits with 0 has reached the end of the script, and just exits.
 
 `sambasim app` calls `leave` with whatever escapes the script. For a plain `python SCRIPT.py`, `install` replaces
 `sys.excepthook` and `sys.exit` when `sambaflow` is imported. Not handled then: an error before that import, and a
@@ -22,23 +22,130 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from sambasim.errors import LaunchError, OptionError, SambasimError, exit_code
+from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
 from sambasim.runtime.launcher import find_launcher, launched_rank
-from sambasim.samba.shim.translation import translated
+from sambasim.samba.checks.place import line_of
 
 if TYPE_CHECKING:
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.supervision.supervisor import Failure
 
+_LIBRARY_STARTS_IT = "leave init_process_group out of the app: with --data-parallel, parse_app_args calls it"
+_ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
+_ON_THE_CPU = 'torch.load(…, map_location="cpu")'
+_NO_ACCELERATOR = "the app asks for a device by number, or for pinned memory, and torch has no accelerator here"
+_NO_CUDA = "the app asks for the device cuda, and torch has none here"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An error of torch whose type is one of `kinds` and whose text contains one of `texts` becomes `error`."""
+
+    kinds: tuple[type[Exception], ...]
+    texts: tuple[str, ...]
+    error: type[SambasimError]
+    what: str
+    remedy: str
+
+
+_ERRORS = (
+    _Row(
+        (ValueError,),
+        ("initialize the default process group twice",),
+        LaunchError,
+        "the app calls init_process_group, and torch.distributed is initialised already",
+        _LIBRARY_STARTS_IT,
+    ),
+    _Row(
+        (ValueError,),
+        ("Error initializing torch.distributed using env:// rendezvous",),
+        LaunchError,
+        "the app calls init_process_group, which needs the environment of torchrun, and torchrun did not start this",
+        _LIBRARY_STARTS_IT,
+    ),
+    _Row(
+        (RuntimeError,),
+        ("Distributed package doesn't have MPI built in",),
+        LaunchError,
+        "the app calls init_process_group for MPI, and this torch is built without MPI",
+        _LIBRARY_STARTS_IT,
+    ),
+    _Row(
+        (ValueError,),
+        ("Default process group has not been initialized",),
+        LaunchError,
+        "the app calls torch.distributed, which is not initialised: --data-parallel is missing, or this is no run",
+        "add --data-parallel; or use samba.utils.get_rank() and get_world_size(), which are 0 and 1 without it",
+    ),
+    _Row(
+        (AssertionError, AttributeError, RuntimeError, TypeError),
+        (
+            "Torch not compiled with CUDA enabled",
+            "module 'torch._C' has no attribute '_cuda_",
+            "torch.cuda.Stream requires CUDA support",
+            "Found no NVIDIA driver on your system",
+            "No CUDA GPUs are available",
+        ),
+        MachineError,
+        _NO_CUDA,
+        _ON_THE_HOST,
+    ),
+    _Row((RuntimeError,), ("Attempting to deserialize object on a CUDA device",), MachineError, _NO_CUDA, _ON_THE_CPU),
+    _Row(
+        (RuntimeError,),
+        ("don't know how to restore data location",),
+        MachineError,
+        "the app loads tensors to a device that torch does not know",
+        _ON_THE_CPU,
+    ),
+    _Row(
+        (RuntimeError,), ("Cannot access accelerator device when none is",), MachineError, _NO_ACCELERATOR, _ON_THE_HOST
+    ),
+    _Row(
+        (RuntimeError,),
+        ("pin_memory=True requires a CUDA or other accelerator",),
+        MachineError,
+        _NO_ACCELERATOR,
+        "leave pin_memory out",
+    ),
+    _Row(
+        (RuntimeError,),
+        ("device type at start of device string",),
+        MachineError,
+        "the app asks for a device that torch does not know",
+        _ON_THE_HOST,
+    ),
+    _Row(
+        (RuntimeError,),
+        ("PyTorch is not linked with support for",),
+        MachineError,
+        "the app asks for a device that this torch is built without",
+        _ON_THE_HOST,
+    ),
+)
+"""Errors of torch in apps that were written for another machine. They are looked up once they have escaped from the
+script, because the app may catch them."""
+
+
+def translated(error: BaseException) -> BaseException:
+    """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
+    for row in _ERRORS:
+        if isinstance(error, row.kinds) and any(text in str(error) for text in row.texts):
+            ours = row.error(row.what, where=line_of(error.__traceback__), remedy=row.remedy)
+            return ours.with_traceback(error.__traceback__)
+    return error
+
+
 JOIN_S = 30
 """How long a rank that fails before it has joined its job waits for the others, to end the job together."""
 
 _has_left = False
-"""Whether `leave` has reported what ends this process: a sys.exit that follows is part of the same end."""
+"""Whether `leave` has reported what ends this process. A later sys.exit is then part of the same end."""
 
 
 def exit_code_of(error: BaseException) -> int:

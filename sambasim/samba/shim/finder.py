@@ -1,13 +1,15 @@
 """The import finder for `sambaflow`, and the table of its modules.
 
 A `Facade` is a module of sambasim under SambaFlow's name. It is a separate object, so that our module keeps its own
-name; and it is always a package, because only for packages does Python ask the finder about a name that
-`from ... import` does not find. So the error can say more than "cannot import name".
+name. It is always a package: only for packages does Python ask the finder about a name that `from ... import` does not
+find, and so the error can propose similar names. It is a UserError, so it is printed without a traceback, and an
+ImportError or AttributeError, so an app may catch it.
 """
 
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -18,30 +20,30 @@ from sambasim.errors import UserError
 from sambasim.samba.notices import AbsentName, AbsentNameError
 
 ROOT = "sambaflow"
-_EMPTY = "sambasim.samba.shim.modules.empty"
+_OUTSIDE = "sambasim.samba.shim.modules"
 _NEAR = 3
 _LISTED = 12
 
-MODULES: Mapping[str, str] = {
-    "sambaflow": "sambasim.samba.shim.modules",
-    "sambaflow.frameworks": _EMPTY,
-    "sambaflow.frameworks.quantized": _EMPTY,
-    "sambaflow.frameworks.quantized.quantized_linear": _EMPTY,
-    "sambaflow.logging": _EMPTY,
-    "sambaflow.logging.samba_logger": "sambasim.samba.shim.modules.samba_logger",
-    "sambaflow.mac": _EMPTY,
-    "sambaflow.mac.metadata": "sambasim.samba.shim.modules.metadata",
-    "sambaflow.models": _EMPTY,
-    "sambaflow.models.unet": _EMPTY,
-    "sambaflow.online_inference_service": _EMPTY,
-    "sambaflow.online_inference_service.sn_sqs_handler": _EMPTY,
+MODULES: Mapping[str, str | tuple[str, ...]] = {
+    "sambaflow": ("__version__", "is_demo"),
+    "sambaflow.frameworks": (),
+    "sambaflow.frameworks.quantized": (),
+    "sambaflow.frameworks.quantized.quantized_linear": (),
+    "sambaflow.logging": (),
+    "sambaflow.logging.samba_logger": "sambasim.samba.shim.samba_logger",
+    "sambaflow.mac": (),
+    "sambaflow.mac.metadata": ("ConvTilingMetadata", "TilingMetadata"),
+    "sambaflow.models": (),
+    "sambaflow.models.unet": (),
+    "sambaflow.online_inference_service": (),
+    "sambaflow.online_inference_service.sn_sqs_handler": (),
     "sambaflow.samba": "sambasim.samba",
     "sambaflow.samba.directives": "sambasim.samba.switches",
     "sambaflow.samba.env": "sambasim.samba.switches",
-    "sambaflow.samba.experiment_logger": _EMPTY,
+    "sambaflow.samba.experiment_logger": (),
     "sambaflow.samba.functional": "sambasim.samba.functional",
     "sambaflow.samba.functional.stir": "sambasim.samba.functional",
-    "sambaflow.samba.graph": _EMPTY,
+    "sambaflow.samba.graph": (),
     "sambaflow.samba.lazy_param": "sambasim.samba.lazy",
     "sambaflow.samba.materialize": "sambasim.samba.lazy",
     "sambaflow.samba.nn": "sambasim.samba.nn",
@@ -50,7 +52,7 @@ MODULES: Mapping[str, str] = {
     "sambaflow.samba.profiler": "sambasim.samba.profiler",
     "sambaflow.samba.sambaloader": "sambasim.samba.loader",
     "sambaflow.samba.sambatensor": "sambasim.samba.tensor",
-    "sambaflow.samba.schema": _EMPTY,
+    "sambaflow.samba.schema": (),
     "sambaflow.samba.schema.snconfig": "sambasim.samba.utils.argparser",
     "sambaflow.samba.test": "sambasim.samba.test",
     "sambaflow.samba.utils": "sambasim.samba.utils",
@@ -63,13 +65,12 @@ MODULES: Mapping[str, str] = {
     "sambaflow.samba.utils.numeric": "sambasim.samba.utils.accuracy",
     "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.pef_utils",
     "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.utils.accuracy",
-    "sambaflow.samba.utils.trainer": _EMPTY,
-    "sambaflow.samba.utils.trainer.samba": _EMPTY,
-    "sambaflow.samba.utils.trainer.torch": _EMPTY,
-    "sambaflow.sambacollections": "sambasim.samba.shim.modules.sambacollections",
+    "sambaflow.samba.utils.trainer": (),
+    "sambaflow.samba.utils.trainer.samba": (),
+    "sambaflow.samba.utils.trainer.torch": (),
+    "sambaflow.sambacollections": ("OrderedSet",),
 }
-"""By the name that an app imports: the module that answers. Packages above it are listed too. `_EMPTY` has no names
-but those of ABSENT."""
+"""By the name that an app imports: the module of sambasim that answers, or its names in `modules.py`."""
 
 _OWN_LOOP = "write the loop of session.run calls in the app, as in examples/"
 _METER = (
@@ -120,9 +121,8 @@ class Facade(ModuleType):
     def __getattr__(self, name: str) -> object:
         """Raises AbsentNameError if neither our module nor the table has the name."""
         child = f"{self.__name__}.{name}"
-        ours = import_module(MODULES[self.__name__])
         try:
-            value: object = getattr(ours, name)
+            value: object = getattr(_ours(self.__name__), name)
         except AttributeError:
             if child in MODULES:
                 return import_module(child)
@@ -139,26 +139,37 @@ class Facade(ModuleType):
 
         Raises TypeError if there is none.
         """
-        value = vars(import_module(MODULES[self.__name__])).get(self.__name__.rpartition(".")[2])
+        value = vars(_ours(self.__name__)).get(self.__name__.rpartition(".")[2])
         if not callable(value):
             raise TypeError(f"{self.__name__} is a module, and not callable")
         result: object = value(*arguments, **options)
         return result
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *dir(import_module(MODULES[self.__name__])), *children(self.__name__)})
+        return sorted({*vars(self), *dir(_ours(self.__name__)), *children(self.__name__)})
+
+
+@cache
+def _ours(module: str) -> ModuleType:
+    """The names that a module of `sambaflow` has here, without the modules below it."""
+    source = MODULES[module]
+    if isinstance(source, str):
+        return import_module(source)
+    ours, outside = ModuleType(module), import_module(_OUTSIDE)
+    vars(ours).update({name: getattr(outside, name) for name in source}, __all__=list(source))
+    return ours
 
 
 def children(package: str) -> list[str]:
     """The last parts of the names of the modules directly below `package` that have any names here."""
     below = f"{package}."
-    used = [name for name, ours in MODULES.items() if ours != _EMPTY and name.startswith(below)]
+    used = [name for name, source in MODULES.items() if source and name.startswith(below)]
     return list(dict.fromkeys(name.removeprefix(below).partition(".")[0] for name in used))
 
 
 def exported_names(module: str) -> list[str]:
     """The exports of a module of `sambaflow`: those of our module, and the modules below."""
-    ours = import_module(MODULES[module])
+    ours = _ours(module)
     exported = vars(ours).get("__all__") or [
         name
         for name, value in vars(ours).items()
@@ -168,23 +179,18 @@ def exported_names(module: str) -> list[str]:
 
 
 def _instead(module: str, name: str) -> str:
-    ours = import_module(MODULES[module])
-    exported = exported_names(module)
+    """The remedy for an absent `name`: similar names, or else what the module exports."""
+    ours, exported = _ours(module), exported_names(module)
     # dir() also lists what a module imports, unless it defines __dir__ itself.
     known = [*exported, *dir(ours)] if "__dir__" in vars(ours) else exported
-    return what_there_is(module, name, known, exported)
-
-
-def what_there_is(owner: str, name: str, known: Sequence[str], exported: Sequence[str]) -> str:
-    """The remedy for an absent `name`: similar names of those that are `known` in `owner`, or else its exports."""
     spelled = {word.lower(): word for word in known}
     near = difflib.get_close_matches(name.lower(), spelled, n=_NEAR)
     if near:
-        return " or ".join(f"{owner}.{spelled[word]}" for word in near)
+        return " or ".join(f"{module}.{spelled[word]}" for word in near)
     if not exported:
-        return f"the app without it: {owner} is empty here"
+        return f"the app without it: {module} is empty here"
     more = f", and {len(exported) - _LISTED} more" if len(exported) > _LISTED else ""
-    return f"what {owner} has: {', '.join(sorted(exported)[:_LISTED])}{more}"
+    return f"what {module} has: {', '.join(exported[:_LISTED])}{more}"
 
 
 class SambaflowFinder(MetaPathFinder, Loader):
@@ -197,7 +203,7 @@ class SambaflowFinder(MetaPathFinder, Loader):
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
         if fullname in MODULES:
-            return ModuleSpec(fullname, self, origin=MODULES[fullname], is_package=True)
+            return ModuleSpec(fullname, self, origin="sambasim", is_package=True)
         owner, _, name = fullname.rpartition(".")
         raise AbsentModuleError(f"sambasim has no {fullname}", remedy=_instead(owner, name))
 
@@ -207,10 +213,10 @@ class SambaflowFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Import our module now, so that an error in it points to the script's import line."""
-        module.__doc__ = import_module(MODULES[module.__name__]).__doc__
+        module.__doc__ = _ours(module.__name__).__doc__
 
 
 def install() -> None:
-    """Answer for `sambaflow` in this process from now on. A second call changes nothing."""
+    """Find `sambaflow` here from now on. A second call changes nothing."""
     if not any(isinstance(finder, SambaflowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, SambaflowFinder())

@@ -1,15 +1,20 @@
-"""What `sambaflow` is in a process with the import shim, and the errors for what it does not have."""
+"""`sambaflow` in a process with the import shim, its modules outside `samba`, and the errors for absent names."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from types import new_class
 from typing import Any
 
 import pytest
 
+from sambasim import __version__
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import finder
-from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError, what_there_is
+from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError
+from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
 from tests.support.door import open_door
 
 
@@ -20,30 +25,17 @@ def shim() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_row_imports_and_has_what_our_module_has(name: str) -> None:
-    facade, ours = import_module(name), import_module(MODULES[name])
-    assert (facade.__name__, facade.__doc__) == (name, ours.__doc__)
-    for exported in vars(ours).get("__all__", ()):
-        mine = getattr(facade, exported)
-        assert mine is getattr(ours, exported) or f"{name}.{exported}" in MODULES
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_every_row_has_its_package(name: str) -> None:
-    owner = name.rpartition(".")[0]
-    assert owner in MODULES or name == ROOT
-    if owner:
-        module = import_module(name)
-        assert getattr(import_module(owner), name.rpartition(".")[2]) is module
-
-
-def test_our_modules_keep_their_names() -> None:
-    import_module("sambaflow.samba.utils")
-    assert all(import_module(ours).__name__ == ours for ours in MODULES.values())
-    spec = import_module("sambasim.samba.utils").__spec__
-    assert spec is not None
-    assert spec.name == "sambasim.samba.utils"
+def test_every_row_imports_with_the_names_of_our_module() -> None:
+    for name, source in MODULES.items():
+        facade = import_module(name)
+        ours = import_module(source if isinstance(source, str) else "sambasim.samba.shim.modules")
+        assert facade.__name__ == name
+        for exported in vars(ours).get("__all__", ()) if isinstance(source, str) else source:
+            value = getattr(facade, exported)
+            assert value is getattr(ours, exported) or f"{name}.{exported}" in MODULES
+        owner, _, last = name.rpartition(".")
+        assert name == ROOT or getattr(import_module(owner), last) is facade
+        assert not isinstance(source, str) or ours.__name__ == source, "our module keeps its own name"
 
 
 def test_star() -> None:
@@ -78,41 +70,44 @@ def test_a_name_that_is_absent_by_attribute() -> None:
     assert not hasattr(metadata, "nothing")
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in ABSENT.items() for name in names])
-def test_a_name_that_is_known_and_absent_is_imported_and_refused_when_it_is_used(module: str, name: str) -> None:
-    found: Any = getattr(import_module(module), name)
-    uses: list[Callable[[], object]] = [
-        lambda: found(1, key=2), lambda: found.attribute, lambda: new_class("Sub", (found,)), lambda: found[0],
-        lambda: isinstance(1, found),
-    ]  # fmt: skip
-    for use in uses:
-        with pytest.raises(AbsentNameError, match=rf"^sambasim has no {module}\.{name}: ") as caught:
-            use()
-        assert caught.value.remedy
-        assert str(caught.value.where).startswith(f"{__file__}:")
+def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
+    for module, name in [(module, name) for module, names in ABSENT.items() for name in names]:
+        found: Any = getattr(import_module(module), name)
+        uses: list[Callable[[], object]] = [
+            partial(found, 1, key=2),
+            partial(getattr, found, "attribute"),
+            partial(new_class, "Sub", (found,)),
+            partial(isinstance, 1, found),
+        ]
+        for use in uses:
+            with pytest.raises(AbsentNameError, match=rf"^sambasim has no {module}\.{name}: ") as caught:
+                use()
+            assert caught.value.remedy
+            assert str(caught.value.where).startswith(f"{__file__}:")
 
 
-def test_a_name_that_is_absent_stands_in_annotations() -> None:
+def test_an_absent_name_may_be_in_annotations() -> None:
     annotated = "from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass"
     exec(annotated)
 
 
-def test_operators_are_near_too() -> None:
+def test_the_nearest_name_may_be_an_operator() -> None:
     with pytest.raises(AbsentNameError, match=r"sambaflow\.samba\.sigmoid"):
         _ = import_module("sambaflow.samba").sigmoyd
 
 
-def test_where_nothing_is_near_what_there_is() -> None:
+def test_without_a_similar_name_the_error_lists_what_there_is() -> None:
     with pytest.raises(
         AbsentModuleError, match="what sambaflow has: __version__, is_demo, logging, mac, samba, sambacoll"
     ):
         import_module("sambaflow.xyz")
-    many = [f"name{index}" for index in range(14)]
-    assert what_there_is("sambaflow.a", "xyz", many, many).endswith("name7, and 2 more")
-    assert what_there_is("sambaflow.a", "xyz", [], []) == "the app without it: sambaflow.a is empty here"
+    with pytest.raises(AbsentModuleError, match=r", and \d+ more"):
+        import_module("sambaflow.samba.utils.xyz")
+    with pytest.raises(AbsentModuleError, match=r"the app without it: sambaflow\.models is empty here"):
+        import_module("sambaflow.models.xyz")
 
 
-def test_a_thing_and_its_module_of_the_same_name_are_called_alike() -> None:
+def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None:
     samba: Any = import_module("sambaflow.samba")
     module: Any = import_module("sambaflow.samba.materialize")
     assert samba.materialize is module, "Python put it there when it was imported"
@@ -122,5 +117,47 @@ def test_a_thing_and_its_module_of_the_same_name_are_called_alike() -> None:
         samba.env()
 
 
-def test_other_names_are_left_to_others() -> None:
+def test_other_packages_are_not_affected() -> None:
     assert finder.SambaflowFinder().find_spec("sambaflows", None) is None
+
+
+def test_version_and_demo() -> None:
+    root: Any = import_module("sambaflow")
+    assert root.__version__ == f"1.19.0+sambasim.{__version__}"
+    assert not root.is_demo
+    assert not root.is_demo()
+
+
+def test_a_set_in_order() -> None:
+    numbers = OrderedSet([3, 1, 3])
+    numbers.add(2)
+    numbers.add(3)
+    numbers.update([5, 1], (4,))
+    numbers.discard(1)
+    numbers.discard(9)
+    assert (list(numbers), list(reversed(numbers)), len(numbers)) == ([3, 2, 5, 4], [4, 5, 2, 3], 4)
+    assert (2 in numbers, 1 in numbers, repr(numbers)) == (True, False, "OrderedSet([3, 2, 5, 4])")
+    assert numbers == OrderedSet([2, 3, 4, 5])
+    assert list(numbers | OrderedSet([7, 2])) == [3, 2, 5, 4, 7]
+    assert list(numbers - {5}) == [3, 2, 4]
+
+
+def test_metadata_is_kept() -> None:
+    record = ConvTilingMetadata(original_size=(3, 512, 512))
+    assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
+    tiling = TilingMetadata(original_size=(3, 512, 512), num_tiles=4)
+    assert (TilingMetadata.key, tiling.num_tiles) == ("tiling", 4)
+
+
+@pytest.mark.parametrize(("env", "rank"), [({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])
+def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
+    body = (
+        "import logging; logging.basicConfig()\n"
+        "from sambasim.samba.shim import samba_logger\n"
+        "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", body], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = result.stderr.splitlines()
+    assert [line.partition(",")[2][3:] for line in lines] == [f"{rank} WARNING: loss is 3"]

@@ -1,7 +1,11 @@
-"""Scripts by each way in: what they see, and how they end."""
+"""Scripts by each way to start them: what they see, how they end, and that one failing rank ends its whole job."""
 
+import os
 import shutil
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -9,9 +13,42 @@ from click.testing import CliRunner
 
 from sambasim.cli.app import PATH_ENTRY
 from sambasim.cli.env import STAND_INS, env_command, shell_lines
-from tests.samba.shim.conftest import Run
-from tests.support.mpi import run_job
+from tests.support.mpi import ROOT, Result, run_job, run_mpi
 from tests.support.whole import whole_case
+
+COMMANDS = {
+    "app": [str(Path(sys.executable).parent / "sambasim"), "app"],
+    "module": [sys.executable, "-m", "sambasim"],
+    "env": [sys.executable],
+}
+"""What stands before SCRIPT.py."""
+
+Run: TypeAlias = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Writes a script, and runs it in its folder, started in one of these ways."""
+
+    def run_script(
+        way: str, text: str, arguments: Sequence[str] = (), *, ranks: int = 0, path: Sequence[Path] = ()
+    ) -> Result:
+        (tmp_path / "script.py").write_text(text, encoding="utf-8")
+        folders = [*([PATH_ENTRY] if way == "env" else []), ROOT, *path]
+        env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+        command = [*COMMANDS[way], "script.py", *arguments]
+        if ranks:
+            return run_mpi(ranks, command, timeout=120, env=env, cwd=tmp_path)
+        return run_job(command, timeout=120, env=env, cwd=tmp_path)
+
+    return run_script
+
+
+@pytest.fixture(params=["env", whole_case("app"), whole_case("module")])
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to start a script."""
+    return str(request.param)
+
 
 ENDS = """
 import sys
@@ -66,8 +103,8 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
 @pytest.mark.parametrize("way", ["app", whole_case("env")])
 def test_endings(run: Run, way: str, tmp_path: Path, ending: str, code: int, stdout: str, stderr: str) -> None:
     result = run(way, ENDS, [ending])
-    told = stderr.format(script=tmp_path / "script.py")
-    assert (result.returncode, result.stdout, result.stderr) == (code, stdout, told)
+    printed = stderr.format(script=tmp_path / "script.py")
+    assert (result.returncode, result.stdout, result.stderr) == (code, stdout, printed)
 
 
 def test_a_traceback_starts_at_the_script(run: Run, way: str) -> None:
@@ -82,7 +119,7 @@ def test_a_traceback_starts_at_the_script(run: Run, way: str) -> None:
     ]
 
 
-def test_outputs_that_nothing_has_traced_are_told_with_what_to_call(run: Run, way: str) -> None:
+def test_the_error_for_untraced_outputs_names_the_call(run: Run, way: str) -> None:
     result = run(way, "import sambaflow, torch\ntorch.nn.Linear(1, 1).output_tensors")
     assert result.returncode == 1
     *_, error, remedy = result.stderr.splitlines()
@@ -90,7 +127,7 @@ def test_outputs_that_nothing_has_traced_are_told_with_what_to_call(run: Run, wa
     assert remedy == "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
 
 
-OF_ANOTHER_MACHINE = """
+FOR_ANOTHER_MACHINE = """
 import sys, torch
 from torch.distributed import init_process_group
 from sambaflow.samba.utils.argparser import parse_app_args
@@ -103,7 +140,7 @@ torch.nn.Linear(1, 1).to("cuda")
 
 
 @pytest.mark.parametrize(
-    ("case", "told", "line", "remedy"),
+    ("case", "printed", "line", "remedy"),
     [
         (
             "first",
@@ -126,19 +163,19 @@ torch.nn.Linear(1, 1).to("cuda")
         ),
     ],
 )
-def test_what_is_written_for_another_machine_is_told_with_what_to_do(
-    run: Run, way: str, tmp_path: Path, case: str, told: str, line: str, remedy: str
+def test_code_for_another_machine_gets_an_error_with_the_remedy(
+    run: Run, way: str, tmp_path: Path, case: str, printed: str, line: str, remedy: str
 ) -> None:
     if case == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
-    result = run(way, OF_ANOTHER_MACHINE, [case])
+    result = run(way, FOR_ANOTHER_MACHINE, [case])
     assert result.returncode == 2
     first, where, to_try = result.stderr.splitlines()
-    assert (first, where) == (told, f"  where: {tmp_path}/script.py:{line}")
+    assert (first, where) == (printed, f"  where: {tmp_path}/script.py:{line}")
     assert to_try.startswith(f"  try:   {remedy}")
 
 
-def test_an_installed_sambaflow_is_given_way_to(run: Run, way: str, tmp_path: Path) -> None:
+def test_an_installed_sambaflow_takes_precedence(run: Run, way: str, tmp_path: Path) -> None:
     package = tmp_path / "installed" / "sambaflow"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = 'real'")
@@ -150,13 +187,13 @@ def test_an_installed_sambaflow_is_given_way_to(run: Run, way: str, tmp_path: Pa
     )
 
 
-def test_a_folder_of_data_of_that_name_is_no_sambaflow(run: Run, tmp_path: Path) -> None:
+def test_a_folder_of_data_named_sambaflow_is_ignored(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sambaflow").mkdir()
     result = run("app", "import sambaflow; print(sambaflow.__version__)").check()
     assert ("+sambasim." in result.stdout, result.stderr) == (True, "")
 
 
-RANKS_OF_A_JOB = """
+PRINTS_ITS_RANK = """
 import sys
 import torch.distributed as dist
 from sambaflow.samba.utils.argparser import parse_app_args
@@ -176,7 +213,7 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="", flush=Tru
 def test_a_batch_script_starts_its_ranks_where_there_is_no_slurm(tmp_path: Path, launch: str) -> None:
     if shutil.which("sbatch"):
         pytest.skip("this machine has Slurm")
-    (tmp_path / "app.py").write_text(RANKS_OF_A_JOB)
+    (tmp_path / "app.py").write_text(PRINTS_ITS_RANK)
     job = (
         f"#!/bin/bash\n#SBATCH --gres=rdu:1\nset -e\nsnfadm -l inventory\n{launch} app.py $1 --pef x --data-parallel\n"
     )
@@ -189,9 +226,9 @@ def test_a_batch_script_starts_its_ranks_where_there_is_no_slurm(tmp_path: Path,
     (log,) = tmp_path.glob("log.*")
     lines = log.read_text().splitlines()
     assert {"rank 0 of 2", "rank 1 of 2"} <= set(lines)
-    told = [line for line in lines if line.startswith("notice:")]
-    assert told[0] == "notice: there is no RDU and no snfadm: `sambasim devices` shows the simulated ones"
-    assert len(told) == (1 if launch.startswith("mpirun") else 2), lines
+    printed = [line for line in lines if line.startswith("notice:")]
+    assert printed[0] == "notice: there is no RDU and no snfadm: `sambasim devices` shows the simulated ones"
+    assert len(printed) == (1 if launch.startswith("mpirun") else 2), lines
 
 
 def test_an_installed_srun_is_found_first(tmp_path: Path) -> None:
@@ -214,3 +251,79 @@ def test_lines_for_a_shell(tmp_path: Path) -> None:
     ]
     assert CliRunner().invoke(env_command).stdout.endswith(f"export PYTHONPATH={PATH_ENTRY}\n")
     assert (PATH_ENTRY / "sambaflow" / "__init__.py").is_file()
+
+
+JOB = """
+import os, sys, time
+import sambaflow.samba
+from sambasim.errors import DataError
+from sambasim.runtime.launcher import launched_rank
+from sambasim.samba.context import communicator
+
+
+rank, how = launched_rank(os.environ), sys.argv[1]
+if how == "early" and rank == 1:
+    raise ValueError("before it has joined")
+communicator()
+if how == "alike":
+    raise DataError("no data")
+if rank == 1:
+    if how == "ours":
+        raise DataError("no data")
+    if how == "own":
+        1 / 0
+    if how == "exit":
+        sys.exit(3)
+    if how == "well":
+        sys.exit(0)
+if how == "well":
+    time.sleep(2)
+    print("the other goes on")
+else:
+    communicator().barrier()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
+@pytest.mark.parametrize(
+    ("how", "code", "first", "last"),
+    [
+        ("ours", 2, "error[data] (rank 1 on ", "script.py:17"),
+        whole_case("alike", 2, "error[data] (every rank): no data", "script.py:14"),
+        whole_case("own", 1, "the script failed (rank 1 on ", "ZeroDivisionError: division by zero"),
+        ("exit", 3, "a rank left while others worked (rank 1 on ", "exit code 3"),
+        ("early", 1, "Traceback", "ValueError: before it has joined"),
+    ],
+)
+def test_the_job_ends(run: Run, way: str, how: str, code: int, first: str, last: str) -> None:
+    result = run(way, JOB, [how], ranks=2)
+    printed = result.stderr.strip().splitlines()
+    assert printed[0].startswith(first)
+    assert printed[-1].endswith(last)
+    assert (result.returncode, result.stdout) == (code, "")
+
+
+GROUPED = """
+import sys
+from sambasim import samba
+from sambasim.samba.utils.argparser import parse_app_args
+
+parse_app_args(sys.argv[1:])
+1 / 0
+"""
+
+
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
+def test_the_error_is_printed_if_torch_distributed_is_initialised_too(run: Run, way: str) -> None:
+    result = run(way, GROUPED, ["run", "--pef", "any", "--data-parallel"], ranks=2)
+    printed = result.stderr.strip().splitlines()
+    assert printed[0] == "the script failed (every rank)"
+    assert printed[-1] == "ZeroDivisionError: division by zero"
+    assert (result.returncode, result.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("way", [whole_case("app"), "env"])
+def test_a_rank_that_has_finished_just_exits(run: Run, way: str) -> None:
+    result = run(way, JOB, ["well"], ranks=2)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "the other goes on\n", "")

@@ -1,1 +1,0 @@
-"""For modules of `sambaflow` without names in sambasim; see `finder.ABSENT`."""
