@@ -16,7 +16,7 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.runtime.launcher import launched_rank
 
 if TYPE_CHECKING:
-    from sambasim.samba.checks.on_demand import Report
+    from sambasim.samba.checks.job import Report
 
 FOUND = 1
 """The exit code of a check with findings. Those of errors are higher."""
@@ -56,14 +56,14 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
     Returns the exit code: 0, or FOUND. Raises OptionError for the command compile, before it writes anything, and for a
     script that ends without a step or a finding. An exception of the script passes through, unless it ends the check.
     """
-    from sambasim.samba.checks import on_demand
+    from sambasim.samba.checks.job import begin_check
 
     if arguments and arguments[0] == "compile":
         raise OptionError(
             f"{script} compile takes no step, so there is nothing to check",
             remedy=f"compile it without --check, and then sambasim app --check {script} run …",
         )
-    check, stdout = on_demand.begin(steps), sys.stdout
+    check, stdout = begin_check(steps), sys.stdout
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             _run(script, file, arguments)
@@ -87,7 +87,7 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
 
 
 def _run(script: Path, file: Path, arguments: Sequence[str]) -> None:
-    from sambasim.samba.checks.on_demand import CheckIsOver
+    from sambasim.samba.checks.job import CheckIsOver
 
     try:
         run_script(script, file, arguments)

@@ -11,15 +11,15 @@ from click.testing import CliRunner, Result
 from sambasim.cli.app import app_command
 from sambasim.errors import OptionError
 from sambasim.samba import context
-from sambasim.samba.checks import on_demand
+from sambasim.samba.checks import job
 from sambasim.samba.checks.findings import reporter
-from sambasim.samba.checks.on_demand import Check
+from sambasim.samba.checks.job import Check
 from sambasim.samba.utils.argparser import SambaConfig
 
 FOUND = (
     "from sambasim.samba.checks.findings import Finding, reporter\nreporter.report(Finding('DP06', 'so', None, 'do'))\n"
 )
-STEP = "from sambasim.samba.checks import on_demand; on_demand.current().steps += 1\n"
+STEP = "from sambasim.samba.checks import job; job.current_check().steps += 1\n"
 DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
 
 
@@ -28,7 +28,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One that no check has been run in, and will not be."""
     monkeypatch.setattr(reporter, "on_demand", False)
     monkeypatch.setattr(reporter, "_found", {})
-    monkeypatch.setattr(on_demand, "_check", None)
+    monkeypatch.setattr(job, "_check", None)
     monkeypatch.setattr(context, "_OF_THIS_PROCESS", context.Context())
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -88,8 +88,7 @@ def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[s
 
 @pytest.mark.parametrize(("accumulated", "kept"), [(1, 4 * 2 + 1), (3, 4 * 2 * 3 + 1)])
 def test_a_short_epoch_makes_half_of_the_steps(accumulated: int, kept: int) -> None:
-    context.current().arguments = SambaConfig("run", pef="net.pef", grad_accumulation_steps=accumulated)
-    assert len(list(Check(8).short_epoch(2)(iter(range(101))))) == kept
+    assert len(list(Check(8).short_epoch(2, accumulated)(iter(range(101))))) == kept
 
 
 def test_a_compile_is_not_checked_and_writes_nothing(tmp_path: Path) -> None:

@@ -71,14 +71,13 @@ class Pass:
 
 
 class Samplers:
-    """The DistributedSamplers that feed optimizer steps, between `start` and `stop`.
-
-    Those of an evaluation are ignored: it may use any order.
-    """
+    """The DistributedSamplers that feed optimizer steps. Those of an evaluation are ignored: it may use any order."""
 
     def __init__(self) -> None:
         self.shortened: Callable[[Iterator[Any]], Iterable[Any]] = iter
         """Shortens the indices of an epoch, during a check."""
+        self.has_fed = False
+        """Whether any sampler has fed an optimizer step."""
         self._last: Pass | None = None  # drawn from last, except to evaluate
         self._trained: Pass | None = None  # of the last optimizer step
         self._undecided: Pass | None = None  # of a forward alone: a backward may follow
@@ -88,14 +87,10 @@ class Samplers:
         self._yielded = self._fed_by_loader = False  # a DataLoader has yielded since the last forward; before it
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
         self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
-        self._originals: tuple[Callable[[Sampler], Iterator[Any]], Callable[..., None], Callable[..., Any]] | None = (
-            None
-        )
 
     def start(self) -> None:
-        """Watch samplers and DataLoaders that are made or iterated from now on."""
+        """Watch samplers and DataLoaders that are made or iterated from now on. Called once in a process."""
         iterate, make, next_of = DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__
-        self._originals = iterate, make, next_of
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
             indices, where = self.shortened(iterate(sampler)), app_line()
@@ -114,12 +109,6 @@ class Samplers:
         DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
         DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
         _BaseDataLoaderIter.__next__ = yielding  # type: ignore[method-assign, assignment]  # replaced on purpose
-
-    def stop(self) -> None:
-        """Restore torch."""
-        if self._originals is not None:
-            DistributedSampler.__iter__, DistributedSampler.__init__, _BaseDataLoaderIter.__next__ = self._originals  # type: ignore[method-assign]  # put back
-            self._originals = None
 
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
@@ -148,6 +137,7 @@ class Samplers:
         self._trained = last = self._last
         if last is None:
             return
+        self.has_fed = True
         last.steps += 1
         self._passes += last.steps == 1
         order = last.division.order
@@ -166,25 +156,20 @@ class Samplers:
             return None
         return self._last.division
 
+    def place(self) -> Place | None:
+        """The epoch and step of training; None where `division` is None."""
+        return None if self._last is None or self.division() is None else Place(self._passes, self._last.steps)
+
+    def line(self) -> str | None:
+        """The line of the sampler that feeds optimizer steps now."""
+        return self._last.division.where if self._last is not None and self._last.steps else None
+
     def is_waiting(self) -> bool:
         """Whether the app may still be warming up: it has made a sampler to train with, and neither a sampler nor a
         DataLoader has fed a step."""
         if self._fed_by_loader or self.has_fed:
             return False
         return any(one.num_replicas > 1 and one not in self._evaluating for one in self._made)
-
-    @property
-    def has_fed(self) -> bool:
-        """Whether any sampler has fed an optimizer step."""
-        return self._passes > 0
-
-    def line(self) -> str | None:
-        """The line of the sampler that feeds optimizer steps now."""
-        return self._last.division.where if self._last is not None and self._last.steps else None
-
-    def place(self) -> Place | None:
-        """The epoch and step of training; None where `division` is None."""
-        return None if self._last is None or self.division() is None else Place(self._passes, self._last.steps)
 
     def _drawn(self, current: Pass, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
@@ -238,21 +223,20 @@ def wrong_division(divisions: Sequence[Division | None]) -> Finding | None:
     known = [division for division in divisions if division is not None]
     if len(known) < len(divisions):
         return None
-    remedy = _remedy(known[0])
+    first = known[0]
     for rank, division in enumerate(known):
         if division.num_replicas != len(known):
             what = f"the sampler of replica {rank} divides the data among {division.num_replicas} replicas, "
-            return Finding("DP05", f"{what}and there are {len(known)}", division.where, remedy)
+            return Finding("DP05", f"{what}and there are {len(known)}", division.where, _remedy(first))
     for rank, division in enumerate(known):
         if division in known[:rank]:
             what = f"replicas {known.index(division)} and {rank} get the same samples: both samplers have rank "
-            return Finding("DP04", f"{what}{division.rank}", division.where, remedy)
+            return Finding("DP04", f"{what}{division.rank}", division.where, _remedy(first))
     for rank, division in enumerate(known):
-        difference = _difference(known[0], division)
+        difference = _difference(first, division)
         if difference is not None:
             what = f"the samplers of replicas 0 and {rank} differ in {difference}: samples are skipped or repeated"
-            uneven = division.length != known[0].length
-            return Finding("DP05", what, division.where, _WHOLE if uneven else remedy)
+            return Finding("DP05", what, division.where, _remedy(first) if division.length == first.length else _WHOLE)
     return None
 
 
@@ -272,9 +256,9 @@ def _difference(one: Division, other: Division) -> str | None:
         return "shuffle="
     if one.drop_last != other.drop_last:
         return "drop_last="
-    for word, index in (("seed", 0), ("epoch", 1)):
-        if one.order and other.order and one.order[index] != other.order[index]:
-            return f"their {word}, {one.order[index]} and {other.order[index]}"
+    for word, mine, others in zip(("seed", "epoch"), one.order or (), other.order or (), strict=False):
+        if mine != others:
+            return f"their {word}, {mine} and {others}"
     return None
 
 

@@ -1,6 +1,6 @@
-"""What the ranks of a job compare among each other: how many steps they take (DP09), and which files they write (DP08).
+"""What the ranks of a job compare: the number of steps (DP09), and the files that they write (DP08).
 
-From the first contact of the ranks to their exit, `Job` watches samplers and files and holds a status page per rank.
+`Job` watches samplers and files from the first contact of the ranks to their exit. `Check` is `sambasim app --check`.
 """
 
 import atexit
@@ -8,17 +8,22 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from sambasim.errors import DataParallelError
+from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
 from sambasim.runtime.ranks import Communicator
+from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
 from sambasim.samba.checks.findings import Finding, reporter
-from sambasim.samba.checks.place import own_line_of_app
+from sambasim.samba.checks.place import app_line, own_line_of_app
 
 Shown = TypeVar("Shown")
 
@@ -58,14 +63,14 @@ def different_steps(points: Sequence[Point], where: str | None) -> Finding | Non
 
 
 class StatusPages:
-    """One page of shared memory per rank of this node: how many steps with sync it has begun. No messages are sent.
+    """One page of shared memory per rank of this node, with the number of steps with sync that it has started.
 
     A replica that ends reads here whether another waits for it in a step that it will never take. Every rank makes
     this object at the same time.
     """
 
     _BYTES = 4096
-    _STEPS, _COMPARES, _ENDED = 0, 8, 16  # word offsets; _COMPARES: this step begins with a comparison
+    _STEPS, _COMPARES, _ENDED = 0, 8, 16  # word offsets; _COMPARES: this step starts with a comparison
     _POLL_S = 0.02
 
     def __init__(self, communicator: Communicator) -> None:
@@ -76,7 +81,7 @@ class StatusPages:
         self._own = self._pages[topology.local_rank]
 
     def begin_step(self, *, compares: bool) -> None:
-        """This replica begins a step with sync; `compares` says whether the replicas compare before it."""
+        """This replica starts a step with sync; `compares` says whether the replicas compare before it."""
         self._own[self._COMPARES] = compares
         self._window.sync()
         self._own[self._STEPS] += 1
@@ -103,38 +108,26 @@ _TOOL_FOLDERS = {"__pycache__", ".cache"}
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
 _NODE_FOLDERS = ("/tmp/", "/var/tmp/", "/dev/shm/")
 
-Writer = Callable[..., object]
-
 
 @dataclass(slots=True)
 class Files:
-    """The files that the app opens for writing between `start` and `stop`: by Python's audit hook, and by torch and
-    safetensors. Appending is left out: the lines of each rank survive."""
+    """The files that the app opens for writing, from `start` until `active` is False: by Python's audit hook, and by
+    torch and safetensors. Appending is left out: the lines of each rank survive."""
 
     node_of: Sequence[int]
+    active: bool = False
     _new: dict[str, str] = field(default_factory=dict)
     _writers: dict[tuple[int | None, str], dict[int, str]] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
-    _active: bool = False
     _process: int = field(default_factory=os.getpid)
-    _originals: dict[tuple[str, str], Writer] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Watch. Called once: an audit hook cannot be removed."""
-        self._active = True
+        """Watch. Called once in a process."""
+        self.active = True
         sys.addaudithook(self._on_audit)
         for module_name, name, position in _WRITERS:
             module = import_module(module_name)
-            original: Writer = getattr(module, name)
-            self._originals[module_name, name] = original
-            setattr(module, name, self._watched(original, position))
-
-    def stop(self) -> None:
-        """Restore torch and safetensors, and record nothing more."""
-        self._active = False
-        while self._originals:
-            (module_name, name), original = self._originals.popitem()
-            setattr(import_module(module_name), name, original)
+            setattr(module, name, self._watched(getattr(module, name), position))
 
     def take_new(self) -> Mapping[str, str]:
         """The files that this rank has opened since the last call, each with the line of the app."""
@@ -155,9 +148,9 @@ class Files:
                 remedy = "if torch.distributed.get_rank() == 0: …, or a name with the rank in it"
                 reporter.report(Finding("DP08", what, where, remedy))
 
-    def note(self, path: object) -> None:
+    def _note(self, path: object) -> None:
         """`path` is being opened for writing. Files of sambasim and of child processes do not count."""
-        if not self._active or not isinstance(path, str | bytes | os.PathLike) or os.getpid() != self._process:
+        if not self.active or not isinstance(path, str | bytes | os.PathLike) or os.getpid() != self._process:
             return
         file = os.path.abspath(os.fsdecode(path))
         ignored = file.startswith(_SYSTEM_FOLDERS) or file.endswith(".lock")
@@ -168,15 +161,15 @@ class Files:
             self._new[file] = where
 
     def _on_audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open" and self._active:
+        if event == "open" and self.active:
             path, mode, flags = arguments
             if "w" in mode if isinstance(mode, str) else isinstance(flags, int) and flags & os.O_TRUNC:
-                self.note(path)
+                self._note(path)
 
-    def _watched(self, original: Writer, position: int) -> Writer:
+    def _watched(self, original: Callable[..., object], position: int) -> Callable[..., object]:
         def watched(*arguments: object, **keywords: object) -> object:
             if len(arguments) > position:
-                self.note(arguments[position])
+                self._note(arguments[position])
             return original(*arguments, **keywords)
 
         return watched
@@ -193,16 +186,8 @@ class Job:
         self.steps = 0
         self.settle: Callable[[], None] = lambda: None
         """Reports what a loaded PEF has held back."""
-        self.compare_last: Callable[[], None] = self._compare_nothing
-
-    def stop(self) -> None:
-        """Watch no more."""
-        self.samplers.stop()
-        self.files.stop()
-
-    def _compare_nothing(self) -> None:
-        """A rank without a PEF takes part in the last comparison of the others."""
-        self.communicator.all_gather_object(None)
+        self.compare_last: Callable[[], object] = lambda: communicator.all_gather_object(None)
+        """Compares after the last step. A rank without a PEF only takes part."""
 
 
 _job: Job | None = None
@@ -258,5 +243,109 @@ def abandon() -> None:
     """Watch no more, and compare nothing: the job has failed."""
     global _job
     if _job is not None:
-        _job.stop()
+        _job.files.active = False
         _job = None
+
+
+class CheckIsOver(BaseException):
+    """The steps of a check have been run. No Exception, so that apps do not catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings of all ranks, and what they cover. If `epochs_cut`, the losses that the app prints are not those of
+    a run."""
+
+    findings: Sequence[Finding]
+    steps: int
+    replicas: int
+    epochs_cut: bool
+
+
+class Check:
+    """A check over at most `limit` steps: optimizer steps, or forwards of an inference PEF.
+
+    It reports all findings at the end and no error before, so that one check finds everything. An epoch of a
+    DistributedSampler is cut to half of the steps, so that a second epoch is seen too.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.steps = 0
+        self._limit = limit
+        self._fed: list[tuple[str, ...]] = []
+        self._forward: tuple[str, ...] = ()
+        self._where: str | None = None
+        self._epochs_cut = False
+
+    def note(
+        self, program: Program, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], *, trains: bool
+    ) -> None:
+        """Sections of `kinds` are about to run on `batch`. Raises CheckIsOver after the last step.
+
+        trains: whether the replicas should have samples of their own
+        """
+        if SectionKind.OPT in kinds or program.training is None:
+            if self.steps == self._limit:
+                raise CheckIsOver
+            self.steps += 1
+        self._where = app_line()
+        if SectionKind.FWD in kinds:
+            for finding in data.lossy(program, batch, self._where):
+                reporter.report(finding)
+            self._forward = data.sample_digests(batch) if trains else ()
+        if SectionKind.BCKWD in kinds:  # a forward without it was an evaluation
+            self._fed.append(self._forward)
+
+    def short_epoch(self, batch_size: int, batches_of_a_step: int) -> Callable[[Iterator[Any]], Iterable[Any]]:
+        """Cuts the indices of an epoch to half of the steps, and keeps the remainder that fills no batch."""
+        wanted = max(self._limit // 2, 1) * batches_of_a_step * batch_size
+
+        def shortened(indices: Iterator[Any]) -> Iterable[Any]:
+            whole = list(indices)
+            rest = len(whole) % batch_size
+            kept = min(len(whole) - rest, wanted)
+            self._epochs_cut |= kept + rest < len(whole)
+            return [*whole[:kept], *whole[len(whole) - rest :]]
+
+        return shortened
+
+    def own_report(self) -> Report:
+        """What this rank has found so far. Not collective."""
+        replicas = _job.communicator.world_size if _job is not None else 1
+        return Report(reporter.findings, self.steps, replicas, self._epochs_cut)
+
+    def report(self) -> Report:
+        """The findings of all ranks, each once. Collective if the ranks are connected."""
+        job = _job
+        if job is None:
+            return self.own_report()
+        communicator = job.communicator
+        # A rank that is still taking steps raises CheckIsOver at its next, and then comes here.
+        while not together(meet(communicator, Point(self.steps, ended=True), None)[0]):
+            pass
+        # Without a DistributedSampler, only the samples themselves show who got which.
+        fed = communicator.all_gather_object(None if job.samplers.division() else self._fed)
+        known = [one for one in fed if one is not None]
+        if len(known) == len(fed) > 1 and not reporter.has("DP04"):
+            reporter.report(data.shared_samples(known, self._where))
+        finish()
+        of_all_ranks = communicator.all_gather_object(reporter.findings)
+        found = {(one.code, one.what): one for findings in reversed(of_all_ranks) for one in findings}
+        findings = [found[key] for key in sorted(found)]
+        return Report(findings, self.steps, communicator.world_size, self._epochs_cut)
+
+
+_check: Check | None = None
+
+
+def begin_check(steps: int) -> Check:
+    """Check this process from now on, for this many steps."""
+    global _check
+    reporter.on_demand = True
+    _check = Check(steps)
+    return _check
+
+
+def current_check() -> Check | None:
+    """The check of this process; None in a run."""
+    return _check

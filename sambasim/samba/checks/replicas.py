@@ -11,12 +11,12 @@ from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import Mode
 from sambasim.runtime.weights import tensor_sha256
 from sambasim.samba import context
-from sambasim.samba.checks import arguments, data, job, on_demand
+from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place
 from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.checks.unfetched import Unfetched, Untrained, counted
-from sambasim.samba.checks.unsent import Unclipped, Unsent, is_sampled
+from sambasim.samba.checks.unfetched import Unfetched
+from sambasim.samba.checks.unsent import Unsent, is_sampled
 from sambasim.samba.machine import Machine
 
 _BATCHES_COMPARED = (1, 2, 8)
@@ -47,13 +47,13 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
     """DP03, before the first step."""
     first = replicas[0]
     for rank, replica in enumerate(replicas):
-        different = [name for name, digest in first.weights.items() if replica.weights[name] != digest]
-        if replica.steps != first.steps:
-            different.append("the number of optimizer steps")
-        if different:
+        name = _different_weight(first, replica)
+        if name is None and replica.steps != first.steps:
+            name = "the number of optimizer steps"
+        if name is not None:
             what = (
-                f"replica {rank} starts from other weights than replica 0: {different[0]} differs; all continue from "
-                "those of replica 0"
+                f"replica {rank} starts from other weights than replica 0: {name} differs; all continue from those of "
+                "replica 0"
             )
             remedy = "samba.utils.set_seed(…) with one seed on all ranks before the model is made, or one checkpoint"
             return Finding("DP03", what, where, remedy)
@@ -62,9 +62,8 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
 
 def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
     """DP07 for hyperparameters. `when` is a time, such as "before step 8"."""
-    first = replicas[0]
     for rank, replica in enumerate(replicas):
-        for one, other in zip(first.hyperparameters, replica.hyperparameters, strict=True):
+        for one, other in zip(replicas[0].hyperparameters, replica.hyperparameters, strict=True):
             for name, value in one.items():
                 if other[name] != value:
                     what = f"{when} replica {rank} trains with {name} {other[name]:g}, and replica 0 with {value:g}"
@@ -74,19 +73,23 @@ def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str
 
 def different_weights(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
     """DP07 for weights. Weights that a replica leaves out are not compared."""
-    first = replicas[0]
     for rank, replica in enumerate(replicas):
-        for name, digest in first.weights.items():
-            if replica.weights.get(name, digest) != digest:
-                what = f"{when} replica {rank} has other weights than replica 0: {name} differs"
-                remedy = "load weights into the model on every rank before samba.session.to_device(model), or on none"
-                return Finding("DP07", what, where, remedy)
+        name = _different_weight(replicas[0], replica)
+        if name is not None:
+            what = f"{when} replica {rank} has other weights than replica 0: {name} differs"
+            remedy = "load weights into the model on every rank before samba.session.to_device(model), or on none"
+            return Finding("DP07", what, where, remedy)
     return None
 
 
 def different_course(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
     """DP07 for either."""
     return different_hyperparameters(replicas, when, where) or different_weights(replicas, when, where)
+
+
+def _different_weight(one: Trained, other: Trained) -> str | None:
+    """The first."""
+    return next((name for name, digest in one.weights.items() if other.weights.get(name, digest) != digest), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +117,19 @@ class Checks:
         self._fed: tuple[str, ...] = ()
         self._equal_batches = data.EqualBatches()
         self._withheld: Finding | None = None  # DP04 for batches that may be a warm-up
-        self._unsent = unsent = Unsent(machine)
-        self._untrained = Untrained(machine, lambda: unsent.host_trains)
-        self._unclipped = Unclipped(machine)
-        self._unfetched = Unfetched(machine, unsent.host_is_as_exchanged)
+        self._unsent = Unsent(machine)
+        self._unfetched = Unfetched(machine, self._unsent)
         self._synced = False
         self._last: Trained | None = None  # what was trained before the app replaced the weights
         self._replaced = False
         self._where: str | None = None
-        watched, check = job.current(), on_demand.current()
+        watched, check = job.current(), job.current_check()
         self._samplers = watched.samplers if watched else None
         if watched is not None:
             watched.compare_last, watched.settle = self._compare_last, self._unfetched.settle
             if check is not None:
-                watched.samplers.shortened = check.short_epoch(machine.program.batch_size)
+                batches = int(getattr(context.current().arguments, "grad_accumulation_steps", None) or 1)
+                watched.samplers.shortened = check.short_epoch(machine.program.batch_size, batches)
 
     def mode(self, kinds: Collection[SectionKind], *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
         """How an optimizer step of these `kinds` is synced. Raises DataParallelError and LaunchError."""
@@ -153,11 +155,11 @@ class Checks:
         """
         self._unfetched.settle()
         self._forwards += SectionKind.FWD in kinds
-        trains, check, watched = context.current().trains, on_demand.current(), job.current()
+        trains, check, watched = context.current().trains, job.current_check(), job.current()
         if trains:
             self._accumulation.note(kinds)
             self._unsent.note_run(kinds, given, thoroughly=check is not None)
-            self._untrained.note_run(kinds)
+            self._unfetched.note_run(kinds)
         if check is not None:
             check.note(self._machine.program, kinds, batch, trains=trains)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
@@ -201,24 +203,19 @@ class Checks:
 
     def before_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
-        ahead = self._untrained.ahead
-        if ahead > 0 and context.current().trains:
-            what = f"trace_graph loads the weights of the host, and the device has trained for {counted(ahead)} since"
-            reporter.report(Finding("AP06", what, app_line(), "samba.session.to_cpu(model) before trace_graph"))
+        self._unfetched.note_replacement()
 
     def after_exchange(self) -> None:
         """Host and device have the same weights now."""
         self._unsent.note_exchange()
         self._unfetched.note_exchange()
-        self._untrained.note_exchange()
 
     def before_fetch(self) -> None:
         """The weights of the device are about to replace those of the host."""
-        self._unfetched.settle()
-        self._untrained.note_fetch()
+        self._unfetched.note_fetch()
 
     def _is_sampled(self) -> bool:
-        return on_demand.current() is not None or is_sampled(self._step)
+        return job.current_check() is not None or is_sampled(self._step)
 
     def _compare(self, mode: Mode) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
@@ -239,7 +236,7 @@ class Checks:
                 if isinstance(one, tuple):  # from `job.finish` of a replica that has ended
                     reporter.report_from(rank, one[1])
             reporter.report(job.different_steps(points, where))
-            raise on_demand.CheckIsOver  # a check reports instead of raising, and cannot go on
+            raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
             arguments.check_agreement([one.mode for one in shown], where)
         if mode is Mode.ALONE:

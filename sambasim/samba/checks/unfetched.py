@@ -4,21 +4,18 @@
 a prediction on the host, is out of date (AP06). And an app may train nothing at all on the device (AP07).
 
     watched       `model.state_dict()`; `torch.save` of the model or of something that holds it; calls of the model and
-                  of its modules, and so `model.forward(x)` of a model that calls modules
-    not watched   `model.forward(x)` of a model without modules; reads of a parameter, as in `model.fc.weight.numpy()`;
-                  pickle and deepcopy; state_dict of a module in the model; what `torch.jit`, `torch.compile` and
-                  `torch.export` make of it; calls within `torch.func`; a layer of a TransformerEncoder alone
-    no finding    modules that the device does not change; a model that trains on the host
+                  of its modules
+    not watched   `model.forward(x)` of a model without modules; reads of a parameter; pickle and deepcopy; state_dict
+                  of a module in the model; what `torch.jit`, `torch.compile`, `torch.export` and `torch.func` make
 
-A call in training mode with gradients may begin a training step on the host: it is reported later, if no backward has
-followed. After the first step it is not reported: it computes the loss of that step.
+A call in training mode with gradients may be the start of a training step on the host: it is reported later, if no
+backward has followed. After the first step it is not reported: it computes the loss of that step.
 """
 
 import atexit
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import accumulate
 from typing import Any
@@ -33,39 +30,30 @@ from sambasim.ir.types import SymbolKind
 from sambasim.samba import context
 from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.place import app_line, is_called_by_app
+from sambasim.samba.checks.unsent import Unsent
 from sambasim.samba.machine import Machine
 
 _COMPUTES, _TRAINS = "computes with", "trains"
+
+_MOST_ACCUMULATED = 256
+"""No app accumulates the gradients of so many batches before its first optimizer step."""
 
 _loaded: "MutableMapping[nn.Module, weakref.ref[Unfetched]]" = WeakIdKeyDictionary()
 """By each module that the device changes. The modules get a hook and nothing else."""
 
 
-def counted(steps: int) -> str:
-    """For a message."""
-    return "1 step" if steps == 1 else f"{steps} steps"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of the model in training mode, `ahead` steps behind the device; a backward may follow."""
-
-    where: str | None
-    ahead: int
-
-
 class Unfetched:
-    """How many steps the device is ahead of the host, for one loaded PEF (AP06)."""
+    """For one loaded PEF: what the device has trained since the last exchange."""
 
-    def __init__(self, machine: Machine, host_is_as_exchanged: Callable[[], bool]) -> None:
-        """`host_is_as_exchanged` says whether the host still has the weights of the last exchange."""
+    def __init__(self, machine: Machine, unsent: Unsent) -> None:
+        self.model = machine.model
         self._machine = machine
-        self._host_is_as_exchanged = host_is_as_exchanged
-        self._steps_at_exchange = 0
+        self._unsent = unsent
+        self._steps_at_exchange = self._backwards = 0
         self._app_has_loaded = False
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
-        self._call: _Call | None = None
+        self._call: tuple[str | None, int] | None = None  # in training mode: the line, and the steps of the device
         changed = list(_changed_by(machine))
         # With hooks, torch leaves its fast path for these layers.
         fast = {id(part) for one in changed if isinstance(one, nn.TransformerEncoderLayer) for part in one.modules()}
@@ -74,11 +62,6 @@ class Unfetched:
             if id(module) not in fast:
                 weakref.finalize(self, module.register_forward_pre_hook(_note_forward).remove)
         _watch()
-
-    @property
-    def model(self) -> nn.Module:
-        """The model of the PEF."""
-        return self._machine.model
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
@@ -89,25 +72,49 @@ class Unfetched:
         """The app has loaded other weights into the model, for example the best ones of an earlier time."""
         self._app_has_loaded = True
 
+    def note_run(self, kinds: Collection[SectionKind]) -> None:
+        """Sections of `kinds` are about to run."""
+        self._backwards += SectionKind.BCKWD in kinds
+        if SectionKind.OPT in kinds:
+            self._backwards = 0
+        elif self._backwards == _MOST_ACCUMULATED and not self._machine.replica.steps:
+            self._report_backwards()
+
+    def note_fetch(self) -> None:
+        """The weights of the device are about to replace those of the host."""
+        self.settle()
+        if self._backwards and not self._machine.replica.steps:
+            self._report_backwards()
+        elif self._unsent.host_trains and self._ahead == 0:
+            self._report_untrained(
+                "to_cpu overwrites weights that the app has trained on the host, and the device has trained none",
+                "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out",
+            )
+
+    def note_replacement(self) -> None:
+        """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
+        if self._ahead > 0 and context.current().trains:
+            self._report(f"trace_graph loads {self._weights(self._ahead)}", "before trace_graph", app_line())
+
     def note_read(self, use: str) -> None:
         """The weights of the model are used on the host; `use` is a verb."""
         if self._is_behind(use, use):
-            self._report(use, app_line(), self._ahead)
+            self._report_use(use, app_line(), self._ahead)
 
     def note_training(self) -> None:
         """The model is called as before a backward."""
         if self._call is not None or self._ahead <= 1 or self._compared.get(_TRAINS) == self._machine.replica.steps:
             return
         if not self._has_gradients() and self._is_behind(_COMPUTES, _TRAINS):
-            self._call = _Call(app_line(), self._ahead)
+            self._call = app_line(), self._ahead
 
     def settle(self) -> None:
         """Report a call in training mode that no backward has followed: host and device are about to go on."""
         call, self._call = self._call, None
         if call is None or self._has_gradients() or self._app_has_loaded:
             return
-        if self._host_is_as_exchanged():
-            self._report(_COMPUTES, call.where, call.ahead)
+        if self._unsent.host_is_as_exchanged():
+            self._report_use(_COMPUTES, *call)
 
     @property
     def _ahead(self) -> int:
@@ -125,13 +132,31 @@ class Unfetched:
         if _is_transforming() or not context.current().trains or not is_called_by_app():
             return False
         self._compared[compared] = steps
-        return self._host_is_as_exchanged()
+        return self._unsent.host_is_as_exchanged()
 
-    def _report(self, use: str, where: str | None, ahead: int) -> None:
+    def _report_use(self, use: str, where: str | None, ahead: int) -> None:
         if use not in self._reported:
             self._reported.add(use)
-            what = f"the app {use} the weights on the host, and the device has trained for {counted(ahead)} since"
-            reporter.report(Finding("AP06", what, where, "samba.session.to_cpu(model) before it"))
+            self._report(f"the app {use} {self._weights(ahead)}", "before it", where)
+
+    def _weights(self, ahead: int) -> str:
+        on_host = "the weights on the host"
+        return f"{on_host}, and the device has trained for {'1 step' if ahead == 1 else f'{ahead} steps'} since"
+
+    def _report(self, what: str, when: str, where: str | None) -> None:
+        reporter.report(Finding("AP06", what, where, f"samba.session.to_cpu(model) {when}"))
+
+    def _report_backwards(self) -> None:
+        times = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
+        self._report_untrained(
+            f"the device has run {times} and no optimizer step, so nothing is trained",
+            'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
+        )
+
+    def _report_untrained(self, what: str, remedy: str) -> None:
+        if context.current().trains and "AP07" not in self._reported:
+            self._reported.add("AP07")
+            reporter.report(Finding("AP07", what, app_line(), remedy))
 
 
 def _changed_by(machine: Machine) -> Iterator[nn.Module]:
@@ -158,7 +183,7 @@ def _is_transforming() -> bool:
 
 @cache
 def _watch() -> None:
-    """Watch from now on, once in a process. Apps call methods of torch's class, so these are replaced."""
+    """Watch from now on. Apps call methods of torch's class, so these are replaced."""
     nn.Module.state_dict = _watched_state_dict(nn.Module.state_dict)  # type: ignore[method-assign]  # replaced on purpose
     nn.Module.load_state_dict = _watched_load(nn.Module.load_state_dict)  # type: ignore[method-assign]  # replaced on purpose
     # `torch.save` and `torch.jit.script` call these by their names in the module, however the app imports them.
@@ -172,35 +197,33 @@ def _watch() -> None:
 
 
 def _settle_all() -> None:
-    for unfetched in {one for reference in list(_loaded.values()) if (one := reference()) is not None}:
+    for unfetched in _of(list(_loaded)):
         unfetched.settle()
 
 
-def _unfetched_of(module: nn.Module) -> Unfetched | None:
-    reference = _loaded.get(module)
-    return None if reference is None else reference()
+def _of(modules: Iterable[nn.Module]) -> set[Unfetched]:
+    """What watches these modules."""
+    return {one for module in modules if module in _loaded and (one := _loaded[module]()) is not None}
 
 
 def _note_forward(module: nn.Module, _: object) -> None:
     """The hook of each module: a function, so that the model can be copied and pickled."""
     if torch.compiler.is_compiling():
         return
-    unfetched = _unfetched_of(module)
-    if unfetched is None:
-        return
-    if unfetched.model.training and torch.is_grad_enabled():
-        unfetched.note_training()
-    else:
-        unfetched.note_read(_COMPUTES)
+    for unfetched in _of([module]):
+        if unfetched.model.training and torch.is_grad_enabled():
+            unfetched.note_training()
+        else:
+            unfetched.note_read(_COMPUTES)
 
 
 def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def load_state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         result = original(module, *args, **keywords)
-        unfetched = _unfetched_of(module)
-        if unfetched is not None and unfetched.model is module:
-            unfetched.note_loaded()
+        for unfetched in _of([module]):
+            if unfetched.model is module:
+                unfetched.note_loaded()
         return result
 
     return load_state_dict
@@ -209,12 +232,12 @@ def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
 def _watched_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
-        unfetched = _unfetched_of(module)
         # Tracers read with a prefix, or keep the variables.
         of_app = not args and not keywords.get("prefix") and not keywords.get("keep_vars")
-        if unfetched is not None and unfetched.model is module and of_app:
-            unfetched.settle()
-            unfetched.note_read("reads")
+        for unfetched in _of([module] if of_app else []):
+            if unfetched.model is module:
+                unfetched.settle()
+                unfetched.note_read("reads")
         return original(module, *args, **keywords)
 
     return state_dict
@@ -226,9 +249,8 @@ def _without_hooks(original: Callable[..., Any], *, saves: bool) -> Callable[...
     @wraps(original)
     def call(owner: object, *args: Any, **keywords: Any) -> Any:
         modules = list(_modules_in(owner))
-        if saves:
-            for unfetched in {one for module in modules if (one := _unfetched_of(module)) is not None}:
-                unfetched.note_read("saves")
+        for unfetched in _of(modules if saves else []):
+            unfetched.note_read("saves")
         with _hidden_hooks(modules):
             return original(owner, *args, **keywords)
 
@@ -258,57 +280,3 @@ def _modules_in(owner: object) -> Iterator[nn.Module]:
     for part in parts:
         if isinstance(part, nn.Module):
             yield from part.modules()
-
-
-class Untrained:
-    """What the device has trained since the last exchange, for one loaded PEF (AP07)."""
-
-    _MOST_ACCUMULATED = 256
-    """No app accumulates the gradients of so many batches before its first optimizer step."""
-
-    def __init__(self, machine: Machine, host_trains: Callable[[], bool]) -> None:
-        """`host_trains` says whether the app's own optimizers have taken a step since the last exchange."""
-        self._machine = machine
-        self._host_trains = host_trains
-        self._backwards = 0
-        self._steps_at_exchange = 0
-        self._reported = False
-
-    @property
-    def ahead(self) -> int:
-        """How many optimizer steps the device has taken since the last exchange."""
-        return self._machine.replica.steps - self._steps_at_exchange
-
-    def note_exchange(self) -> None:
-        """Host and device have the same weights now."""
-        self._steps_at_exchange = self._machine.replica.steps
-
-    def note_run(self, kinds: Collection[SectionKind]) -> None:
-        """Sections of `kinds` are about to run."""
-        self._backwards += SectionKind.BCKWD in kinds
-        if SectionKind.OPT in kinds:
-            self._backwards = 0
-        elif self._backwards == self._MOST_ACCUMULATED and not self._machine.replica.steps:
-            self._report_backwards()
-
-    def note_fetch(self) -> None:
-        """The weights of the device are about to replace those of the host."""
-        if self._backwards and not self._machine.replica.steps:
-            self._report_backwards()
-        elif self._host_trains() and self.ahead == 0:
-            self._report(
-                "to_cpu overwrites weights that the app has trained on the host, and the device has trained none",
-                "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out",
-            )
-
-    def _report_backwards(self) -> None:
-        times = "1 backward" if self._backwards == 1 else f"{self._backwards} backwards"
-        self._report(
-            f"the device has run {times} and no optimizer step, so nothing is trained",
-            'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
-        )
-
-    def _report(self, what: str, remedy: str) -> None:
-        if context.current().trains and not self._reported:
-            self._reported = True
-            reporter.report(Finding("AP07", what, app_line(), remedy))

@@ -54,6 +54,16 @@ class _Passed:
     steps_apart: int = 0
 
 
+_BOUNDS: Mapping[str, str] = {
+    "clip_grad_norm_": "max_norm",
+    "_clip_grads_with_norm_": "max_norm",  # `torch.nn.utils.clip_grads_with_norm_`
+    "clip_grad_value_": "clip_value",
+}
+"""Functions of torch that clip gradients, and the argument of each that is the bound."""
+
+_loaded: "weakref.WeakSet[Unsent]" = weakref.WeakSet()
+
+
 class Unsent:
     """For one loaded PEF: what host and device had in common at the last exchange."""
 
@@ -75,6 +85,8 @@ class Unsent:
             weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove)
             loading = _hook(weakref.WeakMethod(self._note_loading))
             weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(loading).remove)
+        _loaded.add(self)
+        _watch_clipping()
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
@@ -103,6 +115,26 @@ class Unsent:
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
                 self._compare_requires_grad()
             self._compare_weights()
+
+    def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
+        """The app calls `function`, one of `_BOUNDS`, for these parameters."""
+        bound = float(arguments[_BOUNDS[function]])
+        if not (math.isfinite(bound) and context.current().trains):  # with an infinite bound, it only reads the norm
+            return
+        training = self._machine.program.training
+        clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
+        given = {id(one) for one in parameters}
+        trained = {id(one) for one in self._machine.model.parameters() if one.requires_grad}
+        if clips or given.isdisjoint(trained) or any(one.grad is not None for one in parameters):
+            return
+        is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= given
+        optimizer = type(self._machine.optimizers[0]).__name__
+        self._report(
+            "clipping",
+            "the app clips gradients on the host, and the device does not",
+            f"samba.optim.{optimizer}(…, max_grad_norm={bound if is_same else '…'}), a bound of the 2-norm of all "
+            "gradients together; then compile the app again",
+        )
 
     def host_is_as_exchanged(self) -> bool:
         """Whether the host still has the weights of the last exchange, and no others in their place for now."""
@@ -253,52 +285,9 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_BOUNDS: Mapping[str, str] = {
-    "clip_grad_norm_": "max_norm",
-    "_clip_grads_with_norm_": "max_norm",  # `torch.nn.utils.clip_grads_with_norm_`
-    "clip_grad_value_": "clip_value",
-}
-"""Functions of torch that clip gradients, and the argument of each that is the bound."""
-
-_loaded: "weakref.WeakSet[Unclipped]" = weakref.WeakSet()
-
-
-class Unclipped:
-    """For one loaded PEF: whether the app clips gradients on the host, where there are none."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._reported = False
-        _loaded.add(self)
-        _watch()
-
-    def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
-        """The app calls `function`, one of `_BOUNDS`, for these parameters."""
-        bound = float(arguments[_BOUNDS[function]])
-        only_reads_norm = not math.isfinite(bound)
-        if self._reported or only_reads_norm or not context.current().trains:
-            return
-        training = self._machine.program.training
-        clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
-        if clips or any(one.grad is not None for one in parameters):
-            return
-        given = {id(one) for one in parameters}
-        trained = {id(one) for one in self._machine.model.parameters() if one.requires_grad}
-        if given.isdisjoint(trained):
-            return
-        self._reported = True
-        is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= given
-        argument = (
-            f"samba.optim.{type(self._machine.optimizers[0]).__name__}(…, max_grad_norm={bound if is_same else '…'})"
-        )
-        remedy = f"{argument}, a bound of the 2-norm of all gradients together; then compile the app again"
-        what = "the app clips gradients on the host, and the device does not"
-        reporter.report(Finding("AP05", what, app_line(), remedy))
-
-
 @cache
-def _watch() -> None:
-    """Watch clipping from now on, once in a process.
+def _watch_clipping() -> None:
+    """Watch clipping from now on.
 
     The app may have imported these functions before, under any name. Each is a wrapper that holds the real function in
     a closure cell; replacing the cell reaches all names. A torch without these wrappers is not watched.
@@ -322,8 +311,8 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = called.arguments["parameters"]
         listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         called.arguments["parameters"] = listed or parameters  # torch warns of an empty generator
-        for unclipped in list(_loaded):
-            unclipped.note_clipping(name, listed, called.arguments)
+        for unsent in list(_loaded):
+            unsent.note_clipping(name, listed, called.arguments)
         return original(*called.args, **called.kwargs)
 
     return clip

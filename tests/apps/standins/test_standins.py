@@ -1,7 +1,7 @@
 """Apps as public repositories write them: each one compiles, trains and is measured unchanged.
 
-STAND_INS lists them. By default one of them is compiled and trained, on one replica and on two with each sync;
-`make test-whole` runs all of them, the other commands, and four replicas.
+By default one of them is compiled and trained, on one replica and on two with each sync; `make test-whole` runs all of
+them, the other commands, and four replicas.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpi import ROOT, Result, mpirun, run_job
-from tests.support.whole import whole
+from tests.support.whole import whole, whole_case
 
 SCRIPTS = ROOT / "tests" / "apps" / "standins"
 TIMEOUT_S = 120.0
@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 class StandIn:
     """SCRIPTS/`name`.py, and how it is called.
 
-    told: a regular expression that one line of what `run` prints must match
+    printed: a regular expression that one line of what `run` prints must match
     flags: of every command
     first: what follows the command `run` itself
     train: further flags of `run`
@@ -32,7 +32,7 @@ class StandIn:
     """
 
     name: str
-    told: str
+    printed: str
     flags: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
@@ -46,7 +46,6 @@ SAME_SAMPLES = r"DP04: .*same samples"
 DEFAULT = "old_names"
 
 STAND_INS = (
-    StandIn("vit", r"evaluation: loss .* accuracy ", flags=("-b", "8"), train=("--do-train",), notice=SAME_SAMPLES),
     StandIn(
         "bert",
         rf"step 6 {LOSS}",
@@ -79,9 +78,6 @@ class App:
         assert "Traceback" not in result.stderr, result.stderr
         return result.check()
 
-    def compile(self) -> Result:
-        return self.call("compile", "--data-parallel", "-ws", "2", "--pef-name", self.stand_in.name)
-
     def with_pef(self, command: str, *flags: str, np: int = 1) -> Result:
         name = self.stand_in.name
         return self.call(command, "--pef", f"out/{name}/{name}.pef", *flags, np=np)
@@ -101,7 +97,8 @@ class App:
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> App:
     """Each stand-in, compiled for two replicas and more."""
     app = App(request.param, tmp_path_factory.mktemp(request.param.name))
-    assert "Compilation succeeded" in app.compile().stdout
+    compiled = app.call("compile", "--data-parallel", "-ws", "2", "--pef-name", request.param.name)
+    assert "Compilation succeeded" in compiled.stdout
     return app
 
 
@@ -112,21 +109,15 @@ def alone(app: App) -> Result:
 
 
 def test_one_replica_trains_and_saves(app: App, alone: Result) -> None:
-    assert re.search(app.stand_in.told, alone.stdout, re.MULTILINE), alone.stdout
+    assert re.search(app.stand_in.printed, alone.stdout, re.MULTILINE), alone.stdout
     assert [name for name in app.stand_in.saves if not (app.folder / name).stat().st_size] == []
 
 
-def test_two_replicas_train_equally_by_either_sync(app: App, alone: Result) -> None:
+@pytest.mark.parametrize("np", [2, whole_case(4)])
+def test_replicas_train_equally_by_either_sync(app: App, alone: Result, np: int) -> None:
     """Replicas that get the same samples end where one replica does: the mean of equal gradients is exact."""
-    host, device = app.by_either_sync(2)
+    host, device = app.by_either_sync(np)
     assert re.search(app.stand_in.notice, host.stderr), host.stderr
-    assert weights(host) == weights(device)
-    assert (weights(host) != weights(alone)) == app.stand_in.shards
-
-
-@whole
-def test_four_replicas_train_equally_by_either_sync(app: App, alone: Result) -> None:
-    host, device = app.by_either_sync(4)
     assert weights(host) == weights(device)
     assert (weights(host) != weights(alone)) == app.stand_in.shards
 
@@ -140,20 +131,6 @@ def test_device_and_host_agree(app: App) -> None:
 def test_steps_and_sections_are_measured(app: App) -> None:
     assert "samples/s" in app.with_pef("measure-performance").stdout
     assert " BCKWD " in app.with_pef("measure-sections").stdout
-
-
-def compiled(name: str, folder: Path) -> App:
-    """The stand-in of this name, compiled in `folder`."""
-    app = App(next(of for of in STAND_INS if of.name == name), folder)
-    app.compile()
-    return app
-
-
-@whole
-def test_vit_evaluates_with_an_inference_pef(tmp_path: Path) -> None:
-    app = App(next(of for of in STAND_INS if of.name == "vit"), tmp_path)
-    app.call("compile", "--inference", "--pef-name", "vit")
-    assert re.search(r"evaluation: loss \d\.\d{4}", app.with_pef("run", "--inference").stdout)
 
 
 def weights(result: Result) -> str:

