@@ -14,7 +14,7 @@ from sambasim import samba
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.samba import context, hyperparameters, notices, start
-from sambasim.samba.checks import replicas
+from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.inputs import bind
 from sambasim.samba.session import session
@@ -91,7 +91,7 @@ def reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """What the checks of this test tell; each test is a process that was told nothing yet."""
     told = Reporter()
     monkeypatch.setattr(notices, "_SAID", set())
-    for module in (start, replicas, hyperparameters):
+    for module in (start, unfetched, hyperparameters):
         monkeypatch.setattr(module, "reporter", told)
     yield told
     session.reset()

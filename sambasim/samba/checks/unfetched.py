@@ -94,7 +94,7 @@ class Unfetched:
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
         if self._ahead > 0 and context.current().trains:
-            self._report(f"trace_graph loads {self._weights(self._ahead)}", "before trace_graph", app_line())
+            self._report("trace_graph loads the weights of", self._ahead, "before trace_graph", app_line())
 
     def note_read(self, use: str) -> None:
         """The weights of the model are used on the host; `use` is a verb."""
@@ -137,13 +137,11 @@ class Unfetched:
     def _report_use(self, use: str, where: str | None, ahead: int) -> None:
         if use not in self._reported:
             self._reported.add(use)
-            self._report(f"the app {use} {self._weights(ahead)}", "before it", where)
+            self._report(f"the app {use} the weights on", ahead, "before it", where)
 
-    def _weights(self, ahead: int) -> str:
-        on_host = "the weights on the host"
-        return f"{on_host}, and the device has trained for {'1 step' if ahead == 1 else f'{ahead} steps'} since"
-
-    def _report(self, what: str, when: str, where: str | None) -> None:
+    def _report(self, use: str, ahead: int, when: str, where: str | None) -> None:
+        steps = "1 step" if ahead == 1 else f"{ahead} steps"
+        what = f"{use} the host, and the device has trained for {steps} since"
         reporter.report(Finding("AP06", what, where, f"samba.session.to_cpu(model) {when}"))
 
     def _report_backwards(self) -> None:
