@@ -1,13 +1,12 @@
 """Plain PyTorch in which one process plays all replicas: what the weights of a data parallel app must be, bit for bit.
 
-Most apps train as `train` does, and say by its arguments how. An app with a loop of another kind writes its own of the
-parts: `Replicas` gives each replica the random numbers that it would draw alone, `mean` is how gradients are averaged,
-`clip` how they are clipped, and `PaddedOptimizer` updates the parameters.
+Most apps train as `train` does; those with several optimizers and a schedule as `train_steps` does.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -40,23 +39,6 @@ class PaddedOptimizer:
         self.optimizer.step()
         for flat, parameter in zip(self._flats, self.parameters, strict=True):
             parameter.data.copy_(flat.detach()[: parameter.numel()].view_as(parameter))
-
-
-class Replicas:
-    """The streams of random numbers of several replicas, which all begin where this process's stream is."""
-
-    def __init__(self, number: int) -> None:
-        self._states = [torch.get_rng_state()] * number
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    @contextmanager
-    def playing(self, rank: int) -> Iterator[None]:
-        """What is drawn inside is drawn by this replica."""
-        torch.set_rng_state(self._states[rank])
-        yield
-        self._states[rank] = torch.get_rng_state()
 
 
 def mean(of_replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -98,29 +80,72 @@ def train(
     begin: called once as each replica, with its rank, before the first epoch: where an app seeds each rank for itself
     """
     padded = PaddedOptimizer(list(model.parameters()), optimizer)
-    played = Replicas(replicas)
+    states = [torch.get_rng_state()] * replicas  # each replica draws the random numbers that it would draw alone
+
+    @contextmanager
+    def as_replica(rank: int) -> Iterator[None]:
+        torch.set_rng_state(states[rank])
+        yield
+        states[rank] = torch.get_rng_state()
+
     for rank in range(replicas):
-        with played.playing(rank):
+        with as_replica(rank):
             if begin is not None:
                 begin(rank)
     for epoch in range(epochs):
-        batches = []
+        loaders = []
         for rank in range(replicas):
-            sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
-            sampler.set_epoch(epoch)
-            loader: DataLoader[Any] = DataLoader(data, batch_size, sampler=sampler, drop_last=True)
-            with played.playing(rank):
-                batches.append(iter(loader))
-        for of_replicas in zip(*batches, strict=True):
+            with as_replica(rank):
+                loaders.append(iter(_loader(data, replicas, rank, epoch, batch_size)))
+        for of_replicas in zip(*loaders, strict=True):
             gradients = []
             for rank, batch in enumerate(of_replicas):
-                with played.playing(rank):
+                with as_replica(rank):
                     gradients.append(torch.autograd.grad(model(*batch)[0].mean(), padded.parameters))
             averaged = mean(gradients)
             if max_grad_norm is not None:
                 clip(averaged, max_grad_norm)
             padded.step(averaged)
     return dict(model.state_dict())
+
+
+def batches(data: Dataset[Any], replicas: int, rank: int, batch_size: int) -> Iterator[list[Tensor]]:
+    """The batches of one replica, epoch after epoch."""
+    for epoch in count():
+        yield from _loader(data, replicas, rank, epoch, batch_size)
+
+
+def train_steps(
+    model: nn.Module,
+    optimizers: Sequence[PaddedOptimizer],
+    steps: int,
+    *,
+    gradients: Callable[[int], Sequence[Sequence[Tensor]]],
+    rate: Callable[[int], float],
+    max_grad_norm: float,
+) -> dict[str, Tensor]:
+    """The state of `model` after so many steps with several optimizers and a schedule. Some steps must clip.
+
+    gradients: of a step, those of all parameters by rank
+    rate: the learning rate of a step
+    """
+    norms = []
+    for step in range(steps):
+        averaged = mean(gradients(step))
+        norms.append(nn.utils.get_total_norm(averaged).item())
+        clip(averaged, max_grad_norm)
+        of_parameters = dict(zip(model.parameters(), averaged, strict=True))
+        for padded in optimizers:
+            padded.optimizer.param_groups[0]["lr"] = rate(step)
+            padded.step([of_parameters[parameter] for parameter in padded.parameters])
+    assert not norms or max(norms) > max_grad_norm
+    return dict(model.state_dict())
+
+
+def _loader(data: Dataset[Any], replicas: int, rank: int, epoch: int, batch_size: int) -> DataLoader[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
+    sampler.set_epoch(epoch)
+    return DataLoader(data, batch_size, sampler=sampler, drop_last=True)
 
 
 def _padded(tensor: Tensor) -> Tensor:

@@ -1,24 +1,7 @@
-"""An example app in a test: compiled once, called by each way in, and held against a plain PyTorch loop.
+"""An example app in a test: compiled once, started in several ways, and compared with a plain PyTorch loop.
 
-A test file of an example says which script it is and how a plain loop trains the same; the tests come with the class:
-
-    class TestLenet(ExampleTests):
-        example = Example("lenet", batch_size=32, rounds=2, saved="weights.pt", save=("--checkpoint", "weights.pt"),
-            told="accuracy 9")
-        few_steps = replace(example, batch_size=240, rounds=1, told="accuracy")
-
-        def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-            torch.manual_seed(256)
-            return plain.train(app.module().LeNet(), …, replicas, epochs=app.example.rounds, …)
-
-        def test_what_only_this_app_does(self, app: App) -> None:
-            result = app.call("run", "--resume", "weights.pt", np=2)
-
-`app` is a fixture of conftest.py: the App, compiled in a folder of its own, once for a class; `in_bf16` is `few_steps`,
-compiled so. `app.module()` is the script itself, imported: its model and data are what the plain loop trains. The loop
-is in `plain.py`, or of its parts.
-
-The ways in, by the name that `App.call` takes:
+A class that derives from ExampleTests has an `example` and a plain loop; the tests come with the class. Its fixture
+`app` is the App, compiled in its own folder; `in_bf16` is `few_steps`, compiled so. `App.call` starts an app so:
 
     app       sambasim app SCRIPT.py run …
     check     sambasim app --check SCRIPT.py run …
@@ -43,7 +26,7 @@ from torch import Tensor
 
 from sambasim.samba.utils import assert_close
 from tests.support.mpi import ROOT, Result, mpirun, run_job
-from tests.support.whole import whole
+from tests.support.whole import whole, whole_case
 
 SCRIPTS = ROOT / "examples" / "sambaflow"
 WAYS = ("app", "module", "env", "direct")
@@ -57,21 +40,21 @@ _IMPORT = re.compile(r"^(\s*(?:from|import) )sambaflow( import samba\b|\.samba\b
 class Example:
     """`name` is that of SCRIPTS/NAME.py, and of its PEF.
 
+    printed: a regular expression for what `run` prints in one line, of one rank
     batch_size: `-b` of every command
     every: further flags of every command
-    rounds: how many epochs, or steps, a `run` trains, which `rounds_flag` tells it
+    rounds: how many epochs, or steps, a `run` trains, by `rounds_flag`
     train: further flags of `run`
     save: flags of `run` that make it write weights
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
-    told: a regular expression for what `run` prints in one line, of one rank
     """
 
     name: str
-    batch_size: int
-    rounds: int
-    save: tuple[str, ...]
-    saved: str
-    told: str
+    printed: str
+    batch_size: int = 32
+    rounds: int = 2
+    save: tuple[str, ...] = ("--checkpoint", "weights.pt")
+    saved: str = "weights.pt"
     every: tuple[str, ...] = ()
     rounds_flag: str = "-e"
     train: tuple[str, ...] = ()
@@ -98,8 +81,8 @@ class App:
         path = self.folder / self.example.saved
         path.unlink(missing_ok=True)
         result = self.call("run", *self.example.training, *self.example.save, *flags, np=np, way=way)
-        told = [line for line in result.stdout.splitlines() if re.search(self.example.told, line)]
-        assert len(told) == 1, result.stdout
+        printed = [line for line in result.stdout.splitlines() if re.search(self.example.printed, line)]
+        assert len(printed) == 1, result.stdout
         assert result.stderr == ""
         saved = torch.load(path)
         weights: dict[str, Tensor] = saved.get("model", saved)
@@ -165,13 +148,13 @@ class ExampleTests(ABC):
 
     example: Example
     few_steps: Example
-    """The same, but so short that what bf16 rounds has not yet led training elsewhere."""
+    """The same, but so short that the rounding of bf16 has not changed the course of training."""
     near_weight: float | None = None
     """How near, by `assert_close`, each weight must come. None where a weight moves by about the learning rate, as with
     Adam, also where the gradient is nothing but rounding: there a bound for each weight says nothing."""
 
-    def told(self, name: str, tensor: Tensor) -> Tensor:
-        """The part of the weights called `name` that is trained by more than the rounding of a gradient of zero."""
+    def trained_part(self, name: str, tensor: Tensor) -> Tensor:
+        """The part of the weights called `name` whose gradient is more than rounding."""
         return tensor
 
     @abstractmethod
@@ -182,16 +165,15 @@ class ExampleTests(ABC):
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
         assert differences(app.weights(1, way="direct"), self.plainly(app, 1)) == []
 
-    def test_two_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
-        expected = self.plainly(app, 2)
-        assert differences(app.weights(2, *HOST, way="direct"), expected) == []
-        assert differences(app.weights(2, *DEVICE, way="env"), expected) == []
-
-    @whole
-    def test_four_replicas_train_as_a_plain_loop_does_by_either_sync(self, app: App) -> None:
-        expected = self.plainly(app, 4)
-        assert differences(app.weights(4, *HOST, way="module"), expected) == []
-        assert differences(app.weights(4, *DEVICE, way="app"), expected) == []
+    @pytest.mark.parametrize(
+        ("np", "host_way", "device_way"), [(2, "direct", "env"), whole_case(4, "module", "app")], ids=["2", "4"]
+    )
+    def test_replicas_train_as_a_plain_loop_does_by_either_sync(
+        self, np: int, host_way: str, device_way: str, app: App
+    ) -> None:
+        expected = self.plainly(app, np)
+        assert differences(app.weights(np, *HOST, way=host_way), expected) == []
+        assert differences(app.weights(np, *DEVICE, way=device_way), expected) == []
 
     @whole
     def test_device_and_host_agree(self, app: App) -> None:
@@ -220,7 +202,6 @@ class ExampleTests(ABC):
     @whole
     @pytest.mark.parametrize("np", [1, 2, 4])
     def test_in_bf16_it_trains_nearly_as_a_plain_loop_does(self, np: int, in_bf16: App) -> None:
-        """In all that was learned, in each tensor that has moved by more than bf16 can round, and in each weight."""
         weights = in_bf16.weights(np, *(HOST if np > 1 else ()))
         if np > 1:
             assert differences(weights, in_bf16.weights(np, *DEVICE)) == []
@@ -230,7 +211,7 @@ class ExampleTests(ABC):
         assert _norm(*lost.values()) < 0.2 * _norm(*learned.values())
         moved = [name for name, change in learned.items() if change.abs().max() > expected[name].abs().max() / 64]
         assert moved
-        learned, lost = ({name: self.told(name, one) for name, one in all_.items()} for all_ in (learned, lost))
+        learned, lost = ({name: self.trained_part(name, one) for name, one in all_.items()} for all_ in (learned, lost))
         assert [name for name in moved if _norm(lost[name]) > 0.5 * _norm(learned[name])] == []
         if self.near_weight is not None:
             for name, weight in weights.items():

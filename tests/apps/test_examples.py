@@ -5,17 +5,12 @@ of LeNet, three optimizers and sections run apart in GPT, and the options of the
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
 
 from tests.apps import plain
 from tests.apps.support import App, Example, ExampleTests, differences
@@ -24,22 +19,14 @@ from tests.support.whole import whole
 
 @whole
 class TestFeedForward(ExampleTests):
-    example = Example(
-        "feed_forward",
-        batch_size=32,
-        rounds=2,
-        save=("--checkpoint", "weights.pt"),
-        saved="weights.pt",
-        told=r"held out: accuracy [89]\d",  # of 10 % to begin with
-    )
-    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+    example = Example("feed_forward", r"held out: accuracy [89]\d")  # of 10 % at the start
+    few_steps = replace(example, batch_size=240, rounds=1, printed="held out")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
         torch.manual_seed(256)
-        model = module.FeedForward(64, 128, 10)
         return plain.train(
-            model,
+            module.FeedForward(64, 128, 10),
             module.datasets()[0],
             replicas,
             epochs=app.example.rounds,
@@ -49,15 +36,8 @@ class TestFeedForward(ExampleTests):
 
 
 class TestLogisticRegression(ExampleTests):
-    example = Example(
-        "logistic_regression",
-        batch_size=32,
-        rounds=2,
-        save=("--checkpoint", "weights.pt"),
-        saved="weights.pt",
-        told=r"held out: accuracy [89]\d",
-    )
-    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+    example = Example("logistic_regression", r"held out: accuracy [89]\d")
+    few_steps = replace(example, batch_size=240, rounds=1, printed="held out")
     near_weight = 3e-3
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
@@ -89,15 +69,8 @@ class TestLogisticRegression(ExampleTests):
 
 @whole
 class TestLstm(ExampleTests):
-    example = Example(
-        "lstm",
-        batch_size=32,
-        rounds=2,
-        save=("--checkpoint", "weights.pt"),
-        saved="weights.pt",
-        told=r"held out: accuracy [4-7]\d",  # of 10 % to begin with
-    )
-    few_steps = replace(example, batch_size=240, rounds=1, told="held out")
+    example = Example("lstm", r"held out: accuracy [4-7]\d")  # of 10 % at the start
+    few_steps = replace(example, batch_size=240, rounds=1, printed="held out")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
@@ -115,11 +88,10 @@ class TestLstm(ExampleTests):
 
 
 EPOCHS = 2
-SAVED = f"checkpoints/epoch_{EPOCHS}.pt"
 
 
 @pytest.fixture(scope="class")
-def told(app: App) -> list[str]:
+def printed(app: App) -> list[str]:
     """Trained on two replicas, with a checkpoint of each epoch in `trained`: the lines that it printed."""
     flags = ("--data-parallel", *app.example.training, "--save-folder", "trained")
     return app.call("run", *flags, np=2).stdout.splitlines()
@@ -129,15 +101,14 @@ def told(app: App) -> list[str]:
 class TestLeNet(ExampleTests):
     example = Example(
         "lenet",
+        r"held out: \d+ of 360 right",
         batch_size=36,
-        rounds=EPOCHS,
         save=("--save-folder", "checkpoints"),
-        saved=SAVED,
-        told=r"held out: \d+ of 360 right",
+        saved=f"checkpoints/epoch_{EPOCHS}.pt",
     )
     # At the example's own rate, half of what a step changes is less than bf16 can add to a weight.
     few_steps = replace(
-        example, batch_size=120, rounds=1, train=("--lr", "0.5"), saved="checkpoints/epoch_1.pt", told="held out"
+        example, batch_size=120, rounds=1, train=("--lr", "0.5"), saved="checkpoints/epoch_1.pt", printed="held out"
     )
     near_weight = 2e-2  # of two values that are nearly equal, max pooling takes the other after rounding
 
@@ -154,22 +125,21 @@ class TestLeNet(ExampleTests):
             optimizer=lambda flats: torch.optim.SGD(flats, lr=rate, momentum=0.9, fused=True),
         )
 
-    def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(self, app: App, told: list[str]) -> None:
-        """And with the other sync, on which bits do not depend."""
+    def test_training_resumes_from_a_checkpoint_with_the_same_bits(self, app: App, printed: list[str]) -> None:
         flags = ("--data-parallel", "--reduce-on-rdu", "--resume", "trained/epoch_1.pt", "--save-folder", "resumed")
         result = app.call("run", *self.example.training, *flags, np=2)
-        assert result.stdout.splitlines() == told[1:]
+        assert result.stdout.splitlines() == printed[1:]
         resumed, straight = (torch.load(app.folder / name / f"epoch_{EPOCHS}.pt") for name in ("resumed", "trained"))
         assert differences(resumed["model"], straight["model"]) == []
         of_resumed, of_straight = (_momenta(checkpoint["optimizer"]) for checkpoint in (resumed, straight))
         assert differences(of_resumed, of_straight) == []
 
-    def test_an_inference_pef_reads_what_training_learned(self, app: App, told: list[str]) -> None:
+    def test_an_inference_pef_reads_what_training_learned(self, app: App, printed: list[str]) -> None:
         app.compile("--inference", pef="lenet_inference")
         flags = ("--inference", "--resume", f"trained/epoch_{EPOCHS}.pt")
         inferred = app.call("run", *flags, pef="lenet_inference")
-        assert inferred.stdout == f"{told[-1]}\n"
-        first, last = (float(line.split()[-1]) for line in told[:-1])
+        assert inferred.stdout == f"{printed[-1]}\n"
+        first, last = (float(line.split()[-1]) for line in printed[:-1])
         assert last < first, "the loss of the epochs"
         agreed = app.call("test", "--inference", pef="lenet_inference")
         assert agreed.stdout == "device and host agree\n"
@@ -187,6 +157,7 @@ GPT_RATE, GPT_DECAY, GPT_MAX_GRAD_NORM = 0.003, 0.1, 1.5
 class TestGpt(ExampleTests):
     example = Example(
         "gpt",
+        r"step 20: loss 3\.",  # of 4.6 at the start
         batch_size=GPT_BATCH,
         every=(
             *("--length", str(GPT_LENGTH), "--layers", str(GPT_LAYERS), "--learning-rate", str(GPT_RATE)),
@@ -196,16 +167,13 @@ class TestGpt(ExampleTests):
         rounds=20,
         rounds_flag="--steps",
         train=("--warmup-steps", str(GPT_WARMUP_STEPS), "--log-every", "10"),
-        save=("--checkpoint", "weights.pt"),
-        saved="weights.pt",
-        told=r"step 20: loss 3\.",  # of 4.6 to begin with
     )
     few_steps = replace(
-        example, rounds=3, train=("--warmup-steps", str(GPT_WARMUP_STEPS), "--log-every", "3"), told="step 3"
+        example, rounds=3, train=("--warmup-steps", str(GPT_WARMUP_STEPS), "--log-every", "3"), printed="step 3"
     )
 
-    def told(self, name: str, tensor: Tensor) -> Tensor:
-        """A key's bias adds the same to all scores of a query: it has no gradient, and Adam moves it all the same."""
+    def trained_part(self, name: str, tensor: Tensor) -> Tensor:
+        """A key's bias adds the same to all scores of a query: it has no gradient, and Adam still moves it."""
         if not name.endswith("in_proj_bias"):
             return tensor
         query, _, value = tensor.chunk(3)
@@ -214,55 +182,43 @@ class TestGpt(ExampleTests):
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
         torch.manual_seed(256)
-        model = module.GPT(GPT_LENGTH, GPT_LAYERS)
-        shards = [_gpt_batches(module.windows(GPT_LENGTH), replicas, rank) for rank in range(replicas)]
-        optimizers = _gpt_optimizers(model)
+        model: nn.Module = module.GPT(GPT_LENGTH, GPT_LAYERS)
+        windows = module.windows(GPT_LENGTH)
+        shards = [plain.batches(windows, replicas, rank, GPT_BATCH) for rank in range(replicas)]
+        names = dict(model.named_parameters())
+        tables = [names.pop("tokens.weight"), names.pop("positions.weight")]
+        optimizers = [
+            plain.PaddedOptimizer(tables, lambda flats: torch.optim.Adam(flats, betas=(0.9, 0.99), fused=True)),
+            _adamw([one for one in names.values() if one.ndim == 2], GPT_DECAY, 0.95),
+            _adamw([one for one in names.values() if one.ndim == 1], 0.0, 0.95),
+        ]
         schedule = Namespace(learning_rate=GPT_RATE, warmup_steps=GPT_WARMUP_STEPS, steps=app.example.rounds)
-        norms = []
-        for step in range(app.example.rounds):
-            gradients = dict(
-                zip(model.parameters(), plain.mean([_gradients(model, shard) for shard in shards]), strict=True)
-            )
-            norms.append(nn.utils.get_total_norm(gradients.values()).item())
-            plain.clip(list(gradients.values()), GPT_MAX_GRAD_NORM)
-            for padded in optimizers:
-                padded.optimizer.param_groups[0]["lr"] = module.learning_rate(schedule, step)
-                padded.step([gradients[parameter] for parameter in padded.parameters])
-        assert not norms or max(norms) > GPT_MAX_GRAD_NORM, "some steps clip"
-        return dict(model.state_dict())
 
+        def gradients(_: int) -> list[list[Tensor]]:
+            """Of the mean loss of GPT_MICRO_STEPS batches."""
+            of_replicas = []
+            for shard in shards:
+                model.zero_grad()
+                for _ in range(GPT_MICRO_STEPS):
+                    (model(*next(shard))[0] / GPT_MICRO_STEPS).backward()
+                of_replicas.append([one.grad for one in model.parameters() if one.grad is not None])
+            return of_replicas
 
-def _gpt_batches(data: Dataset[Any], replicas: int, rank: int) -> Iterator[list[Tensor]]:
-    sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
-    loader: DataLoader[Any] = DataLoader(data, GPT_BATCH, sampler=sampler, drop_last=True)
-    for epoch in count():
-        sampler.set_epoch(epoch)
-        yield from loader
-
-
-def _gpt_optimizers(model: nn.Module) -> list[plain.PaddedOptimizer]:
-    """For embeddings, for the other matrices, and for norms and biases."""
-    names = dict(model.named_parameters())
-    tables = [names.pop("tokens.weight"), names.pop("positions.weight")]
-    matrices = [parameter for parameter in names.values() if parameter.ndim == 2]
-    vectors = [parameter for parameter in names.values() if parameter.ndim == 1]
-
-    def adamw(parameters: list[nn.Parameter], decay: float) -> plain.PaddedOptimizer:
-        return plain.PaddedOptimizer(
-            parameters, lambda flats: torch.optim.AdamW(flats, betas=(0.9, 0.95), weight_decay=decay, fused=True)
+        return plain.train_steps(
+            model,
+            optimizers,
+            app.example.rounds,
+            gradients=gradients,
+            rate=lambda step: module.learning_rate(schedule, step),
+            max_grad_norm=GPT_MAX_GRAD_NORM,
         )
 
-    adam = plain.PaddedOptimizer(tables, lambda flats: torch.optim.Adam(flats, betas=(0.9, 0.99), fused=True))
-    return [adam, adamw(matrices, GPT_DECAY), adamw(vectors, 0.0)]
 
-
-def _gradients(model: nn.Module, shard: Iterator[list[Tensor]]) -> list[Tensor]:
-    """Those of the mean loss of GPT_MICRO_STEPS batches."""
-    model.zero_grad()
-    for _ in range(GPT_MICRO_STEPS):
-        loss, _ = model(*next(shard))
-        (loss / GPT_MICRO_STEPS).backward()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def _adamw(parameters: list[nn.Parameter], decay: float, beta2: float, eps: float = 1e-8) -> plain.PaddedOptimizer:
+    return plain.PaddedOptimizer(
+        parameters,
+        lambda flats: torch.optim.AdamW(flats, betas=(0.9, beta2), eps=eps, weight_decay=decay, fused=True),
+    )
 
 
 BERT_CONFIG = Path(__file__).with_name("bert_one_layer.json")
@@ -274,6 +230,7 @@ BERT_RATE, BERT_DECAY, BERT_BETA2, BERT_MAX_GRAD_NORM = 0.004, 0.01, 0.98, 2.0
 class TestBertMlm(ExampleTests):
     example = Example(
         "bert_mlm",
+        r"step 20: loss [45]\.",  # of 6.2 at the start
         batch_size=BERT_BATCH,
         every=(
             *("--config_name", str(BERT_CONFIG), "--max_seq_length", str(BERT_LENGTH)),
@@ -286,9 +243,8 @@ class TestBertMlm(ExampleTests):
         train=("--overwrite_output_dir",),
         save=("--output_dir", "trained"),
         saved="trained/checkpoint.pt",
-        told=r"step 20: loss [45]\.",  # of 6.2 to begin with
     )
-    few_steps = replace(example, rounds=5, told="step 5")
+    few_steps = replace(example, rounds=5, printed="step 5")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
         module = app.module()
@@ -297,38 +253,39 @@ class TestBertMlm(ExampleTests):
         model: nn.Module = module.BertForMaskedLM(config)
         parameters = list(model.parameters())
         text = module.masked_text(config.vocab_size, BERT_LENGTH, BERT_PREDICTIONS, BERT_SEED)
-        shards = [_bert_batches(text, replicas, rank) for rank in range(replicas)]
+        shards = [plain.batches(text, replicas, rank, BERT_BATCH) for rank in range(replicas)]
         optimizers = [
-            _bert_optimizer([parameter for parameter in parameters if parameter.ndim == 2], BERT_DECAY),
-            _bert_optimizer([parameter for parameter in parameters if parameter.ndim == 1], 0.0),
+            _adamw([one for one in parameters if one.ndim == 2], BERT_DECAY, BERT_BETA2, eps=1e-6),
+            _adamw([one for one in parameters if one.ndim == 1], 0.0, BERT_BETA2, eps=1e-6),
         ]
         schedule = Namespace(learning_rate=BERT_RATE, warmup_steps=BERT_WARMUP_STEPS, max_steps=BERT_STEPS)
-        norms = []
-        for step in range(app.example.rounds):
+
+        def gradients(step: int) -> list[tuple[Tensor, ...]]:
             of_replicas = []
             for rank, shard in enumerate(shards):
                 batch = next(shard)
                 torch.manual_seed(BERT_SEED + step * replicas + rank)
                 of_replicas.append(torch.autograd.grad(model(*batch)[0], parameters))
-            averaged = plain.mean(of_replicas)
-            norms.append(nn.utils.get_total_norm(averaged).item())
-            plain.clip(averaged, BERT_MAX_GRAD_NORM)
-            gradients = dict(zip(parameters, averaged, strict=True))
-            for padded in optimizers:
-                padded.optimizer.param_groups[0]["lr"] = module.learning_rate(schedule, step)
-                padded.step([gradients[parameter] for parameter in padded.parameters])
-        assert not norms or max(norms) > BERT_MAX_GRAD_NORM, "some steps clip"
-        return dict(model.state_dict())
+            return of_replicas
+
+        return plain.train_steps(
+            model,
+            optimizers,
+            app.example.rounds,
+            gradients=gradients,
+            rate=lambda step: module.learning_rate(schedule, step),
+            max_grad_norm=BERT_MAX_GRAD_NORM,
+        )
 
     @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
-        """Also in two runs, of which the second goes on from the checkpoint of the first."""
+        """Also in two runs, of which the second resumes from the checkpoint of the first."""
         flags = ("--output_dir", "parts", "--save_steps", "5")
         first = app.call("run", *flags, "--steps_this_run", "12", way="direct")
-        assert _told(first.stdout, "checkpoint") == ["step 5", "step 10", "step 12"]
+        assert _steps(first.stdout, "checkpoint") == ["step 5", "step 10", "step 12"]
         second = app.call("run", *flags, way="direct")
-        assert _told(second.stdout, "checkpoint") == ["step 15", "step 20"]
-        assert _told(first.stdout + second.stdout, "loss") == ["step 10", "step 20"]
+        assert _steps(second.stdout, "checkpoint") == ["step 15", "step 20"]
+        assert _steps(first.stdout + second.stdout, "loss") == ["step 10", "step 20"]
         saved = torch.load(app.folder / "parts" / "checkpoint.pt")
         assert saved["step"] == BERT_STEPS
         assert differences(saved["model"], self.plainly(app, 1)) == []
@@ -336,25 +293,10 @@ class TestBertMlm(ExampleTests):
     @whole
     def test_a_checkpoint_is_skipped(self, app: App) -> None:
         flags = ("--output_dir", "skipped", "--save_steps", "1", "--steps_this_run", "2", "--skip_checkpoint")
-        assert _told(app.call("run", *flags).stdout, "checkpoint") == []
+        assert _steps(app.call("run", *flags).stdout, "checkpoint") == []
         assert not (app.folder / "skipped").exists()
 
 
-def _told(text: str, what: str) -> list[str]:
-    """The steps of which the app has told this."""
+def _steps(text: str, what: str) -> list[str]:
+    """The steps of which the app has printed this."""
     return [line.partition(":")[0] for line in text.splitlines() if f": {what}" in line]
-
-
-def _bert_batches(data: Dataset[Any], replicas: int, rank: int) -> Iterator[list[Tensor]]:
-    sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
-    loader: DataLoader[Any] = DataLoader(data, BERT_BATCH, sampler=sampler, drop_last=True)
-    for epoch in count():
-        sampler.set_epoch(epoch)
-        yield from loader
-
-
-def _bert_optimizer(parameters: list[nn.Parameter], decay: float) -> plain.PaddedOptimizer:
-    return plain.PaddedOptimizer(
-        parameters,
-        lambda flats: torch.optim.AdamW(flats, betas=(0.9, BERT_BETA2), eps=1e-6, weight_decay=decay, fused=True),
-    )

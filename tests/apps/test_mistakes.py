@@ -67,7 +67,7 @@ LINES = {
     words: APP[: APP.index(words)].count("\n") + 1
     for words in (RUN, SAMPLER, "samba.session.compile(", "utils.trace_graph(", "for batch in", "torch.save(")
 }
-TO_CHECK = "; sambasim app --check looks at every step"
+TO_CHECK = "; sambasim app --check checks every step"
 RANDOM = "RandomSampler(data, generator=torch.Generator().manual_seed({}))"
 
 
@@ -82,11 +82,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def _run(folder: Path, *flags: str, check: bool = False, **mistakes: str) -> Result:
-    """The app on two ranks, with `mistakes` in place of what is right; with --check if `check`."""
+def _run(folder: Path, *flags: str, **mistakes: str) -> Result:
+    """The app on two ranks, with `mistakes` in place of what is right. The flag --check is that of sambasim."""
     (folder / "app.py").write_text(APP.format(**{**RIGHT, **mistakes}))
-    command = [sys.executable, "-m", "sambasim", *(("--check", "--json") if check else ()), "app.py"]
-    return run_mpi(2, [*command, "run", "--pef", "net", "--data-parallel", *flags], cwd=folder, timeout=120)
+    check = ("--check", "--json") if "--check" in flags else ()
+    command = [sys.executable, "-m", "sambasim", *check, "app.py", "run", "--pef", "net", "--data-parallel"]
+    return run_mpi(2, [*command, *(flag for flag in flags if flag != "--check")], cwd=folder, timeout=120)
 
 
 def _line(words: str) -> str:
@@ -197,7 +198,7 @@ def test_a_replica_that_waits_for_one_that_has_ended_is_reported(folder: Path) -
     assert run.returncode != 0
     assert f"): {words}\n" in run.stderr
     assert run.stderr.count("DP09") == 1
-    check = _run(folder, check=True, **UNEVEN)
+    check = _run(folder, "--check", **UNEVEN)
     assert _line(RUN) in _findings(check)["DP09"]
     assert f"DP09: {_findings(check)['DP09']}".startswith(words)
 
@@ -265,8 +266,8 @@ def _findings(result: Result) -> dict[str, str]:
 def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
     result = _run(
         folder,
+        "--check",
         "--reduce-on-rdu",
-        check=True,
         seed="rank",
         passed="",
         type=".double()",
@@ -285,7 +286,7 @@ def test_a_check_finds_all_mistakes_at_once(folder: Path) -> None:
 
 @whole
 def test_a_check_that_cannot_continue_says_why(folder: Path) -> None:
-    result = _run(folder, check=True, passed="data_paralel=True")
+    result = _run(folder, "--check", passed="data_paralel=True")
     record = json.loads(result.stdout)
     assert (result.returncode, record["findings"], record["error"]["code"]) == (2, [], "keyword")
     assert record["error"]["remedy"] == "did you mean data_parallel=?"

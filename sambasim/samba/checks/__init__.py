@@ -1,6 +1,6 @@
 """Checks for mistakes of apps that the hardware does not report.
 
-Each finding has a stable code, a row in `samba/README.md`, and one file that looks for it:
+Each finding has a stable code, a row in `samba/README.md`, and one file that checks for it:
 
     DP01, DP02, AP02   arguments.py    the command line, the compile, and the arguments of session.run
     DP03, DP07, AP08   replicas.py     weights and hyperparameters of the replicas; the loss

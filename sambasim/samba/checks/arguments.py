@@ -19,7 +19,7 @@ _AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
 `trace_graph` itself refuses another --dtype."""
 
 _SAFE_VALUE = re.compile("True|False|[0-9]{1,18}")
-"""A PEF may come from a stranger: other values do not go into a command to copy."""
+"""A PEF may come from anyone, so other values do not go into a command to copy."""
 
 _PASSED_ON: Mapping[str, object] = {
     "data_parallel": False, "world_size": 1, "o0": False, "o1": False, "inference": False,

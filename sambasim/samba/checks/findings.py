@@ -84,7 +84,7 @@ class Reporter:
         """Print all findings again, on rank 0: in short those that were printed before."""
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
             count = "1 finding" if len(self._found) == 1 else f"{len(self._found)} findings"
-            lines = [f"summary: {count}; sambasim app --check looks at every step"]
+            lines = [f"summary: {count}; sambasim app --check checks every step"]
             for key, (finding, source) in self._found.items():
                 shown = _short if key in self._printed else _full
                 lines.append(shown(f"  {finding.code}{source}", finding))

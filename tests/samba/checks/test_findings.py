@@ -43,7 +43,7 @@ def test_a_summary_lists_all_findings_at_the_end(
     assert capsys.readouterr().err == "", "findings of the end are in the summary alone"
     reporter.summarize()
     assert capsys.readouterr().err == (
-        "summary: 3 findings; sambasim app --check looks at every step\n"
+        "summary: 3 findings; sambasim app --check checks every step\n"
         "  DP03: other weights (app.py:3)\n"
         "  DP07: weights differ\n  where: app.py:4: to_cpu()\n  try:   to_device\n"
         "  AP06 (rank 1): saved\n  try:   to_cpu\n"

@@ -268,7 +268,7 @@ def test_findings_of_another_rank_are_in_the_summary(
     job.finish()
     reporter.summarize()
     assert capsys.readouterr().err == (
-        "summary: 2 findings; sambasim app --check looks at every step\n"
+        "summary: 2 findings; sambasim app --check checks every step\n"
         "  AP06: the app computes\n  AP06 (rank 1): the app saves\n  try:   to_cpu\n"
     )
 
