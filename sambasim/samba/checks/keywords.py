@@ -24,59 +24,57 @@ def checks_keywords(function: Callable[Arguments, Answer]) -> Callable[Arguments
 
     The decorated function raises KeywordError for a misspelled keyword and for wrong positional arguments.
     """
-    return _checked(function, _name_in_apps(function), (), ())
+    owner, dot, name = function.__qualname__.rpartition(".")
+    # `session.run` for `Session.run`: apps use an instance.
+    return checks_keywords_beside(f"{owner.lower()}{dot}{name}", ())(function)
 
 
 def checks_keywords_beside(
-    name: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
+    called: str, passed_on: Collection[str], *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The same under the name `name`, with further keywords that are `passed_on` to torch.
+    """The same under the name `called`, with further keywords that are `passed_on` to torch.
 
     refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
     """
-    return lambda function: _checked(function, name, passed_on, refused_later)
+
+    def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
+        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
+        offered = [name for name in known if name not in refused_later]
+        fast = frozenset(known)
+
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            if not fast.issuperset(kwargs):
+                _drop_unknown(called, kwargs, known, offered)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise  # from inside the function
+                raise KeywordError(
+                    f"AP04: {called} got wrong arguments: {_misfit(signature, args, kwargs)}",
+                    where=app_line(),
+                    remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
+                ) from None
+
+        return checked
+
+    return decorate
 
 
-def _checked(
-    function: Callable[Arguments, Answer],
-    called: str,
-    passed_on: Collection[str],
-    refused_later: Collection[str],
-) -> Callable[Arguments, Answer]:
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    known = [name for name in dict.fromkeys((*named, *passed_on)) if name not in ("self", "cls")]
-    offered = [name for name in known if name not in refused_later]
-    fast = frozenset(known)
-
-    def leave_out_unknown(keywords: dict[str, object]) -> None:
-        for name in [name for name in keywords if name not in fast]:
-            del keywords[name]
-            if torch.compiler.is_compiling():  # a traced forward can neither compare words nor print
-                continue
-            if _nearly(name, known):
-                near = _nearly(name, offered)
-                remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
-                raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
-            say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
-
-    @functools.wraps(function)
-    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        if not fast.issuperset(kwargs):
-            leave_out_unknown(kwargs)
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # from inside the function
-            raise KeywordError(
-                f"AP04: {called} got wrong arguments: {_misfit(signature, args, kwargs)}",
-                where=app_line(),
-                remedy=f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments",
-            ) from None
-
-    return checked
+def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[str], offered: Collection[str]) -> None:
+    for name in [name for name in keywords if name not in known]:
+        del keywords[name]
+        if torch.compiler.is_compiling():  # a traced forward can neither compare words nor print
+            continue
+        if _nearly(name, known):
+            near = _nearly(name, offered)
+            remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
+            raise KeywordError(f"AP04: {called} takes no {name}", where=app_line(), remedy=remedy)
+        say_once(f"{called}({name}=…)", "sambasim does not know this keyword", app_line())
 
 
 def _misfit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
@@ -100,9 +98,3 @@ def _nearly(name: str, known: Collection[str]) -> list[str]:
         return [OTHER_WORDS[name]]
     longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
     return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-
-
-def _name_in_apps(function: Callable[..., object]) -> str:
-    """`session.run` for `Session.run`: apps use an instance."""
-    owner, dot, name = function.__qualname__.rpartition(".")
-    return f"{owner.lower()}{dot}{name}"
