@@ -14,7 +14,6 @@ from sambasim.samba import context
 from sambasim.samba.checks import job
 from sambasim.samba.checks.findings import reporter
 from sambasim.samba.checks.job import Check
-from sambasim.samba.utils.argparser import SambaConfig
 
 FOUND = (
     "from sambasim.samba.checks.findings import Finding, reporter\nreporter.report(Finding('DP06', 'so', None, 'do'))\n"
