@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.failure import exit_code_of, report_error
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
-from sambasim.cli.streams import survive_closed_stdout
+from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.options.flags import DATA, TRAINING
 from sambasim.units import format_seconds

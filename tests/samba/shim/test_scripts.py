@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.app import PATH_ENTRY
-from sambasim.cli.env import STAND_INS, env_command, shell_lines
+from sambasim.cli.launch_scripts import COMMANDS, env_command, shell_lines
 from tests.samba.shim.conftest import Run
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
@@ -204,12 +204,12 @@ def test_an_installed_srun_is_found_first(tmp_path: Path) -> None:
 def test_lines_for_a_shell(tmp_path: Path) -> None:
     for name in ("python", "mpirun"):
         (tmp_path / name).touch(mode=0o755)
-    found = {"PATH": f"{tmp_path}:/usr/bin:{STAND_INS}"}
-    lines = [f"export PATH={tmp_path}:/usr/bin:{STAND_INS}", f"export PYTHONPATH={PATH_ENTRY}"]
+    found = {"PATH": f"{tmp_path}:/usr/bin:{COMMANDS}"}
+    lines = [f"export PATH={tmp_path}:/usr/bin:{COMMANDS}", f"export PYTHONPATH={PATH_ENTRY}"]
     assert list(shell_lines(found, tmp_path)) == lines
     other = {"PATH": "/usr/bin", "PYTHONPATH": f"/my folder:{PATH_ENTRY}"}
     assert list(shell_lines(other, tmp_path)) == [
-        f"export PATH={tmp_path}:/usr/bin:{STAND_INS}",
+        f"export PATH={tmp_path}:/usr/bin:{COMMANDS}",
         f"export PYTHONPATH='{PATH_ENTRY}:/my folder'",
     ]
     assert CliRunner().invoke(env_command).stdout.endswith(f"export PYTHONPATH={PATH_ENTRY}\n")
