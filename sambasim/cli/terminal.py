@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -50,7 +49,7 @@ def set_up_streams() -> None:
                 os.fstat(number)
             except OSError:  # closed: the next file that is opened would get what others print
                 _redirect_to_devnull(number, flags)
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
     codecs.register_error(_ERRORS, _in_ascii)
     if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
         sys.stdout = _replacement(sys.__stdout__, _Output(1))
