@@ -56,19 +56,19 @@ class RunProgress(RunObserver):
         self._since.add(step)
         if self._live:
             self._live.update(step.step, self._since.facts(step))
-            if self._since.is_over(_LIVE_INTERVAL_S):
+            if self._since.step_s > _LIVE_INTERVAL_S:
                 self._since = _Since()
         elif self._start:
             steps = self._start.plan.steps
-            if step.step in (self._start.plan.start.step + 1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
+            if step.step in (self._start.plan.start.step + 1, steps) or self._since.step_s > _PLAIN_INTERVAL_S:
                 print(f"step {step.step}/{steps}  {self._since.facts(step)}", flush=True)
                 self._since = _Since()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
-        line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {', '.join(facts)}"
-        self.noted(line)
+        when = f"after step {record.step}, epoch {record.epoch}"
+        self.noted(f"{when}: held out {record.samples} samples: {', '.join(facts)}")
 
     def saved(self, record: CheckpointRecord) -> None:
         took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
@@ -81,64 +81,54 @@ class RunProgress(RunObserver):
             print(what, flush=True)
 
     def ended(self, summary: SummaryRecord) -> None:
-        from sambasim.report.summaries import step_times
-
-        if self._live:
-            self._live.end()
-        moved = ", ".join(
-            f"{format_bytes(count)} {kind.replace('_', ' ')}"
-            for kind, count in summary.bytes.model_dump().items()
-            if count
-        )
-        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
+        self.close()
         taken = summary.steps - (summary.resumed_after_step or 0)
-        if not taken:
+        if taken:
+            self._print_result(summary, taken)
+        else:
             print(f"nothing was left to do: the checkpoint is of step {summary.steps}, the last one of the run")
             print("to train longer: --epochs N or --steps N")
-            self._print_digests(summary)
-            return
+        print(f"weights_sha256 {summary.weights_sha256}")
+        print(f"state_sha256   {summary.state_sha256}", flush=True)
+
+    def _print_result(self, summary: SummaryRecord, steps: int) -> None:
+        from sambasim.report.summaries import step_times
+
+        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         print(
-            f"{taken} step{'s' * (taken != 1)} in {format_seconds(summary.training_s)} (measured): "
+            f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
             f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         )
+        moved = [(kind.replace("_", " "), count) for kind, count in summary.bytes.model_dump().items() if count]
         if moved:
-            print(f"sync moved {moved}")
+            print(f"sync moved {', '.join(f'{format_bytes(count)} {kind}' for kind, count in moved)}")
         show(*step_times(summary))
         if summary.skipped_steps:
-            told = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
-            print(f"warning: {told}, first at step {summary.first_nonfinite_step}")
+            skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
+            print(f"warning: {skipped}, first at step {summary.first_nonfinite_step}")
         elif summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
-        if summary.failed_checkpoints:
-            failed = summary.failed_checkpoints
+        if failed := summary.failed_checkpoints:
             print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact: {exempt}")
-        self._print_digests(summary)
-
-    def _print_digests(self, summary: SummaryRecord) -> None:
-        print(f"weights_sha256 {summary.weights_sha256}")
-        print(f"state_sha256   {summary.state_sha256}", flush=True)
 
 
 class _Since:
     """The times of all steps since the last line: the time of one step varies too much."""
 
     def __init__(self) -> None:
-        self._samples = self._step_s = self._sync_s = 0.0
+        self._samples = self._sync_s = self.step_s = 0.0
 
     def add(self, step: Step) -> None:
         self._samples += step.samples_per_s * step.step_s
-        self._step_s += step.step_s
         self._sync_s += step.sync_s
-
-    def is_over(self, time_s: float) -> bool:
-        return self._step_s > time_s
+        self.step_s += step.step_s
 
     def facts(self, step: Step) -> str:
         """The last loss, and the averages."""
-        pace = f"{self._samples / self._step_s:.0f} samples/s  sync {self._sync_s / self._step_s:.0%}"
+        pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
         return f"loss {step.loss:.4f}  {pace}"
 
 
@@ -179,9 +169,6 @@ class RankLog(RunObserver):
         self._path = log_of(folder, rank)
         self._file: LineFile | None = None
 
-    def preparing(self, what: str) -> None:
-        self._write(what)
-
     def started(self, start: Start) -> None:
         try:
             self._file = LineFile(self._path, append=bool(start.plan.start.step))
@@ -210,10 +197,9 @@ class RankLog(RunObserver):
             self._file.close()
 
     def _write(self, line: str) -> None:
-        if self._file is None:
-            return
         try:
-            self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+            if self._file is not None:
+                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
         except OSError as error:
             what = f"the log {self._path} cannot be written any more: {error.strerror}"
             raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error
