@@ -9,8 +9,10 @@
 All are checked before anything is imported.
 """
 
+import copy
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -19,7 +21,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from sambasim.options.problems import Problem, Refused, nearest, one_of, show
+from sambasim.options.load import Problem, Refused, nearest, one_of, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 """The data sets of sambasim, and the function that opens each."""
@@ -116,6 +118,20 @@ def absolute_source(source: str, folder: Path) -> str:
     if source_kind(source) is SourceKind.FILE:
         return str(absolute_path(source, folder))
     return absolute_target(source, folder)
+
+
+def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
+    result = copy.deepcopy(dict(mapping))
+    for table_name, key, absolute in (
+        ("model", "target", absolute_target),
+        ("data", "source", absolute_source),
+        ("loss", "name", absolute_target),
+    ):
+        table = result.get(table_name)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = absolute(table[key], folder)
+    return result
 
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -14,9 +14,19 @@ from pydantic import Field
 
 from sambasim.errors import OptionError, PefError
 from sambasim.options.flags import SAVE_SUFFIX, CheckpointFlags, RunFlags, flags_of
-from sambasim.options.grammar import Cadence, parse_cadence, step_range
-from sambasim.options.load import absolute_names, apply_flags, apply_overrides, build, override_name, refusal
-from sambasim.options.problems import JsonTable, Options, Problem, Refused, show
+from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
+from sambasim.options.load import (
+    JsonTable,
+    Options,
+    Problem,
+    Refused,
+    assign,
+    build,
+    given_flags,
+    given_overrides,
+    refusal,
+    show,
+)
 from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, TrainingOptions
 
 DEFAULT_EVERY = "10min"
@@ -178,12 +188,12 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
     `flags` has keys of `flags_of("run")`; None is a flag that was not given. Paths are relative to the working
     directory. Raises OptionError, which lists all mistakes; `resolve_run` checks the overrides, together with the PEF.
     """
-    changes = apply_overrides({}, overrides)
-    mapping, origins = apply_flags({"overrides": changes} if changes else {}, flags, flags_of("run"))
+    changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
+    given = [*changes, *given_flags(flags, flags_of("run"))]
+    mapping = assign({}, given)
     if "overrides" in mapping:
         mapping["overrides"] = absolute_names(_table(mapping["overrides"]), Path.cwd())
-    origins |= {".".join(("overrides", *override_name(override))): "--set" for override in overrides}
-    return build(RunOptions, mapping, origins=origins)
+    return build(RunOptions, mapping, given=given)
 
 
 def resolve_run(

@@ -20,7 +20,7 @@ from sambasim.options.grammar import (
     source_problem,
     target_problem,
 )
-from sambasim.options.problems import JsonTable, Options, Problem, Refused, nearest, one_of, show
+from sambasim.options.load import JsonTable, Options, Problem, Refused, nearest, one_of, show
 
 SYNTHETIC_ARGUMENTS = ("seed",)
 

@@ -12,7 +12,7 @@ from sambasim.cli.compile import compile_command
 from sambasim.cli.main import _COMMANDS, sambasim
 from sambasim.cli.run import run_command
 from sambasim.options.flags import flags_of
-from sambasim.options.load import apply_flags
+from sambasim.options.load import assign, given_flags
 from sambasim.options.run import _leaves
 
 
@@ -58,6 +58,6 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         typed += [] if value is True or setting.flag.choices else [str(value)]
         needed = [] if command is compile_command or keyword == "pef" else ["--pef", "net"]
         given = command.make_context("x", [*typed, *needed]).params
-        mapping, origins = apply_flags({}, {keyword: given[keyword]}, settings)
-        assert dict(_leaves(mapping)) == {setting.name: value}
-        assert origins == {setting.name: setting.flag.typed}
+        (flag,) = given_flags({keyword: given[keyword]}, settings)
+        assert dict(_leaves(assign({}, [flag]))) == {setting.name: value}
+        assert flag.origin == setting.flag.typed

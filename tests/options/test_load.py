@@ -3,6 +3,7 @@
 import json
 import os
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.options.compile import QUICK_START, CompileFile, CompileOptions, compile_options
 from sambasim.options.flags import flags_of
-from sambasim.options.load import apply_overrides, check_output_file, check_output_folder, read_toml
-from sambasim.options.problems import dotted_names
+from sambasim.options.load import (
+    assign,
+    check_output_file,
+    check_output_folder,
+    dotted_names,
+    given_overrides,
+    read_toml,
+)
 from sambasim.options.run import RunOptions
 
 BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)
@@ -39,6 +46,10 @@ def look_up(mapping: dict[str, object], path: list[str]) -> object:
         assert isinstance(found, dict)
         found = found[part]
     return found
+
+
+def apply_overrides(mapping: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
+    return assign(mapping, given_overrides(overrides))
 
 
 @given(path=st.lists(BARE, min_size=1, max_size=4), value=VALUES)

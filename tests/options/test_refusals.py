@@ -118,27 +118,6 @@ def test_every_problem_is_told_at_once_with_its_remedy(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("written", "override", "told"),
-    [
-        ("[trainig]\nepochs = 3", "trainig.seed=1", "trainig (from the config and --set): is not an option"),
-        ("[training]\nepoch = 3", "training.epoch=1", "training.epoch (from the config and --set): is not an option"),
-        ("[training]\nepochs = 3", "training.epochs=0", "training.epochs = 0 (from --set): must be at least 1"),
-        ("[training]\nepochs = 3", "training.epoch=1", "training.epoch (from --set): is not an option"),
-        ("", "trainig.epochs=1", "trainig (from --set): is not an option"),
-    ],
-)
-def test_a_wrong_name_in_the_file_is_not_hidden_by_what_is_set(
-    tmp_path: Path, written: str, override: str, told: str
-) -> None:
-    config = tmp_path / "net.toml"
-    config.write_text(f"{SOUND.partition('[training]')[0]}{written}\n")
-    with pytest.raises(OptionError) as caught:
-        compile_options(config, None, [override], {})
-    assert caught.value.what == told
-    assert caught.value.where == (str(config) if "the config" in told else None)
-
-
 def test_one_problem_has_its_own_remedy() -> None:
     with pytest.raises(OptionError) as caught:
         compile_options(None, None, [], {"world_size": 2})

@@ -17,7 +17,7 @@ from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import BuildOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
-from sambasim.options.problems import Refused
+from sambasim.options.load import Refused
 from sambasim.options.run import run_options
 from sambasim.options.training import (
     LOSS_ARGUMENTS,
