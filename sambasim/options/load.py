@@ -104,6 +104,11 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
+def did_you_mean(guess: str | None) -> str | None:
+    """The remedy for a word that is not known."""
+    return f"did you mean {guess}?" if guess else None
+
+
 def one_of(choices: Iterable[str]) -> str:
     """`"a, b or c"`."""
     words = list(choices)
@@ -324,12 +329,7 @@ def _must(kind: str, context: Mapping[str, Any], message: str) -> str:
 def _not_one_of(name: str, expected: str, given: object) -> Problem:
     choices = re.findall(r"'([^']*)'", expected)
     guess = nearest(given, choices) if isinstance(given, str) else None
-    return Problem(
-        name,
-        f"must be {one_of(choices)}",
-        remedy=f"did you mean {guess}?" if guess else None,
-        given=show(given),
-    )
+    return Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given))
 
 
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
@@ -346,7 +346,7 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     else:  # the right name in the wrong table: `training.lr`, or `lr` alone
         guess = next((full for full in full_names if full.rpartition(".")[2] == word.replace("-", "_")), None)
     if guess:
-        return Problem(name, "is not an option", f"did you mean {guess}?")
+        return Problem(name, "is not an option", did_you_mean(guess))
     table = ".".join(parents)
     known = f"[{table}] takes" if table else "the tables and names are"
     return Problem(name, f"is not an option; {known} {', '.join(siblings)}")

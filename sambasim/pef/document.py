@@ -28,9 +28,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class PefDocument:
     """The content of a PEF, without the weights.
 
-    `data_source` is what `data` in the config said, `training_defaults` what a run does unless told otherwise; both,
-    and `compile_options`, are JSON objects that this package does not look into. `digest` identifies the PEF: it is the
-    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer fills in both digests.
+    `data_source` is the `[data]` of the config, `training_defaults` what a run does without other options. `digest`
+    identifies the PEF: it is the SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer
+    fills in both digests.
     """
 
     program: Program
@@ -158,11 +158,10 @@ class StrictModel(BaseModel):
 
 
 class PartDigests(StrictModel):
-    """The SHA-256 of each part of a PEF; together, all of a manifest but what wrote it. They tell what two PEFs differ
-    in.
+    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. The writer is in none of them.
 
-    The smallest world size goes with the options, as it is one; the defaults of optimizers' arguments go with those of
-    training, as they are the same numbers. `source` are the lines of the model that operators come from.
+    `compile_options` covers the smallest world size, `training_defaults` also the defaults of the optimizers'
+    arguments, and `source` the lines of the model that operators come from.
     """
 
     graph: Sha256

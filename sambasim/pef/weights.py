@@ -1,18 +1,17 @@
 """The member `weights.safetensors`: the place of each tensor, its bytes for writing, and mapping without a copy.
 
-One program has one layout, so a reader does not trust the header of a file: it compares it with the only one that
-fits the symbols. (The library safetensors writes a whole file from memory, and cannot map a member of an archive.)
-torch is imported by the functions that need it, so that everything else about a PEF can be read without it.
+One program has one layout, so a reader compares the header of a file with the only one that fits the symbols. (The
+library safetensors writes a whole file from memory, and cannot map a member of an archive.) Only the functions that
+need torch import it.
 """
 
 import json
 import mmap
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sambasim.errors import InternalError, MachineError
+from sambasim.errors import InternalError
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.pef.archive import ALIGNMENT_BYTES
 
@@ -52,18 +51,14 @@ class Layout:
 
 
 def weights_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of the weights among `symbols`, whose dtypes are known."""
-    return tensors_layout(symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS)
-
-
-def tensors_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of one tensor for each of `symbols`, whose dtypes are known.
+    """The layout of the parameters, buffers and constants among `symbols`, whose dtypes are known.
 
     The widest elements come first, then by name: data without gaps in which each tensor is aligned to its elements.
     """
     spans: list[Span] = []
     stop = 0
-    for symbol in sorted(symbols, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
+    weights = [symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS]
+    for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
         start, stop = stop, stop + symbol.type.size_bytes
         spans.append(Span(symbol, start, stop))
     entries: dict[str, object] = {
@@ -101,7 +96,6 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
     """
     import torch
 
-    _require_little_endian()
     expected = {span.symbol.name: span.symbol for span in layout.spans}
     if missing := sorted(expected.keys() - tensors.keys()):
         raise InternalError(f"no tensor was given for {missing[0]}", where=f"one of {len(missing)} symbols without one")
@@ -139,7 +133,6 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
     """
     import torch
 
-    _require_little_endian()
     if layout.data_bytes:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         data = torch.frombuffer(mapped, dtype=torch.uint8, count=layout.data_bytes, offset=data_offset)
@@ -154,13 +147,5 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
 def _dtype(symbol: Symbol) -> "torch.dtype":
     import torch
 
-    dtype = getattr(torch, symbol.type.dtype)
-    if not isinstance(dtype, torch.dtype):
-        raise InternalError(f"{symbol.type.dtype} is no dtype of torch")
+    dtype: torch.dtype = getattr(torch, symbol.type.dtype)
     return dtype
-
-
-def _require_little_endian() -> None:
-    if sys.byteorder != "little":
-        what = "the numbers in a PEF are little-endian, and this machine's are not"
-        raise MachineError(what, remedy="use an x86-64 or ARM machine")
