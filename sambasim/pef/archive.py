@@ -138,11 +138,12 @@ def _open_archive(file: BinaryIO, path: Path) -> Archive:
     try:
         with zipfile.ZipFile(file) as archive:
             weights, manifest = _members(archive, path)
-            offset = _weights_offset(file)
+            file.seek(0)
+            offset = _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
             follows = (
                 weights.header_offset == 0 and offset % ALIGNMENT_BYTES == 0,
                 offset + weights.file_size == manifest.header_offset,
-                manifest.header_offset + _header_bytes(manifest) + manifest.file_size == archive.start_dir,
+                manifest.header_offset + _LOCAL.size + len(MANIFEST_MEMBER) + manifest.file_size == archive.start_dir,
             )
             if not all(follows):
                 what = "its members and its directory do not follow one another, aligned, from the first byte on"
@@ -173,30 +174,17 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
     return members[0], members[1]
 
 
-def _weights_offset(file: BinaryIO) -> int:
-    """Where the data of the first member begins: behind its local header."""
-    file.seek(0)
-    name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
-    return _LOCAL.size + int(name_bytes) + int(extra_bytes)
-
-
-def _header_bytes(member: zipfile.ZipInfo) -> int:
-    """The length of a local header without an extra field."""
-    return _LOCAL.size + len(member.filename)
-
-
 def write_archive(
     file: BinaryIO, weights: Iterable[memoryview], weights_bytes: int, manifest: Callable[[str], bytes]
 ) -> tuple[str, str]:
     """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes, and of the weights.
 
-    `manifest` takes the SHA-256 of the weights, which are hashed once, while they are written. `weights_bytes` says how
-    many they are.
+    `manifest` takes the SHA-256 of the weights, which are hashed while they are written; they are `weights_bytes`.
     """
     hashed = hashlib.sha256()
     entry = _entry(WEIGHTS_MEMBER)
     is_large = weights_bytes > zipfile.ZIP64_LIMIT
-    begin = _header_bytes(entry) + is_large * _ZIP64_FIELD_BYTES + _ALIGNMENT_FIELD.size
+    begin = _LOCAL.size + len(WEIGHTS_MEMBER) + is_large * _ZIP64_FIELD_BYTES + _ALIGNMENT_FIELD.size
     padding = align(begin, ALIGNMENT_BYTES) - begin
     entry.extra = _ALIGNMENT_FIELD.pack(_ALIGNMENT_ID, 2 + padding, ALIGNMENT_BYTES) + bytes(padding)
     with zipfile.ZipFile(file, "w") as archive:
