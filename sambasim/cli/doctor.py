@@ -1,7 +1,4 @@
-"""`sambasim doctor` checks what a run needs on this machine, one function for each check.
-
-None starts MPI in this process.
-"""
+"""`sambasim doctor` checks what a run needs on this machine, one function for each check."""
 
 import json
 import os
@@ -36,26 +33,15 @@ _TIMEOUT_S = 30.0
 _RANKS = 2
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
-_LIBRARY_PROBE = """
-import json
+_PROBE = """
 from sambasim.errors import SambasimError
-from sambasim.runtime.communicator import linked_library
+from sambasim.runtime.communicator import connect, linked_library
 try:
-    print(json.dumps({"library": linked_library()}))
-except SambasimError as error:
-    print(json.dumps({"error": error.what}))
-"""
-
-_LAUNCH_PROBE = """
-from sambasim.errors import SambasimError
-from sambasim.runtime.communicator import connect
-try:
-    communicator = connect(["sambasim", "run"])
+    print({}, flush=True)
 except SambasimError as error:
     raise SystemExit(error.what)
-if communicator.rank == 0:
-    print(f"world_size {communicator.world_size}", flush=True)
 """
+"""For another process, because one that has started MPI cannot be used for anything else."""
 
 
 class Finding(BaseModel):
@@ -71,27 +57,13 @@ class Finding(BaseModel):
     stops_a_run: bool = False
 
 
-class Examination(BaseModel):
-    """All findings, in the order of the checks: what `--json` prints."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    findings: tuple[Finding, ...]
-
-    @property
-    def stops_a_run(self) -> bool:
-        return any(finding.stops_a_run for finding in self.findings)
-
-
-def examine() -> Examination:
-    """Check this machine and this Python. Takes a second or two, and at most 90 s."""
+def examine() -> Sequence[Finding]:
+    """All findings about this machine and this Python. Takes a second or two, and at most 90 s."""
     library, launcher = mpi_library(), mpirun()
     fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
     python = Finding(name="python", value=f"{platform.python_version()} ({sys.executable})")
     memory = shared_memory_space(shared_memory.free_bytes())
-    return Examination(
-        findings=(python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
-    )
+    return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
 
 
 def _stop(name: str, value: str, trouble: str, remedy: str) -> Finding:
@@ -113,11 +85,10 @@ def torch() -> Finding:
 
 def mpi_library() -> Finding:
     """The MPI library that mpi4py is linked to, found in another process."""
-    output = _run([sys.executable, "-c", _LIBRARY_PROBE])
-    answer: dict[str, str] = json.loads(output.stdout) if output.returncode == 0 else {"error": _last_line(output)}
-    if "library" in answer:
-        return Finding(name="MPI linked", value=answer["library"])
-    return _stop("MPI linked", "none", answer["error"], _MPI_INSTALL)
+    output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
+    if output.returncode == 0:
+        return Finding(name="MPI linked", value=output.stdout.strip())
+    return _stop("MPI linked", "none", _last_line(output), _MPI_INSTALL)
 
 
 def mpirun() -> Finding:
@@ -137,8 +108,9 @@ def mpirun() -> Finding:
 
 def launch(library: str) -> Finding:
     """Whether this mpirun belongs to this MPI library: start two ranks with it."""
-    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", _LAUNCH_PROBE])
-    if f"world_size {_RANKS}" in output.stdout:
+    probe = _PROBE.format("'ranks', connect(['sambasim', 'run']).world_size")
+    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", probe])
+    if f"ranks {_RANKS}" in output.stdout:
         return Finding(name="MPI start", value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
     remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ..."
     return _stop("MPI start", "fails", _last_line(output), remedy)
@@ -242,15 +214,16 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
       sambasim doctor
       sambasim doctor --json
     """
-    examination = examine()
+    findings = examine()
+    stops = any(finding.stops_a_run for finding in findings)
     if as_json:
-        print(examination.model_dump_json(indent=2))
+        print(json.dumps({"findings": [finding.model_dump() for finding in findings]}, indent=2, ensure_ascii=False))
     else:
-        _show(examination)
-    context.exit(MachineError.exit_code if examination.stops_a_run else 0)
+        _show(findings, "A run would fail because of a STOP above." if stops else "A run would work.")
+    context.exit(MachineError.exit_code if stops else 0)
 
 
-def _show(examination: Examination) -> None:
+def _show(findings: Sequence[Finding], verdict: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -258,12 +231,11 @@ def _show(examination: Examination) -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in examination.findings:
+    for finding in findings:
         mark = Text("STOP", "red") if finding.stops_a_run else Text("note", "yellow") if finding.trouble else "ok"
         table.add_row(finding.name, mark, finding.value)
         if finding.trouble:
             table.add_row("", "", finding.trouble)
         if finding.remedy:
             table.add_row("", "", f"try: {finding.remedy}")
-    verdict = "A run would fail because of a STOP above." if examination.stops_a_run else "A run would work."
     show(table, "", verdict)

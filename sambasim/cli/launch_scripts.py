@@ -119,16 +119,12 @@ class _Call:
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
     """Run the replacement for a command of a machine with the hardware."""
     if name == "snfadm":
-        _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
-        return
+        return _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
     if name == "sntilestat":
-        _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
-        return
+        return _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
     call = _Call(*_parsed(name, words))
     if call.options.keys() & {"version", "help", "usage"}:
         click.echo(f"{name} of sambasim {__version__}: there is no Slurm, so {name} runs on this machine")
-    elif "test-only" in call.options:
-        _notice(f"there is no Slurm: {name} --test-only runs nothing")
     elif name == "srun":
         _srun(call)
     else:
@@ -136,11 +132,6 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
 
 
 def _srun(call: _Call) -> None:
-    if "multi-prog" in call.options:
-        raise OptionError(
-            "srun --multi-prog is not available: each task would run another program",
-            remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND",
-        )
     if not call.command:
         raise OptionError("srun was given no command", remedy="give a command after the options of srun")
     tasks = call.tasks()

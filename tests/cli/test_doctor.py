@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli import doctor
-from sambasim.cli.doctor import Examination, Finding
+from sambasim.cli.doctor import Finding
 from sambasim.runtime.kernels.build import build
 from sambasim.units import GIB, MIB
 
@@ -43,7 +43,7 @@ def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, findings: tuple[Finding, ...], exit_code: int
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: Examination(findings=findings))
+    monkeypatch.setattr(doctor, "examine", lambda: findings)
     result = CliRunner().invoke(doctor.doctor_command, [])
     assert result.exit_code == exit_code
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
