@@ -40,6 +40,11 @@ def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> No
     assert "--o3 The grouping with the shortest predicted step. [default]" in shown or command == "run"
 
 
+def test_underscores_in_flags_are_hyphens() -> None:
+    result = CliRunner().invoke(sambasim, ["run", "--pef", "x", "--reduce_on_rdu", "--no_such_flag"])
+    assert "No such option '--no-such-flag'." in result.output
+
+
 def test_flags_that_are_not_given_are_none_and_choices_are_taken_in_any_case() -> None:
     context = run_command.make_context("run", ["--pef", "x", "--host-sync", "MPI", "--resume", "--no-evaluate"])
     given = {name: value for name, value in context.params.items() if value not in (None, ())}

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import stat
 import subprocess
 import sys
 import zipfile
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from sambasim import pef
 from sambasim.errors import InternalError, InvariantError, MachineError, SambasimError, UserError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Ref, TorchConstant
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.pef.archive import open_pef, write_archive
 from sambasim.pef.document import PartDigests, PefDocument, manifest_json, parse_manifest, part_digests
@@ -209,15 +209,6 @@ def test_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_others_can_read_the_file(tmp_path: Path) -> None:
-    mask = os.umask(0o022)
-    try:
-        mode = write_sample(tmp_path).stat().st_mode
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE(mode) == 0o644
-
-
 def test_weights_of_more_than_four_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without so many bytes: 32-bit fields are made to hold less."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
@@ -256,12 +247,7 @@ def program(change: Mapping[str, object]) -> Program:
     return replace(sample_document().program, **change)  # type: ignore[arg-type]  # fields by name
 
 
-def _larger() -> Program:
-    (axis,) = sample_document().program.mesh
-    return program({"mesh": (replace(axis, size=8),)})
-
-
-def _quicker() -> Program:
+def _with_another_lr() -> Program:
     first, *others = sample_document().program.runtime_arguments
     return program({"runtime_arguments": (replace(first, default=first.default + 1), *others)})
 
@@ -283,8 +269,8 @@ def _with_a_line_more() -> Program:
         ("source", document(program=_with_a_line_more())),
         ("weights", document(weights_sha256="c" * 64)),
         ("data_source", document(data_source={"target": "other.py:dataset"})),
-        ("compile_options", document(program=_larger())),
-        ("training_defaults", document(program=_quicker())),
+        ("compile_options", document(program=program({"mesh": (Axis("dp", 8, at_run_time=True),)}))),
+        ("training_defaults", document(program=_with_another_lr())),
         ("metadata", document(metadata={})),
     ],
 )
