@@ -13,10 +13,10 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -284,23 +284,25 @@ def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Probl
     for item in error.errors(include_url=False):
         # Without the index into a list: `betas = 1.0`, not `betas.1`.
         location = [part for part in item["loc"] if isinstance(part, str)]
-        name = ".".join(location)
-        context = item.get("ctx", {})
-        refused = context.get("error")
-        if isinstance(refused, Refused):
-            problems += (
-                Problem(".".join(filter(None, (name, p.name))), p.what, p.remedy, p.given) for p in refused.problems
-            )
-        elif item["type"] == "extra_forbidden":
+        name, kind, context, given = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
+        if isinstance(refused := context.get("error"), Refused):
+            problems += (replace(p, name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
+        elif kind == "extra_forbidden":
             problems.append(_unknown(location, model_class))
-        elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
-            problems.append(Problem(name, "has too few values", given=show(item["input"])))
-        elif item["type"] == "missing":
+        elif kind == "missing" and isinstance(item["loc"][-1], int):
+            problems.append(Problem(name, "has too few values", given=show(given)))
+        elif kind == "missing":
             problems.append(Problem(name, "is missing", f"--set {name}=…"))
-        elif item["type"] == "literal_error":
-            problems.append(_not_one_of(name, str(context["expected"]), item["input"]))
+        elif kind == "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            guess = nearest(given, choices) if isinstance(given, str) else None
+            problems.append(Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given)))
+        elif kind in _LIMITS:
+            words, limit = _LIMITS[kind]
+            problems.append(Problem(name, f"must be {words} {context[limit]:g}", given=show(given)))
         else:
-            problems.append(Problem(name, _must(item["type"], context, item["msg"]), given=show(item["input"])))
+            what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
+            problems.append(Problem(name, what, given=show(given)))
     return problems
 
 
@@ -317,21 +319,6 @@ _LIMITS = {
 }  # fmt: skip
 
 
-def _must(kind: str, context: Mapping[str, Any], message: str) -> str:
-    if kind in _LIMITS:
-        words, key = _LIMITS[kind]
-        return f"must be {words} {context[key]:g}"
-    if kind in _KINDS:
-        return f"must be {_KINDS[kind]}"
-    return message[:1].lower() + message[1:]
-
-
-def _not_one_of(name: str, expected: str, given: object) -> Problem:
-    choices = re.findall(r"'([^']*)'", expected)
-    guess = nearest(given, choices) if isinstance(given, str) else None
-    return Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given))
-
-
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     *parents, word = location
     name = ".".join(location)
@@ -339,14 +326,11 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     for part in parents:
         inside = _nested(inside, part) if inside else None
     siblings = list(inside.model_fields) if inside else []
-    guess = nearest(word, siblings)
-    full_names = list(dotted_names(model_class))
-    if guess:
-        guess = ".".join((*parents, guess))
-    else:  # the right name in the wrong table: `training.lr`, or `lr` alone
-        guess = next((full for full in full_names if full.rpartition(".")[2] == word.replace("-", "_")), None)
-    if guess:
-        return Problem(name, "is not an option", did_you_mean(guess))
+    # A similar name in this table, or the same one in another: `training.lr`, or `lr` alone.
+    guesses = [".".join((*parents, guess)) for guess in [nearest(word, siblings)] if guess]
+    guesses += [full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_")]
+    if guesses:
+        return Problem(name, "is not an option", did_you_mean(guesses[0]))
     table = ".".join(parents)
     known = f"[{table}] takes" if table else "the tables and names are"
     return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
@@ -379,30 +363,32 @@ def check_output_file(path: Path, what: str, remedy: str) -> None:
     Missing folders are no error: they are made when the file is. Nothing is left behind.
     """
     if path.is_dir():
-        raise _not_writable(path, what, f"{path} is a folder", remedy)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise _not_writable(path, what, f"{path} is not writable", remedy)
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe, such as /dev/stdout, is written in place
-    _check_folder(path.parent, path, what, remedy)
+        why: str | None = f"{path} is a folder"
+    elif path.exists() and not os.access(path, os.W_OK):
+        why = f"{path} is not writable"
+    elif path.exists() and not path.is_file():
+        why = None  # a device or a pipe, such as /dev/stdout, is written in place
+    else:
+        why = _folder_problem(path.parent)
+    if why:
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
 def check_output_folder(path: Path, what: str, remedy: str) -> None:
     """As `check_output_file`, for a folder of files."""
-    _check_folder(path, path, what, remedy)
+    if why := _folder_problem(path):
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
-def _check_folder(folder: Path, path: Path, what: str, remedy: str) -> None:
-    absolute = Path(os.path.abspath(folder))
-    folder = next(place for place in (absolute, *absolute.parents) if os.path.lexists(place))
+def _folder_problem(path: Path) -> str | None:
+    """Why no file can be made in the folder `path`, or in the folder in which it would be created."""
+    path = Path(os.path.abspath(path))
+    folder = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not folder.is_dir():
-        raise _not_writable(path, what, f"{folder} is not a folder", remedy)
+        return f"{folder} is not a folder"
     try:
         # os.access says yes on a read-only disk and in /proc, so a file is made.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise _not_writable(path, what, f"no file can be made in {folder}: {error.strerror}", remedy) from None
-
-
-def _not_writable(path: Path, what: str, why: str, remedy: str) -> OptionError:
-    return OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+        return f"no file can be made in {folder}: {error.strerror}"
+    return None

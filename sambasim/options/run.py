@@ -138,17 +138,12 @@ class RunOptions(RunFlags, Options):
             yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)
 
 
-class StoredDefaults(Options):
-    """What `CompileOptions.training_defaults` stored in the PEF. An inference PEF has no optimizer."""
+class StoredOptions(Options):
+    """What a PEF stores, as it was compiled or with `RunOptions.overrides`. An inference PEF has no optimizer."""
 
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None
     training: TrainingOptions = TrainingOptions()
-
-
-class RunFile(StoredDefaults):
-    """What the PEF stores, with `RunOptions.overrides` applied."""
-
     data: DataOptions = DataOptions()
 
 
@@ -205,7 +200,7 @@ def resolve_run(
     before = stored.model_dump(mode="json")
     if problems := _compiled_in(options.overrides, before):
         raise refusal(problems)
-    merged = build(RunFile, _merge(_without_replaced(before, options.overrides), options.overrides))
+    merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides))
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = dict(_leaves(before)), dict(_leaves(merged.model_dump(mode="json")))
@@ -217,13 +212,12 @@ def resolve_run(
     return ResolvedRun(options, merged.data, merged.loss, merged.optimizer, merged.training, changed)
 
 
-def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, object]) -> RunFile:
+def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, object]) -> StoredOptions:
     try:
-        return build(RunFile, {**training_defaults, "data": dict(data_source)})
+        return build(StoredOptions, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
         heading, *each = (line.strip() for line in error.what.split("\n"))
-        told = f"{heading} {'; '.join(each)}".rstrip()
-        what = f"the PEF stores invalid options for its runs: {told}"
+        what = f"the PEF stores invalid options for its runs: {heading} {'; '.join(each)}".rstrip()
         raise PefError(what, remedy="compile it again") from None
 
 
