@@ -26,7 +26,7 @@ from sambasim.pef.document import (
     manifest_json,
     parse_manifest,
 )
-from sambasim.pef.weights import Layout, check_tensors, header_fault, map_tensors, tensor_bytes, weights_layout
+from sambasim.pef.weights import Layout, check_tensors, map_tensors, tensor_bytes, weights_layout
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
     layout = weights_layout(manifest.program.symbols.values())
     archive.file.seek(archive.weights_offset)
     found = archive.file.read(min(len(layout.header), archive.weights_bytes))
-    if fault := header_fault(found, layout):
-        raise refusal(path, Rule.LAYOUT, fault)
+    if found != layout.header:
+        raise refusal(path, Rule.LAYOUT, "its header is not the one that belongs to the symbols")
     if layout.size_bytes != archive.weights_bytes:
         what = f"it has {archive.weights_bytes} bytes, and header and tensors take {layout.size_bytes}"
         raise refusal(path, Rule.LAYOUT, what)
@@ -237,8 +237,6 @@ def _checked_json(document: PefDocument) -> bytes:
         raise InternalError(f"{document.program.name!r} cannot be the name of a program: it is no name of a file")
     try:
         return manifest_json(replace(document, weights_sha256="0" * 64))
-    except TypeError as error:
-        raise InternalError(f"the options or the metadata are not JSON: {error}") from error
     except (PydanticSerializationError, ValueError) as error:
         if "surrogates" in str(error):
             what = f"a name or a path that goes into the PEF is not Unicode: {str(error)!a}"

@@ -75,38 +75,16 @@ def weights_layout(symbols: Iterable[Symbol]) -> Layout:
     return Layout(length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length), tuple(spans), stop)
 
 
-def header_fault(found: bytes, layout: Layout) -> str | None:
-    """Why `found`, the first bytes of a member, as many as `layout.header` has, is not that header; None if it is."""
-    if found == layout.header:
-        return None
-    try:
-        entries, wanted = json.loads(found[_LENGTH_BYTES:]), json.loads(layout.header[_LENGTH_BYTES:])
-        wrong = [name for name in wanted if entries.get(name) != wanted[name]]
-    except (AttributeError, RecursionError, ValueError):
-        return "its header is not the one that belongs to the symbols"
-    if wrong:
-        return f"its tensor {wrong[0]!r} is missing, or has another type or place than its symbol says"
-    return "its header has more than the tensors of the symbols, or is written in another way"
-
-
 def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Checks that there is one dense CPU tensor for each symbol of `layout`, of its type, and no other.
-
-    Raises InternalError if not: the compiler made both.
-    """
+    """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
     import torch
 
-    expected = {span.symbol.name: span.symbol for span in layout.spans}
-    if missing := sorted(expected.keys() - tensors.keys()):
-        raise InternalError(f"no tensor was given for {missing[0]}", where=f"one of {len(missing)} symbols without one")
-    if unknown := sorted(tensors.keys() - expected.keys()):
-        raise InternalError(f"the tensor {unknown[0]} belongs to no parameter, buffer or constant")
-    for name, symbol in expected.items():
-        tensor = tensors[name]
+    for symbol in (span.symbol for span in layout.spans):
+        tensor = tensors[symbol.name]
         fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.type.shape
         if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
             found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
-            raise InternalError(f"{name} must be a dense {symbol.type} on the CPU, and is {found}")
+            raise InternalError(f"{symbol.name} must be a dense {symbol.type} on the CPU, and is {found}")
 
 
 def tensor_bytes(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> Iterator[memoryview]:

@@ -156,14 +156,11 @@ def test_tensors_of_any_stride_and_with_gradients(tmp_path: Path) -> None:
         ({weight_name(): torch.zeros(3, 2)}, "must be a dense float32[2, 3] on the CPU, and is torch.float32[3, 2]"),
         ({weight_name(): torch.zeros(2, 3, device="meta")}, "on meta"),
         ({weight_name(): torch.zeros(2, 3).to_sparse()}, "torch.sparse_coo"),
-        ({"x": torch.zeros(4, 3)}, "the tensor x belongs to no parameter, buffer or constant"),
-        ({weight_name(): None}, "no tensor was given for logreg__lin_layer__weight"),
     ],
 )
-def test_wrong_weights_are_refused(change: dict[str, torch.Tensor | None], text: str, tmp_path: Path) -> None:
-    weights = {name: tensor for name, tensor in (sample_weights() | change).items() if tensor is not None}
+def test_wrong_weights_are_refused(change: dict[str, torch.Tensor], text: str, tmp_path: Path) -> None:
     with pytest.raises(InternalError) as caught:
-        pef.write(tmp_path / "x.pef", sample_document(), weights)
+        pef.write(tmp_path / "x.pef", sample_document(), sample_weights() | change)
     assert text in caught.value.what
     assert list(tmp_path.iterdir()) == []
 
@@ -173,7 +170,6 @@ def test_wrong_weights_are_refused(change: dict[str, torch.Tensor | None], text:
     [
         ({"data_source": {"rate": float("nan")}}, UserError, "cannot be written as JSON"),
         ({"metadata": {"path": "\ud800"}}, UserError, "is not Unicode: "),
-        ({"compile_options": {"model": object()}}, InternalError, "the options or the metadata are not JSON"),
         ({"program": replace(sample_program(), name="a/b")}, InternalError, "'a/b' cannot be the name of a program"),
         ({"program": replace(sample_program(), device_bytes=64)}, InvariantError, "invariant 7"),
     ],
