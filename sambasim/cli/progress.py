@@ -1,8 +1,9 @@
-"""Progress of a run: a live line on a terminal, plain lines if the output is piped, and a log file per rank."""
+"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped, and a log file per rank."""
 
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sambasim.bounded import one_line
 from sambasim.cli.terminal import is_terminal, show
@@ -11,9 +12,12 @@ from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Summary
 from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
 from sambasim.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
-"""Seconds of training between two plain lines, and the window of the averages in the live line."""
+"""Seconds of training between two plain lines, and the window of the averages beside the bar."""
 
 
 class RunProgress(RunObserver):
@@ -21,13 +25,13 @@ class RunProgress(RunObserver):
 
     def __init__(self) -> None:
         self._start: Start | None = None
-        self._live = _LiveLine() if is_terminal(sys.stdout) else None
+        self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._since = _Since()
 
     def close(self) -> None:
-        """Remove the live line from the terminal."""
-        if self._live:
-            self._live.end()
+        """Remove the bar from the terminal."""
+        if self._bar:
+            self._bar.stop()
 
     def preparing(self, what: str) -> None:
         print(what, flush=True)
@@ -49,13 +53,15 @@ class RunProgress(RunObserver):
         for notice in start.notices:
             print(f"notice: {one_line(notice)}")
         sys.stdout.flush()
-        if self._live:
-            self._live.begin(plan.steps)
+        if self._bar:
+            self._bar.start()
+            self._bar.start_task(self._bar.task_ids[0])
+            self._bar.update(self._bar.task_ids[0], total=plan.steps)
 
     def stepped(self, step: Step) -> None:
         self._since.add(step)
-        if self._live:
-            self._live.update(step.step, self._since.facts(step))
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=self._since.facts(step))
             if self._since.step_s > _LIVE_INTERVAL_S:
                 self._since = _Since()
         elif self._start:
@@ -75,8 +81,8 @@ class RunProgress(RunObserver):
         self.noted(f"checkpoint after step {record.step}: {record.path} ({took})")
 
     def noted(self, what: str) -> None:
-        if self._live:
-            self._live.print(what)
+        if self._bar:
+            self._bar.console.print(what, highlight=False)
         else:
             print(what, flush=True)
 
@@ -132,29 +138,13 @@ class _Since:
         return f"loss {step.loss:.4f}  {pace}"
 
 
-class _LiveLine:
-    """A progress bar at the bottom of a terminal."""
+def _progress_bar() -> "Progress":
+    """A bar at the bottom of a terminal, with one task."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
-        self._progress = Progress(*columns)
-        self._task = self._progress.add_task("", start=False, facts="")
-
-    def begin(self, steps: int) -> None:
-        self._progress.start()
-        self._progress.start_task(self._task)
-        self._progress.update(self._task, total=steps)
-
-    def update(self, step: int, facts: str) -> None:
-        self._progress.update(self._task, completed=step, facts=facts)
-
-    def print(self, line: str) -> None:
-        self._progress.console.print(line, highlight=False)
-
-    def end(self) -> None:
-        self._progress.stop()
+    bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+    bar.add_task("", start=False, facts="")
+    return bar
 
 
 def log_of(folder: Path, rank: int) -> Path:
