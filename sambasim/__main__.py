@@ -1,5 +1,4 @@
-"""`python -m sambasim` is `sambasim`; and `python -m sambasim SCRIPT.py ...` is `sambasim app SCRIPT.py ...`, with
-`--check` before SCRIPT.py too."""
+"""`python -m sambasim` is `sambasim`; `python -m sambasim [--check] SCRIPT.py ...` is `sambasim app` with the same."""
 
 import sys
 

@@ -1,22 +1,25 @@
-"""Limits for files that someone else may have made: the size and nesting of text files, and the length and characters
-of messages that quote them."""
+"""Limits for untrusted files: the size and nesting of text files, and the length and characters of quotes from them."""
 
 import errno
 import os
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from sambasim.units import MIB, format_bytes
 
 LARGEST_TOML_BYTES = 4 * MIB
-"""A config has some fifty lines, and a device too."""
 
 DEEPEST_TABLES = 32
 """Levels of tables and arrays in a TOML file; real ones have four."""
 
 LARGEST_RECORDS_BYTES = 1024 * MIB
 """A run of three million steps."""
+
+LONGEST_MESSAGE = 1000
+"""Characters of a message about a file."""
+
+LONGEST_LINE = 4000
+"""Characters of a line that quotes a file."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -35,15 +38,11 @@ def read_text(path: Path, most_bytes: int) -> str:
     return data.decode("utf-8").replace("\r\n", "\n")
 
 
-LONGEST_FAULT = 1000
-"""Characters of a message about a file; names in it can be as long as the file."""
-
-
 def shortened(text: str) -> str:
     """`text`, or its beginning and end if it is long."""
-    if len(text) <= LONGEST_FAULT:
+    if len(text) <= LONGEST_MESSAGE:
         return text
-    return f"{text[: LONGEST_FAULT // 2]} … {text[-LONGEST_FAULT // 2 :]}"
+    return f"{text[: LONGEST_MESSAGE // 2]} … {text[-LONGEST_MESSAGE // 2 :]}"
 
 
 def printable(text: str, *, kept: str = "\n\t") -> str:
@@ -51,10 +50,6 @@ def printable(text: str, *, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
-
-
-LONGEST_LINE = 4000
-"""Characters of a line that quotes a file."""
 
 
 def one_line(text: str) -> str:
@@ -67,11 +62,7 @@ def nests_too_deeply(tables: object) -> bool:
     """Whether the content of a TOML file has more than DEEPEST_TABLES levels of tables and arrays."""
     level: list[object] = [tables]
     for _ in range(DEEPEST_TABLES + 1):
-        level = [inner for item in level for inner in _inside(item)]
+        level = [inner for table in level if isinstance(table, dict) for inner in table.values()] + [
+            inner for array in level if isinstance(array, list) for inner in array
+        ]
     return bool(level)
-
-
-def _inside(item: object) -> Iterable[object]:
-    if isinstance(item, dict):
-        return item.values()
-    return item if isinstance(item, list) else ()

@@ -3,15 +3,15 @@
     family          who must act                               exit code
     UserError       you: flags, config, model, data, launch    2
     ArtifactError   you: this PEF or these weights are wrong   3
-    PeerError       look at another rank: it failed first      4
+    PeerError       you: another rank failed first             4
     InternalError   us: please report it                       70
-    Interrupted     nobody: the run was asked to stop          128 + the number of the signal
+    Interrupted     nobody: a signal stopped the run           128 + the number of the signal
 
 A message has three parts: `what` is wrong, `where` it is, and the `remedy`: what to type next. Each class has a
 `code` that stays the same between releases, so that scripts can tell errors apart. Only `cli` prints them.
 
-What is quoted may be a stranger's, and hold lines that look like a remedy. So each part stands to the right of where
-the parts begin, however many lines it has, and what a terminal would obey is spelled out.
+Quoted text can come from any file, with lines that look like a remedy. So all lines of a part are indented further than
+its title, and control characters are escaped.
 """
 
 from typing import ClassVar
@@ -78,7 +78,7 @@ class DataError(UserError):
 
 
 class NumericsError(UserError):
-    """A loss, a gradient or a parameter is not a finite number any more."""
+    """A loss, a gradient or a parameter is no longer finite."""
 
     code = "numerics"
 
@@ -90,7 +90,7 @@ class LaunchError(UserError):
 
 
 class DataParallelError(UserError):
-    """An app's replicas would train apart, from different weights, or on the same samples."""
+    """An app's replicas would train without sync, from different weights, or on the same samples."""
 
     code = "data-parallel"
 
@@ -102,11 +102,8 @@ class MachineError(UserError):
 
 
 class ArtifactError(SambasimError):
-    """A file made by sambasim cannot be used.
-
-    It may be a stranger's, with names of several lines, or as long as the file. So what is said of it stays on one
-    line, which is not endless: other characters than those that are printed are spelled out.
-    """
+    """A file made by sambasim cannot be used. Each part of the message is one line of bounded length, as names in the
+    file can be of any length."""
 
     code = "artifact"
     exit_code = 3
@@ -128,8 +125,8 @@ class WeightsError(ArtifactError):
 
 
 class CheckpointError(ArtifactError):
-    """A checkpoint is damaged, breaks a rule of its format, or is of another run. `is_damage` says that nobody will
-    ever be able to use it; one that cannot be read just now, or not by this release, is not damaged."""
+    """A checkpoint is damaged, breaks a rule of its format, or is of another run. `is_damage` says that no release will
+    ever be able to use it."""
 
     code = "checkpoint"
 
@@ -141,7 +138,7 @@ class CheckpointError(ArtifactError):
 
 
 class PeerError(SambasimError):
-    """Another rank failed, or does not hold what this rank holds."""
+    """Another rank failed, or has another state than this rank. `rank` is the first such rank, where it is known."""
 
     code = "peer"
     exit_code = 4
@@ -151,11 +148,10 @@ class PeerError(SambasimError):
     ) -> None:
         super().__init__(what, where=where, remedy=remedy)
         self.rank = rank
-        """The rank that it is about, where one is known to be the first of them."""
 
 
 class StallError(PeerError):
-    """The job stands still: a rank does not come to where the others wait for it."""
+    """The job hangs: a rank does not arrive where the others wait for it."""
 
     code = "stall"
 
@@ -174,7 +170,6 @@ class InternalError(SambasimError):
     """A mistake of sambasim's own. Please report it."""
 
     code = "internal"
-    exit_code = 70
 
 
 class InvariantError(InternalError):

@@ -1,8 +1,5 @@
-"""The only file where a power of ten or two is spelled: parse and format quantities.
-
-Inside sambasim every quantity is in SI base units and its name ends in the unit (`size_bytes`, `step_s`). Here is the
-door where people's units come in and go out.
-"""
+"""Parse and format quantities. Inside sambasim every quantity is in SI base units, and its name ends in the unit
+(`size_bytes`, `step_s`)."""
 
 import re
 

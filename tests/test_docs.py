@@ -101,10 +101,6 @@ def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
     assert found is None if problem is None else problem in (found or "")
 
 
-def test_there_are_commands_to_parse() -> None:
-    assert sum("sambasim" in words for text in TEXTS.values() for words in _commands(text)) >= 30
-
-
 def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
     (config,) = (body for language, body in _BLOCK.findall(TEXTS[README]) if language == "toml")
     (tmp_path / "net.toml").write_text(config, encoding="utf-8")

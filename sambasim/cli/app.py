@@ -1,21 +1,34 @@
-"""`sambasim app`: run a script whose `import sambaflow` finds sambasim."""
+"""`sambasim app`: run a script whose `import sambaflow` finds sambasim, and check it with `--check`."""
 
+import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import click
 
 import sambasim
-from sambasim.cli.streams import survive_closed_stdout
+from sambasim.bounded import one_line
+from sambasim.cli.terminal import survive_closed_stdout
+from sambasim.errors import OptionError, SambasimError
+
+if TYPE_CHECKING:
+    from sambasim.samba.checks.job import Report
 
 PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
 """The folder for `sys.path` that holds the `sambaflow` shim."""
 
 STEPS = 16
 """Of a check, by default."""
+
+FOUND = 1
+"""The exit code of a check with findings. Those of errors are higher."""
 
 
 @click.command("app", context_settings={"allow_interspersed_args": False})
@@ -47,8 +60,6 @@ def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_ste
     file, code = script.absolute(), 0
     try:
         if check:
-            from sambasim.cli.check import check_script
-
             code = check_script(script, file, arguments, steps=check_steps or STEPS, as_json=as_json)
         else:
             run_script(script, file, arguments)
@@ -85,3 +96,90 @@ def _leave(error: BaseException, script: Path) -> int:
     from sambasim.samba.shim.ending import leave
 
     return leave(error, script)
+
+
+def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: int, as_json: bool) -> int:
+    """Run a script as `run_script` does, for at most `steps` optimizer steps, and print the report on rank 0.
+
+    as_json: print the report as one line, and the output of the script on stderr
+
+    Returns the exit code: 0, or FOUND. Raises OptionError for the command compile, before it writes anything, and for a
+    script that ends without a step or a finding. An exception of the script passes through, unless it ends the check.
+    """
+    from sambasim.runtime.launcher import launched_rank
+    from sambasim.samba.checks.job import begin_check
+
+    if arguments and arguments[0] == "compile":
+        raise OptionError(
+            f"{script} compile takes no step, so there is nothing to check",
+            remedy=f"compile it without --check, and then sambasim app --check {script} run …",
+        )
+    check, stdout, is_first = begin_check(steps), sys.stdout, launched_rank(os.environ) == 0
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            _run_for_check(script, file, arguments)
+        report = check.report()
+        if not (report.steps or report.findings):
+            raise OptionError(
+                f"{script} took no step, so there is nothing to check",
+                remedy="check a command that trains or predicts, such as run; without OPT there is no step of training",
+            )
+    except BaseException as error:
+        if as_json and is_first:
+            print(_json(script, check.own_report(), error), file=stdout, flush=True)
+        raise
+    if is_first:
+        print(_json(script, report) if as_json else _in_words(script, report), file=stdout, flush=True)
+    return FOUND if report.findings else 0
+
+
+def _run_for_check(script: Path, file: Path, arguments: Sequence[str]) -> None:
+    """Run a script that the check may end at any step."""
+    from sambasim.samba.checks.job import CheckIsOver
+
+    try:
+        run_script(script, file, arguments)
+    except (CheckIsOver, StopIteration):
+        pass  # an app that calls next() for batches does not expect short epochs
+    except RuntimeError as error:
+        if not isinstance(error.__cause__, StopIteration):  # Python's error if a generator calls next()
+            raise
+    except SystemExit as leaving:
+        if leaving.code not in (0, None):
+            raise
+
+
+def _in_words(script: Path, report: "Report") -> str:
+    def counted(number: int, thing: str) -> str:
+        return f"{number or 'no'} {thing}{'s' * (number > 1)}"
+
+    cut = " with shortened epochs, so the scores differ from those of a run" if report.epochs_cut else ""
+    found = counted(len(report.findings), "finding")
+    lines = [f"check of {script}, {counted(report.replicas, 'replica')}, {counted(report.steps, 'step')}{cut}: {found}"]
+    for finding in report.findings:
+        where = [f"  where: {one_line(finding.where)}"] if finding.where else []
+        lines += [one_line(finding.words), *where, f"  try:   {one_line(finding.remedy)}"]
+    return "\n".join(lines)
+
+
+def _json(script: Path, report: "Report", error: BaseException | None = None) -> str:
+    """One line. Each finding, and the error that ended the app, has the code of its kind; "app" is an exception of the
+    app. `epochs_cut` says that the app has seen less data than in a run."""
+    record = {
+        "script": str(script),
+        "replicas": report.replicas,
+        "steps": report.steps,
+        "epochs_cut": report.epochs_cut,
+        "findings": [asdict(finding) for finding in report.findings],
+        "error": None if error is None else _error_fields(error),
+    }
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def _error_fields(error: BaseException) -> dict[str, str | None]:
+    from sambasim.samba.shim.ending import translated
+
+    error = translated(error)
+    if isinstance(error, SambasimError):
+        return {"code": error.code, "what": error.what, "where": error.where, "remedy": error.remedy}
+    return {"code": "app", "what": f"{type(error).__name__}: {error}", "where": None, "remedy": None}

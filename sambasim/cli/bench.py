@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from sambasim.cli.failure import exit_code_of, report_error
 from sambasim.cli.shared import kept_imports
-from sambasim.cli.terminal import show
+from sambasim.cli.terminal import exit_code_of, report_error, show
 from sambasim.errors import LaunchError, OptionError
 from sambasim.units import format_bytes, parse_bytes
 

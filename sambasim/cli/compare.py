@@ -62,7 +62,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     """
     from sambasim.errors import OptionError
     from sambasim.options.grammar import step_range
-    from sambasim.options.problems import Refused
+    from sambasim.options.load import Refused
 
     try:
         wanted = step_range(steps)

@@ -35,7 +35,7 @@ def compile_command(
     """
     from sambasim.options.compile import compile_options
 
-    _refuse_several_ranks()
+    _check_one_process()
     options = compile_options(config, model, overrides, flags)
 
     with kept_imports():
@@ -51,7 +51,7 @@ def compile_command(
         show(*compiled_report(facts))
 
 
-def _refuse_several_ranks() -> None:
+def _check_one_process() -> None:
     """Raises LaunchError under an mpirun of several ranks, which would all write one file."""
     import os
 

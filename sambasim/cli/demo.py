@@ -28,12 +28,8 @@ LEAST_ACCURACY = 0.97
 """The quick start reaches this on held-out digits after its default training."""
 
 _NAME = "digits-demo"
-_STEP_TIMEOUT_S = 900.0
-_SMOKE_ARGUMENTS = ("--steps", "3")
+_TIMEOUT_S = 900.0
 _SYNCS = {"device": ("--reduce-on-rdu",), "host": ()}
-
-Execute = Callable[[Sequence[str]], int]
-"""Runs a command and returns its exit code."""
 
 
 @click.command("demo")
@@ -57,9 +53,9 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
     """
     from rich.text import Text
 
-    summaries = demonstrate(output_folder, smoke=smoke, execute=execute_here)
-    show(side_by_side(summaries))
-    failures = failures_of(summaries, least_accuracy=None if smoke else LEAST_ACCURACY)
+    summaries = demonstrate(output_folder, smoke=smoke)
+    show(_side_by_side(summaries))
+    failures = _failures(summaries, least_accuracy=None if smoke else LEAST_ACCURACY)
     for failure in failures:
         show(Text.assemble(("FAILED", "red"), f" {failure}"))
     if not failures:
@@ -67,85 +63,76 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
     context.exit(1 if failures else 0)
 
 
-def demonstrate(output_folder: Path, *, smoke: bool, execute: Execute) -> "Mapping[str, SummaryRecord]":
+def demonstrate(output_folder: Path, *, smoke: bool) -> "Mapping[str, SummaryRecord]":
     """Compile once and train with each kind of sync; return the summary of each.
 
     Raises MachineError if a command fails; the command has printed why.
     """
     folder = output_folder / _NAME
     compile_line = ["sambasim", "compile", "--data-parallel", "-ws", str(REPLICAS)]
-    _run(execute, [*compile_line, "--pef-name", _NAME, "--output-folder", str(output_folder)])
+    _run([*compile_line, "--pef-name", _NAME, "--output-folder", str(output_folder)])
     summaries = {}
     for sync, flags in _SYNCS.items():
         metrics = folder / f"{sync}.jsonl"
         metrics.unlink(missing_ok=True)
         run_line = ["mpirun", "-np", str(REPLICAS), "sambasim", "run", "--data-parallel", *flags]
         files = ["--pef", str(folder / f"{_NAME}.pef"), "--metrics", str(metrics)]
-        _run(execute, [*run_line, *files, *(_SMOKE_ARGUMENTS if smoke else ())])
-        summaries[sync] = read_summary(metrics)
+        _run([*run_line, *files, *(("--steps", "3") if smoke else ())])
+        summaries[sync] = _read_summary(metrics)
     return summaries
 
 
-def _run(execute: Execute, command: Sequence[str]) -> None:
-    print(f"\n$ {shlex.join(command)}")
-    status = execute(command)
-    if status != 0:
-        raise MachineError(
-            f"the command above ended with exit code {status}",
-            remedy="read its error, and `sambasim doctor` for what this machine lacks",
-        )
-
-
-def execute_here(command: Sequence[str]) -> int:
+def _run(command: Sequence[str]) -> None:
     """Run a command in this terminal, with the programs next to this Python first on PATH."""
-    programs = Path(sys.executable).parent
-    environ = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"}
+    print(f"\n$ {shlex.join(command)}")
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:
-        return subprocess.run(command, env=environ, timeout=_STEP_TIMEOUT_S, check=False).returncode
+        subprocess.run(command, env=environ, timeout=_TIMEOUT_S, check=True)
     except FileNotFoundError as error:
         raise MachineError(f"there is no {command[0]} here", remedy="sambasim doctor") from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(
-            f"{command[0]} did not end within {_STEP_TIMEOUT_S:.0f} s",
+            f"{command[0]} did not end within {_TIMEOUT_S:.0f} s",
             remedy="is the machine busy? `sambasim doctor` shows its cores",
         ) from error
+    except subprocess.CalledProcessError as error:
+        raise MachineError(
+            f"the command above ended with exit code {error.returncode}",
+            remedy="read its error, and `sambasim doctor` for what this machine lacks",
+        ) from None
 
 
-def read_summary(metrics: Path) -> "SummaryRecord":
-    """The summary in the last line of a metrics file. Raises InternalError if there is none."""
-    from pydantic import ValidationError
-
+def _read_summary(metrics: Path) -> "SummaryRecord":
+    """The summary in the last line of a metrics file."""
     from sambasim.records.metrics import SummaryRecord
 
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    if not lines:
+    if not metrics.exists():
         raise InternalError(f"the run wrote no metrics to {metrics}")
-    try:
-        return SummaryRecord.model_validate_json(lines[-1])
-    except ValidationError as error:
-        raise InternalError(f"the last line of the metrics is not a summary: {error}", where=str(metrics)) from error
+    return SummaryRecord.model_validate_json(metrics.read_text(encoding="utf-8").splitlines()[-1])
 
 
-def failures_of(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float | None) -> tuple[str, ...]:
+def _failures(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float | None) -> tuple[str, ...]:
     """What is wrong with the runs, in sentences. `least_accuracy` None does not check the accuracy."""
     failures = []
+    both = " and ".join(f"{sync} sync" for sync in summaries)
     if len({summary.weights_sha256 for summary in summaries.values()}) > 1:
-        failures.append("the weights differ between " + " and ".join(f"{sync} sync" for sync in summaries))
+        failures.append(f"the weights differ between {both}")
     if len({summary.state_sha256 for summary in summaries.values()}) > 1:
-        failures.append("buffers or optimizer state differ between " + " and ".join(f"{s} sync" for s in summaries))
+        failures.append(f"buffers or optimizer state differ between {both}")
     for sync, summary in summaries.items():
-        accuracy = _accuracy(summary)
+        accuracy = summary.evaluation.accuracy if summary.evaluation else None
         if least_accuracy is not None and (accuracy is None or accuracy < least_accuracy):
-            reached = "none" if accuracy is None else f"{accuracy:.2%}"
+            reached = _accuracy_text(summary)
             failures.append(f"accuracy with {sync} sync is {reached}, and should be at least {least_accuracy:.0%}")
     return tuple(failures)
 
 
-def _accuracy(summary: "SummaryRecord") -> float | None:
-    return summary.evaluation.accuracy if summary.evaluation else None
+def _accuracy_text(summary: "SummaryRecord") -> str:
+    accuracy = summary.evaluation.accuracy if summary.evaluation else None
+    return "none" if accuracy is None else f"{accuracy:.2%}"
 
 
-def side_by_side(summaries: "Mapping[str, SummaryRecord]") -> "Table":
+def _side_by_side(summaries: "Mapping[str, SummaryRecord]") -> "Table":
     """A table with one column for each kind of sync. All times in it are measured."""
     from rich.table import Table
 
@@ -162,7 +149,7 @@ def side_by_side(summaries: "Mapping[str, SummaryRecord]") -> "Table":
         "between devices": lambda s: format_bytes(s.bytes.peer),
         "network": lambda s: format_bytes(s.bytes.network),
         "loss, first to last": lambda s: f"{s.loss_first:.4f} to {s.loss_last:.4f}",
-        "held-out accuracy": lambda s: "none" if _accuracy(s) is None else f"{_accuracy(s):.2%}",
+        "held-out accuracy": _accuracy_text,
         "weights_sha256": lambda s: f"{s.weights_sha256[:16]}...",
         "state_sha256": lambda s: f"{s.state_sha256[:16]}...",
     }

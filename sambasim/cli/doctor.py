@@ -1,7 +1,4 @@
-"""`sambasim doctor` checks what a run needs on this machine, one function for each check.
-
-None starts MPI in this process.
-"""
+"""`sambasim doctor` checks what a run needs on this machine, one function for each check."""
 
 import json
 import os
@@ -36,26 +33,15 @@ _TIMEOUT_S = 30.0
 _RANKS = 2
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
-_LIBRARY_PROBE = """
-import json
+_PROBE = """
 from sambasim.errors import SambasimError
-from sambasim.runtime.communicator import linked_library
+from sambasim.runtime.communicator import connect, linked_library
 try:
-    print(json.dumps({"library": linked_library()}))
-except SambasimError as error:
-    print(json.dumps({"error": error.what}))
-"""
-
-_LAUNCH_PROBE = """
-from sambasim.errors import SambasimError
-from sambasim.runtime.communicator import connect
-try:
-    communicator = connect(["sambasim", "run"])
+    print({}, flush=True)
 except SambasimError as error:
     raise SystemExit(error.what)
-if communicator.rank == 0:
-    print(f"world_size {communicator.world_size}", flush=True)
 """
+"""For another process, because one that has started MPI cannot be used for anything else."""
 
 
 class Finding(BaseModel):
@@ -71,112 +57,84 @@ class Finding(BaseModel):
     stops_a_run: bool = False
 
 
-class Examination(BaseModel):
-    """All findings, in the order of the checks."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    findings: tuple[Finding, ...]
-
-    @property
-    def stops_a_run(self) -> bool:
-        return any(finding.stops_a_run for finding in self.findings)
-
-
-def examine() -> Examination:
-    """Check this machine and this Python. Takes a second or two, and at most 90 s."""
-    library = mpi_library()
-    launcher = mpirun()
+def examine() -> Sequence[Finding]:
+    """All findings about this machine and this Python. Takes a second or two, and at most 90 s."""
+    library, launcher = mpi_library(), mpirun()
     fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
-    return Examination(
-        findings=(
-            Finding(name="python", value=f"{platform.python_version()} ({sys.executable})"),
-            torch(),
-            library,
-            launcher,
-            *fit,
-            *cores_and_threads(),
-            shared_memory_space(shared_memory.free_bytes()),
-            compiler(),
-            kernels(),
-        )
-    )
+    python = Finding(name="python", value=f"{platform.python_version()} ({sys.executable})")
+    memory = shared_memory_space(shared_memory.free_bytes())
+    return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
+
+
+def _stop(name: str, value: str, trouble: str, remedy: str) -> Finding:
+    return Finding(name=name, value=value, trouble=trouble, remedy=remedy, stops_a_run=True)
 
 
 def torch() -> Finding:
     """The installed torch, by its metadata: importing it would take seconds."""
+    remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
-        return Finding(name="torch", value="not installed", trouble="nothing works", remedy=remedy, stops_a_run=True)
+        return _stop("torch", "not installed", "nothing works", remedy)
     if version.split("+")[0] in TESTED_TORCH:
         return Finding(name="torch", value=f"{version} (tested)")
-    return Finding(
-        name="torch",
-        value=version,
-        trouble=f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ",
-        remedy=f"python -m pip install torch=={TESTED_TORCH[-1]}",
-    )
+    trouble = f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ"
+    return Finding(name="torch", value=version, trouble=trouble, remedy=remedy)
 
 
 def mpi_library() -> Finding:
     """The MPI library that mpi4py is linked to, found in another process."""
-    name = "MPI linked"
-    output = _run([sys.executable, "-c", _LIBRARY_PROBE])
-    answer: dict[str, str] = json.loads(output.stdout) if output.returncode == 0 else {"error": _last_line(output)}
-    if "library" in answer:
-        return Finding(name=name, value=answer["library"])
-    return Finding(name=name, value="none", trouble=answer["error"], remedy=_MPI_INSTALL, stops_a_run=True)
+    output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
+    if output.returncode == 0:
+        return Finding(name="MPI linked", value=output.stdout.strip())
+    return _stop("MPI linked", "none", _last_line(output), _MPI_INSTALL)
 
 
 def mpirun() -> Finding:
     """The first mpirun on PATH."""
-    name = "mpirun found"
     path = shutil.which("mpirun")
     if path is None:
         beside = Path(sys.executable).parent / "mpirun"
         remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
-        trouble = "no mpirun on PATH: only one replica can run"
-        return Finding(name=name, value="none", trouble=trouble, remedy=remedy, stops_a_run=True)
-    return Finding(name=name, value=f"{_mpirun_version(_run([path, '--version']).stdout)} ({path})")
+        return _stop("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy)
+    lines = _run([path, "--version"]).stdout.splitlines()
+    version = lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
+    for line in lines:  # MPICH's Hydra prints a table, Open MPI a line
+        if line.strip().startswith("Version:"):
+            version = f"MPICH {line.split()[-1]}"
+    return Finding(name="mpirun found", value=f"{version} ({path})")
 
 
 def launch(library: str) -> Finding:
     """Whether this mpirun belongs to this MPI library: start two ranks with it."""
-    name = "MPI start"
-    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", _LAUNCH_PROBE])
-    if f"world_size {_RANKS}" in output.stdout:
-        return Finding(name=name, value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
-    return Finding(
-        name=name,
-        value="fails",
-        trouble=_last_line(output),
-        remedy=f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ...",
-        stops_a_run=True,
-    )
+    probe = _PROBE.format("'ranks', connect(['sambasim', 'run']).world_size")
+    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", probe])
+    if f"ranks {_RANKS}" in output.stdout:
+        return Finding(name="MPI start", value=f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
+    remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ..."
+    return _stop("MPI start", "fails", _last_line(output), remedy)
 
 
-def cores_and_threads() -> tuple[Finding, Finding]:
-    """Cores that this process may use, and the intra-op threads of a rank."""
+def cores() -> Finding:
+    """The cores that this process may use."""
     usable, there = len(cores_of_this_process()), os.cpu_count() or 1
-    cores = Finding(name="cores", value=f"{usable} of {there}")
+    trouble = remedy = None
     if usable < there:
-        cores = cores.model_copy(
-            update={
-                "trouble": "this process and the ranks that it starts cannot use all cores",
-                "remedy": f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)",
-            }
-        )
+        trouble = "this process and the ranks that it starts cannot use all cores"
+        remedy = f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)"
+    return Finding(name="cores", value=f"{usable} of {there}", trouble=trouble, remedy=remedy)
+
+
+def threads() -> Finding:
+    """The intra-op threads of a rank."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if not chosen:
-        return cores, Finding(name="threads", value=f"{usable} divided by the replicas of the node")
-    threads = Finding(name="threads", value=f"{chosen} a rank (OMP_NUM_THREADS)")
+        return Finding(name="threads", value=f"{len(cores_of_this_process())} divided by the replicas of the node")
+    trouble = remedy = None
     if not chosen.isdecimal() or int(chosen) == 0:
-        return cores, threads.model_copy(
-            update={"trouble": "OMP_NUM_THREADS is not a number of threads", "remedy": "unset OMP_NUM_THREADS"}
-        )
-    return cores, threads
+        trouble, remedy = "OMP_NUM_THREADS is not a number of threads", "unset OMP_NUM_THREADS"
+    return Finding(name="threads", value=f"{chosen} a rank (OMP_NUM_THREADS)", trouble=trouble, remedy=remedy)
 
 
 def shared_memory_space(free_bytes: int | None) -> Finding:
@@ -206,10 +164,10 @@ def compiler() -> Finding:
         version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
         return Finding(name="compiler", value=f"{name} {version} ({path})")
     trouble = "--engine inductor cannot compile its kernels; everything else works"
+    remedy = "install g++, or set CXX to your compiler"
     if shutil.which("g++") is not None:
-        trouble = f"CXX names {name}, which is not there; {trouble}"
-        return Finding(name="compiler", value="none", trouble=trouble, remedy="unset CXX")
-    return Finding(name="compiler", value="none", trouble=trouble, remedy="install g++, or set CXX to your compiler")
+        trouble, remedy = f"CXX names {name}, which is not there; {trouble}", "unset CXX"
+    return Finding(name="compiler", value="none", trouble=trouble, remedy=remedy)
 
 
 def kernels() -> Finding:
@@ -218,15 +176,11 @@ def kernels() -> Finding:
 
     from sambasim.runtime.kernels.tree_mean import tree_mean_build
 
-    trouble = tree_mean_build(torch.float32).trouble
-    if trouble is None:
+    error = tree_mean_build(torch.float32).trouble
+    if error is None:
         return Finding(name="kernels", value="gradients are added in one pass over memory")
-    return Finding(
-        name="kernels",
-        value="none",
-        trouble=f"gradients are added in several passes over memory, with the same bits: {trouble.what}",
-        remedy=trouble.remedy,
-    )
+    trouble = f"gradients are added in several passes over memory, with the same bits: {error.what}"
+    return Finding(name="kernels", value="none", trouble=trouble, remedy=error.remedy)
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -246,15 +200,6 @@ def _last_line(output: "subprocess.CompletedProcess[str]") -> str:
     return lines[-1].strip() if lines else f"it ended with exit code {output.returncode}"
 
 
-def _mpirun_version(text: str) -> str:
-    """`mpirun --version` in two words: MPICH's Hydra prints a table, Open MPI a line."""
-    lines = text.splitlines()
-    for line in lines:
-        if line.strip().startswith("Version:"):
-            return f"MPICH {line.split()[-1]}"
-    return lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
-
-
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_context
@@ -269,15 +214,16 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
       sambasim doctor
       sambasim doctor --json
     """
-    examination = examine()
+    findings = examine()
+    stops = any(finding.stops_a_run for finding in findings)
     if as_json:
-        print(examination.model_dump_json(indent=2))
+        print(json.dumps({"findings": [finding.model_dump() for finding in findings]}, indent=2, ensure_ascii=False))
     else:
-        _show(examination)
-    context.exit(MachineError.exit_code if examination.stops_a_run else 0)
+        _show(findings, "A run would fail because of a STOP above." if stops else "A run would work.")
+    context.exit(MachineError.exit_code if stops else 0)
 
 
-def _show(examination: Examination) -> None:
+def _show(findings: Sequence[Finding], verdict: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -285,12 +231,11 @@ def _show(examination: Examination) -> None:
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in examination.findings:
+    for finding in findings:
         mark = Text("STOP", "red") if finding.stops_a_run else Text("note", "yellow") if finding.trouble else "ok"
         table.add_row(finding.name, mark, finding.value)
         if finding.trouble:
             table.add_row("", "", finding.trouble)
         if finding.remedy:
             table.add_row("", "", f"try: {finding.remedy}")
-    verdict = "A run would fail because of a STOP above." if examination.stops_a_run else "A run would work."
     show(table, "", verdict)

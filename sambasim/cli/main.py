@@ -7,15 +7,14 @@ from importlib import import_module
 import click
 
 from sambasim import __version__
-from sambasim.cli import streams
-from sambasim.cli.failure import exit_code_of, report_error
+from sambasim.cli.terminal import exit_code_of, report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
         "compile": ("compile", "Compile a PyTorch model into a PEF."),
         "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
         "app": ("app", "Run a SambaFlow app with sambasim in place of sambaflow."),
-        "env": ("env", "Print shell lines that let launch scripts for the hardware work as they are."),
+        "env": ("launch_scripts", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Look at results": {
@@ -39,7 +38,8 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 needed, so that help is instant."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
-_HIDDEN = {"stand-in": ("stand_in", "")}
+_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "launch_scripts"}
+"""By name, also of the one command that `--help` does not list: its module."""
 
 
 class _LazyGroup(click.Group):
@@ -47,11 +47,10 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS | _HIDDEN:
+        if cmd_name not in _MODULES:
             return None
-        module, _ = (_COMMANDS | _HIDDEN)[cmd_name]
-        name = f"{cmd_name.replace('-', '_')}_command"
-        command: click.Command = getattr(import_module(f"sambasim.cli.{module}"), name)
+        module = import_module(f"sambasim.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,7 +61,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS | _HIDDEN and not args[0].startswith("-"):
+        if args and args[0] not in _MODULES and not args[0].startswith("-"):
             import difflib
 
             guess = difflib.get_close_matches(args[0], _COMMANDS, n=1)
@@ -71,14 +70,13 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _with_hyphens(token: str) -> str:
-    """Scripts for SambaFlow write `--reduce_on_rdu` as well as `--reduce-on-rdu`."""
-    return token.replace("_", "-")
-
-
 @click.group(
     cls=_LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # Scripts for SambaFlow write `--reduce_on_rdu` as well as `--reduce-on-rdu`.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
 )
 @click.version_option(__version__, prog_name="sambasim")
 def sambasim() -> None:
@@ -93,10 +91,15 @@ def sambasim() -> None:
 
 def main() -> None:
     """Run the command line, and exit with the exit code of the error, if there is one."""
-    streams.set_up()
+    set_up_streams()
     code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
-    flush_code = _code_of(streams.flush)
+    flush_code = _code_of(_flush)
     sys.exit(code or flush_code)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _code_of(work: Callable[[], object]) -> int:

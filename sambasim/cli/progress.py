@@ -1,8 +1,9 @@
-"""Progress of a run: a live line on a terminal, plain lines if the output is piped, and a log file per rank."""
+"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped, and a log file per rank."""
 
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sambasim.bounded import one_line
 from sambasim.cli.terminal import is_terminal, show
@@ -11,9 +12,12 @@ from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Summary
 from sambasim.runtime.run_observer import LineFile, RunObserver, Start, Step
 from sambasim.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
-"""Seconds of training between two plain lines, and the window of the averages in the live line."""
+"""Seconds of training between two plain lines, and the window of the averages beside the bar."""
 
 
 class RunProgress(RunObserver):
@@ -21,13 +25,13 @@ class RunProgress(RunObserver):
 
     def __init__(self) -> None:
         self._start: Start | None = None
-        self._live = _LiveLine() if is_terminal(sys.stdout) else None
+        self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._since = _Since()
 
     def close(self) -> None:
-        """Remove the live line from the terminal."""
-        if self._live:
-            self._live.end()
+        """Remove the bar from the terminal."""
+        if self._bar:
+            self._bar.stop()
 
     def preparing(self, what: str) -> None:
         print(what, flush=True)
@@ -49,122 +53,98 @@ class RunProgress(RunObserver):
         for notice in start.notices:
             print(f"notice: {one_line(notice)}")
         sys.stdout.flush()
-        if self._live:
-            self._live.begin(plan.steps)
+        if self._bar:
+            self._bar.start()
+            self._bar.start_task(self._bar.task_ids[0])
+            self._bar.update(self._bar.task_ids[0], total=plan.steps)
 
     def stepped(self, step: Step) -> None:
         self._since.add(step)
-        if self._live:
-            self._live.update(step.step, self._since.facts(step))
-            if self._since.is_over(_LIVE_INTERVAL_S):
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step.step, facts=self._since.facts(step))
+            if self._since.step_s > _LIVE_INTERVAL_S:
                 self._since = _Since()
         elif self._start:
             steps = self._start.plan.steps
-            if step.step in (self._start.plan.start.step + 1, steps) or self._since.is_over(_PLAIN_INTERVAL_S):
+            if step.step in (self._start.plan.start.step + 1, steps) or self._since.step_s > _PLAIN_INTERVAL_S:
                 print(f"step {step.step}/{steps}  {self._since.facts(step)}", flush=True)
                 self._since = _Since()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         facts = [f"loss {record.loss:.4f}"] if record.loss is not None else []
         facts += [f"accuracy {record.accuracy:.2%}"] if record.accuracy is not None else []
-        line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {', '.join(facts)}"
-        self.noted(line)
+        when = f"after step {record.step}, epoch {record.epoch}"
+        self.noted(f"{when}: held out {record.samples} samples: {', '.join(facts)}")
 
     def saved(self, record: CheckpointRecord) -> None:
         took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
         self.noted(f"checkpoint after step {record.step}: {record.path} ({took})")
 
     def noted(self, what: str) -> None:
-        if self._live:
-            self._live.print(what)
+        if self._bar:
+            self._bar.console.print(what, highlight=False)
         else:
             print(what, flush=True)
 
     def ended(self, summary: SummaryRecord) -> None:
-        from sambasim.report.summaries import step_times
-
-        if self._live:
-            self._live.end()
-        moved = ", ".join(
-            f"{format_bytes(count)} {kind.replace('_', ' ')}"
-            for kind, count in summary.bytes.model_dump().items()
-            if count
-        )
-        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
+        self.close()
         taken = summary.steps - (summary.resumed_after_step or 0)
-        if not taken:
+        if taken:
+            self._print_result(summary, taken)
+        else:
             print(f"nothing was left to do: the checkpoint is of step {summary.steps}, the last one of the run")
             print("to train longer: --epochs N or --steps N")
-            self._print_digests(summary)
-            return
+        print(f"weights_sha256 {summary.weights_sha256}")
+        print(f"state_sha256   {summary.state_sha256}", flush=True)
+
+    def _print_result(self, summary: SummaryRecord, steps: int) -> None:
+        from sambasim.report.summaries import step_times
+
+        hidden = f" ({format_seconds(summary.hidden_sync_s)} more behind the backward)" if summary.hidden_sync_s else ""
         print(
-            f"{taken} step{'s' * (taken != 1)} in {format_seconds(summary.training_s)} (measured): "
+            f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
             f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         )
+        moved = [(kind.replace("_", " "), count) for kind, count in summary.bytes.model_dump().items() if count]
         if moved:
-            print(f"sync moved {moved}")
+            print(f"sync moved {', '.join(f'{format_bytes(count)} {kind}' for kind, count in moved)}")
         show(*step_times(summary))
         if summary.skipped_steps:
-            told = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
-            print(f"warning: {told}, first at step {summary.first_nonfinite_step}")
+            skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped: their loss was not finite"
+            print(f"warning: {skipped}, first at step {summary.first_nonfinite_step}")
         elif summary.first_nonfinite_step is not None:
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
-        if summary.failed_checkpoints:
-            failed = summary.failed_checkpoints
+        if failed := summary.failed_checkpoints:
             print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
             print(f"not exact: {exempt}")
-        self._print_digests(summary)
-
-    def _print_digests(self, summary: SummaryRecord) -> None:
-        print(f"weights_sha256 {summary.weights_sha256}")
-        print(f"state_sha256   {summary.state_sha256}", flush=True)
 
 
 class _Since:
     """The times of all steps since the last line: the time of one step varies too much."""
 
     def __init__(self) -> None:
-        self._samples = self._step_s = self._sync_s = 0.0
+        self._samples = self._sync_s = self.step_s = 0.0
 
     def add(self, step: Step) -> None:
         self._samples += step.samples_per_s * step.step_s
-        self._step_s += step.step_s
         self._sync_s += step.sync_s
-
-    def is_over(self, time_s: float) -> bool:
-        return self._step_s > time_s
+        self.step_s += step.step_s
 
     def facts(self, step: Step) -> str:
         """The last loss, and the averages."""
-        pace = f"{self._samples / self._step_s:.0f} samples/s  sync {self._sync_s / self._step_s:.0%}"
+        pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
         return f"loss {step.loss:.4f}  {pace}"
 
 
-class _LiveLine:
-    """A progress bar at the bottom of a terminal."""
+def _progress_bar() -> "Progress":
+    """A bar at the bottom of a terminal, with one task."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
-        self._progress = Progress(*columns)
-        self._task = self._progress.add_task("", start=False, facts="")
-
-    def begin(self, steps: int) -> None:
-        self._progress.start()
-        self._progress.start_task(self._task)
-        self._progress.update(self._task, total=steps)
-
-    def update(self, step: int, facts: str) -> None:
-        self._progress.update(self._task, completed=step, facts=facts)
-
-    def print(self, line: str) -> None:
-        self._progress.console.print(line, highlight=False)
-
-    def end(self) -> None:
-        self._progress.stop()
+    bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+    bar.add_task("", start=False, facts="")
+    return bar
 
 
 def log_of(folder: Path, rank: int) -> Path:
@@ -178,9 +158,6 @@ class RankLog(RunObserver):
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = log_of(folder, rank)
         self._file: LineFile | None = None
-
-    def preparing(self, what: str) -> None:
-        self._write(what)
 
     def started(self, start: Start) -> None:
         try:
@@ -210,10 +187,9 @@ class RankLog(RunObserver):
             self._file.close()
 
     def _write(self, line: str) -> None:
-        if self._file is None:
-            return
         try:
-            self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+            if self._file is not None:
+                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
         except OSError as error:
             what = f"the log {self._path} cannot be written any more: {error.strerror}"
             raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error

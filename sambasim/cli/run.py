@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,26 +11,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.failure import exit_code_of, report_error
 from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
-from sambasim.cli.streams import survive_closed_stdout
+from sambasim.cli.terminal import exit_code_of, report_error, survive_closed_stdout
 from sambasim.errors import LaunchError, OptionError, PeerError
 from sambasim.options.flags import DATA, TRAINING
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from sambasim.options.run import RunOptions
     from sambasim.pef import PefHeader
     from sambasim.records.metrics import PredictionRecord
     from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.run_observer import RunObserver
-    from sambasim.runtime.supervision.supervisor import Failure, Supervisor
+    from sambasim.runtime.supervision.supervisor import Failure
 
 _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
-def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
+def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
     if value is not None:
         raise OptionError(
             "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
@@ -43,7 +45,7 @@ def _refuse_world_size(ctx: click.Context, parameter: click.Parameter, value: in
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
-@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_refuse_world_size)
+@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
     """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
@@ -65,10 +67,10 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.runtime.run_observer import print_whole_lines
     from sambasim.runtime.supervision.supervisor import Supervisor, limit_time
 
-    launcher = find_launcher(os.environ)
+    launcher, command = find_launcher(os.environ), ["sambasim", *sys.argv[1:]]
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
-    communicator = connect(["sambasim", *sys.argv[1:]])
+    communicator = connect(command)
     if communicator.topology.world_size > 1:
         print_whole_lines()
 
@@ -79,9 +81,27 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         report_error(failure.error, failure.reporter, _details(failure, options))
 
     with Supervisor(communicator, report=report, exit_code=exit_code_of) as supervisor:
-        path = _checked(options, output_folder, communicator)
-        _start(supervisor, options, path, communicator.rank)
-        _run(path, options, communicator, supervisor, screen)
+        path = _checked(options, output_folder, communicator, command)
+        supervisor.start(
+            [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())], path.stem, options.sync_timeout
+        )
+        # Nothing else is left if every rank is killed.
+        if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
+            print(f"if a rank dies: {supervisor.path} says what each was doing")
+        with kept_imports():
+            from sambasim.runtime.evaluation import PredictionJob
+            from sambasim.runtime.job import TrainingJob
+        result: BaseModel
+        if options.inference:
+            result = prediction = PredictionJob(path, options, communicator, supervisor.activity).run()
+        else:
+            with screen:
+                observer = _observer(options, communicator.rank, screen)
+                result = TrainingJob(path, options, communicator, observer, supervisor.activity, command).run()
+        if communicator.rank == 0 and options.json_output:
+            print(result.model_dump_json())
+        elif communicator.rank == 0 and options.inference:
+            print(_in_words(prediction))
         supervisor.finish()
     try:
         communicator.finish()
@@ -103,47 +123,85 @@ def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
     return lines
 
 
-def _start(supervisor: "Supervisor", options: "RunOptions", pef: Path, rank: int) -> None:
-    """Collective. Start supervision, and print where the status file is: all that is left if every rank is killed."""
-    import tempfile
+def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]) -> Path:
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long.
 
-    folders = [options.log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
-    supervisor.start(folders, pef.stem, options.sync_timeout)
-    if supervisor.path is not None and rank == 0 and not options.json_output:
-        print(f"if a rank dies: {supervisor.path} says what each was doing")
-
-
-def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator") -> Path:
-    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
+    All ranks raise the same error, or one of them that of its own files.
+    """
+    from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.pef import locate, peek
 
     path = locate(options.pef, output_folder)
     header = peek(path)
-    _check_same_pef(header, communicator)
+    digests = communicator.all_gather_object(header.digest)
+    apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if apart:
+        raise PeerError(
+            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
+            remedy="copy the same PEF to every host, or keep it in a shared folder",
+        )
+    topology = communicator.topology
     if not options.inference:
-        _check_replicas(options, header, communicator.topology.world_size)
-    _check_seats(options, header, communicator.topology.node_of)
-    _check_outputs(options, communicator.topology.rank)
+        _check_replicas(options, header, topology.world_size, command)
+    place_replicas(
+        inventory_of(header.compile_options, cluster=options.cluster),
+        topology.node_of[: topology.world_size - (options.parameter_servers or 0)],
+        options.emulate_replicas or 1,
+        command=shlex.join(command),
+        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
+    )
+    _check_outputs(options, topology.rank)
     return path
 
 
-def _run(
-    path: Path, options: "RunOptions", communicator: "Communicator", supervisor: "Supervisor", screen: ExitStack
-) -> None:
-    with kept_imports():
-        from sambasim.runtime.evaluation import PredictionJob
-        from sambasim.runtime.job import TrainingJob
+def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
+    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
+    from sambasim.runtime.launcher import check_emulation, check_world_size
 
-    if options.inference:
-        report = PredictionJob(path, options, communicator, supervisor.activity).run()
-        if communicator.topology.rank == 0:
-            print(report.model_dump_json() if options.json_output else _in_words(report))
-        return
-    with screen:
-        observers, command = _observers(options, communicator, screen), ["sambasim", *sys.argv[1:]]
-        summary = TrainingJob(path, options, communicator, observers, supervisor.activity, command).run()
-    if options.json_output and communicator.topology.rank == 0:
-        print(summary.model_dump_json())
+    emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
+    check_emulation(ranks, emulated or 1, command=command)
+    if servers and ranks - servers < minimum:
+        started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
+        raise LaunchError(
+            f"{started}, and --parameter-servers {servers} leaves {max(ranks - servers, 0) or 'none'} for replicas, "
+            f"of which this PEF needs at least {minimum} (-ws {minimum})",
+            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
+        )
+    check_world_size(
+        emulated or ranks - servers,
+        minimum,
+        command=command,
+        data_parallel=header.data_parallel,
+        emulated=emulated is not None,
+    )
+    if options.data_parallel and not header.data_parallel:
+        raise OptionError(
+            f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
+            remedy="compile it with --data-parallel, or run it without",
+        )
+
+
+def _check_outputs(options: "RunOptions", rank: int) -> None:
+    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
+    from sambasim.options.load import check_output_file, check_output_folder
+
+    files = (
+        (options.metrics, "the metrics file", "--metrics FILE"),
+        (options.trace, "the trace", "--trace FILE"),
+        (options.save, "the trained weights", "--save FILE.safetensors"),
+        (options.predictions, "the predictions", "--predictions FILE.safetensors"),
+    )
+    for path, what, flag in files:
+        if path is not None and rank == 0:
+            check_output_file(path, what, f"another place: {flag}")
+    folders = (
+        (options.checkpoint.dir, "the checkpoints", "--checkpoint-dir DIR"),
+        (options.log_dir, "the logs", "--log-dir FOLDER"),
+        (options.record_digests, "the digests", "--record-digests FOLDER"),
+    )
+    for path, what, flag in folders:
+        if path is not None:
+            check_output_folder(path, what, f"another place: {flag}")
 
 
 def _in_words(report: "PredictionRecord") -> str:
@@ -158,98 +216,15 @@ def _in_words(report: "PredictionRecord") -> str:
     return "\n".join(lines)
 
 
-def _check_same_pef(header: "PefHeader", communicator: "Communicator") -> None:
-    """Collective. Raises PeerError if the ranks read different PEFs."""
-    digests = communicator.all_gather_object(header.digest)
-    apart = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if apart:
-        raise PeerError(
-            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
-            remedy="copy the same PEF to every host, or keep it in a shared folder",
-        )
-
-
-def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int) -> None:
-    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
-    from sambasim.runtime.launcher import check_emulation, check_world_size
-
-    command = ["sambasim", *sys.argv[1:]]
-    emulated = options.emulate_replicas
-    check_emulation(ranks, emulated or 1, command=command)
-    servers = options.parameter_servers or 0
-    if servers:
-        _check_servers(ranks, servers, header.world_size, command)
-    check_world_size(
-        emulated or ranks - servers,
-        header.world_size,
-        command=command,
-        data_parallel=header.data_parallel,
-        emulated=emulated is not None,
-    )
-    if options.data_parallel and not header.data_parallel:
-        raise OptionError(
-            f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none",
-            remedy="compile it with --data-parallel, or run it without",
-        )
-
-
-def _check_servers(ranks: int, servers: int, minimum: int, command: Sequence[str]) -> None:
-    """Raises LaunchError if the ranks that are not parameter servers are too few for the PEF."""
-    if ranks - servers < minimum:
-        started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
-        raise LaunchError(
-            f"{started}, and --parameter-servers {servers} leaves {max(ranks - servers, 0) or 'none'} for replicas, "
-            f"of which this PEF needs at least {minimum} (-ws {minimum})",
-            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
-        )
-
-
-def _check_seats(options: "RunOptions", header: "PefHeader", node_of: Sequence[int]) -> None:
-    """Raises LaunchError or OptionError if the simulated machine has too few RDUs. All ranks raise it at the same time,
-    because they have not yet done anything that takes them different times."""
-    from sambasim.hardware.placement import inventory_of, place_replicas
-
-    place_replicas(
-        inventory_of(header.compile_options, cluster=options.cluster),
-        node_of[: len(node_of) - (options.parameter_servers or 0)],
-        options.emulate_replicas or 1,
-        command=shlex.join(["sambasim", *sys.argv[1:]]),
-        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
-    )
-
-
-def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
-    from sambasim.options.load import check_output_file, check_output_folder
-
-    if rank == 0:
-        files = (
-            (options.metrics, "the metrics file", "--metrics FILE"),
-            (options.trace, "the trace", "--trace FILE"),
-            (options.save, "the trained weights", "--save FILE.safetensors"),
-            (options.predictions, "the predictions", "--predictions FILE.safetensors"),
-        )
-        for path, what, remedy in files:
-            if path is not None:
-                check_output_file(path, what, f"another place: {remedy}")
-    if options.checkpoint.dir is not None:
-        check_output_folder(options.checkpoint.dir, "the checkpoints", "another place: --checkpoint-dir DIR")
-    if options.log_dir is not None:
-        check_output_folder(options.log_dir, "the logs", "another place: --log-dir FOLDER")
-    if options.record_digests is not None:
-        check_output_folder(options.record_digests, "the digests", "another place: --record-digests FOLDER")
-
-
-def _observers(options: "RunOptions", communicator: "Communicator", stack: ExitStack) -> "RunObserver":
-    """The observers of this rank. `stack` restores the terminal at the end, also after an error."""
+def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserver":
+    """What this rank reports to; `screen` releases the terminal at the end, also after an error."""
     from sambasim.cli.progress import RankLog, RunProgress
     from sambasim.runtime.run_observer import MetricsFile, RunObservers
 
-    rank = communicator.topology.rank
     members: list[RunObserver] = []
     if rank == 0 and not options.json_output:
         progress = RunProgress()
-        stack.callback(progress.close)
+        screen.callback(progress.close)
         members.append(progress)
     if rank == 0 and options.metrics is not None:
         members.append(MetricsFile(options.metrics))

@@ -1,4 +1,4 @@
-"""What commands share: click options, made from the fields of options or not, and how they import what is large."""
+"""What commands share: click options, most of them made from `options.flags`, and imports of large packages."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -64,33 +64,24 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
         )
     if flag.choices:
         return
-    extra: dict[str, Any] = {"type": kind}
+    # With any default, None too, click would forget that an option is required.
+    extra: dict[str, Any] = {"required": True} if setting.default is ... else {"default": None}
     if kind is bool:
-        extra = {"is_flag": True}
-    elif kind is Path:
-        extra = {"type": FILE}
+        extra["is_flag"] = True
     elif get_origin(kind) is Literal:
-        extra = {"type": click.Choice(get_args(kind), case_sensitive=False)}
+        extra["type"] = click.Choice(get_args(kind), case_sensitive=False)
+    else:
+        extra["type"] = FILE if kind is Path else kind
     if flag.bare is not None:
         extra |= {"is_flag": False, "flag_value": flag.bare}
-    # A value by default, None too, would make click forget that the option is required.
-    extra |= {"required": True} if setting.default is ... else {"default": None}
-    default = _default(setting)
+    default = flag.default or _shown_default(setting)
+    text = f"{flag.help}  [default: {default}]" if default else flag.help
     yield click.option(
-        *flag.names,
-        setting.keyword,
-        metavar=flag.metavar,
-        help=flag.help if default is None else f"{flag.help}  [default: {default}]",
-        cls=PanelOption,
-        panel=flag.panel,
-        **extra,
+        *flag.names, setting.keyword, metavar=flag.metavar, help=text, cls=PanelOption, panel=flag.panel, **extra
     )
 
 
-def _default(setting: "Setting") -> str | None:
-    """How `--help` shows the default."""
-    if setting.flag.default is not None:
-        return setting.flag.default
+def _shown_default(setting: "Setting") -> str | None:
     if setting.name.startswith("overrides."):
         return "as compiled"
     if setting.default in (None, False, ...):
@@ -131,9 +122,8 @@ def one_pef(argument: str | None, flag: str | None) -> str:
 def kept_imports() -> Iterator[None]:
     """Exempt all objects that exist at the end of the block from garbage collection, also if an import failed.
 
-    Torch has more than 100,000 objects, which live to the end of the process; without this, Python searches them
-    several times when it exits. Only for a command that has not yet run user code: the globals of a script that is
-    running would never be collected, and a file among them might lose its end.
+    Torch has more than 100,000 objects, which Python would search several times when it exits. Only for a command that
+    has not yet run user code: the globals of a running script would never be collected, and its open files not flushed.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,23 +1,128 @@
-"""Output for people: on a terminal in its width and colours, and plain if it is piped."""
+"""What a command writes: standard streams that do not fail, tables, progress phases, and errors.
 
+    stream closed from the start   output is discarded, input is empty
+    the reader has exited          the command exits quietly with 141, which is 128 + SIGPIPE; training goes on without
+                                   output, so that its results are saved
+    the disk is full               the command reports it and exits; training warns once, and goes on
+    an encoding that lacks ×       the character is written in ASCII, as x
+
+A failure of stderr never ends a command: the exit code still says what happened.
+"""
+
+import codecs
+import contextlib
+import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from sambasim.bounded import printable
+import click
+
+from sambasim.bounded import one_line, printable
+from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code
 from sambasim.runtime.launcher import find_launcher
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+READER_GONE = 141
+
+_ASCII = {"×": "x", "→": "->", "…": "...", "─": "-", "│": "|", "━": "-", "≤": "<=", "≥": ">=", "·": ".", "µ": "u"}
+_ERRORS = "sambasim.ascii"
 _PIPED_WIDTH = 200
 """Columns of a table that is not written to a terminal."""
 
-_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
+
+def set_up_streams() -> None:
+    """Replace this process's standard streams. A stream that is not the original is left alone."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            flags, mode = (os.O_WRONLY, "w") if number else (os.O_RDONLY, "r")
+            try:
+                os.fstat(number)
+            except OSError:  # closed: the next file that is opened would get what others print
+                _redirect_to_devnull(number, flags)
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
+    codecs.register_error(_ERRORS, _in_ascii)
+    if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
+        sys.stdout = _replacement(sys.__stdout__, _Output(1))
+    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
+        sys.stderr = _replacement(sys.__stderr__, _Output(2))
+
+
+def survive_closed_stdout() -> None:
+    """From now on the command goes on when its output cannot be written any more."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    output = getattr(buffer, "raw", buffer)
+    if isinstance(output, _Output):
+        output.goes_on = True
+
+
+class _Output(io.FileIO):
+    """Stdout or stderr by its descriptor. Once it cannot be written, it is redirected to /dev/null."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.goes_on = False
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """For stdout, unless `goes_on`: SystemExit if the reader has exited, MachineError if the disk is full."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            _redirect_to_devnull(self.fileno(), os.O_WRONLY)
+            if self.fileno() == 1:
+                self._report(error)
+        return memoryview(data).nbytes
+
+    def _report(self, error: OSError) -> None:
+        if error.errno in (errno.EPIPE, errno.EIO):  # EIO: a terminal that was closed
+            if not self.goes_on:
+                raise SystemExit(READER_GONE)
+            return
+        what = f"standard output cannot be written any more: {error.strerror}"
+        if not self.goes_on:
+            raise MachineError(what, remedy="free space there, or redirect the output")
+        print(f"warning: {what}; the run goes on", file=sys.stderr, flush=True)
+
+
+def _replacement(stream: TextIO, output: _Output) -> TextIO:
+    """A stream to `output` with the buffering and encoding of `stream`."""
+    if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != output.fileno():
+        return stream
+    with contextlib.suppress(OSError):
+        stream.flush()
+    return io.TextIOWrapper(
+        output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),
+        encoding=stream.encoding,
+        errors=_ERRORS,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _redirect_to_devnull(number: int, flags: int) -> None:
+    opened = os.open(os.devnull, flags)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The replacement of a character that the encoding of a stream lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character, after = error.object[error.start], error.start + 1
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not text
+        return bytes([ord(character) - 0xDC00]), after
+    return _ASCII.get(character, "?"), after
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -32,14 +137,15 @@ def is_terminal(stream: TextIO) -> bool:
     if launcher is None or not launcher.gives_terminals:
         return True
     try:
-        return os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}").startswith(_TERMINALS)
+        target = os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}")
     except OSError:
         return False
+    return target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Printable:
-    """`part` with control characters spelled out; rich removes only a few of them."""
+    """`part` with control characters escaped; rich removes only a few of them."""
 
     part: "RenderableType"
 
@@ -79,3 +185,45 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
             yield lambda phase: status.update(f"{phase} …")
     else:
         yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a command that ended with `error`."""
+    if isinstance(error, click.ClickException):
+        return error.exit_code
+    return exit_code(KeyboardInterrupt() if isinstance(error, click.Abort) else error, other=70)
+
+
+def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
+    """Print `error`, and below it `details`, each a title and a text.
+
+    reporter: the rank and host that report; None before the ranks have connected. Then all fail, and only rank 0
+        prints; the others wait until it has.
+    """
+    launcher = find_launcher(os.environ)
+    if reporter is None and launcher is not None and launcher.rank > 0:
+        if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):
+            time.sleep(launcher.wait_for_report_s)
+        return
+    lines = [f"  {title + ':':<6} {text}" for title, text in details]
+    print(printable("\n".join([_error_text(error, f" ({reporter})" if reporter else ""), *lines])), file=sys.stderr)
+
+
+def _error_text(error: BaseException, reporter: str) -> str:
+    match error:
+        case Interrupted():
+            return str(error)
+        case SambasimError():
+            return f"error[{error.code}]{reporter}: {error}"
+        case click.exceptions.NoArgsIsHelpError():
+            return error.format_message()
+        case click.UsageError():
+            typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
+            command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
+            return f"error[usage]{reporter}: {error.format_message()}\n  try:   {command} --help"
+        case click.ClickException():
+            return f"error[usage]{reporter}: {error.format_message()}"
+        case KeyboardInterrupt() | click.Abort():
+            return f"interrupted{reporter}"
+    trace = "".join(traceback.format_exception(error))
+    return f"{trace}error[internal]{reporter}: this is a bug in sambasim, please report it: {one_line(str(error))}"

@@ -47,7 +47,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.training import LossOptions
 from sambasim.pef import PefDocument, write
-from sambasim.pef.account import record_compiled
+from sambasim.pef.lookup import record_compiled
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 import sambasim
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
 from sambasim.options.grammar import split_target, target_problem
-from sambasim.options.problems import nearest
+from sambasim.options.load import nearest
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
 

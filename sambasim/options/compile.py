@@ -9,17 +9,19 @@ from pydantic import JsonValue, field_validator
 
 from sambasim.errors import OptionError
 from sambasim.options.flags import BuildFlags, flags_of
-from sambasim.options.grammar import split_target
+from sambasim.options.grammar import absolute_names, split_target
 from sambasim.options.load import (
-    absolute_names,
-    apply_flags,
-    apply_overrides,
+    Given,
+    Options,
+    Problem,
+    Refused,
+    assign,
     build,
-    override_name,
+    given_flags,
+    given_overrides,
     read_toml,
-    with_value,
+    show,
 )
-from sambasim.options.problems import Options, Problem, Refused, show
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
@@ -69,8 +71,7 @@ class BuildOptions(BuildFlags, Options):
             yield Problem("data_parallel", what, "leave out --data-parallel or --inference")
         if self.stochastic_rounding and self.dtype != "bf16":
             what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
-            remedy = "add --dtype bf16, or leave out --enable-stoc-rounding"
-            yield Problem("stochastic_rounding", what, remedy)
+            yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
         if self.stochastic_rounding and self.inference:
             what = "does not go with inference, which has no optimizer step"
             yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --inference")
@@ -120,10 +121,7 @@ class CompileOptions(Sections, BuildOptions):
 
 
 def compile_options(
-    config: Path | None,
-    target: str | None,
-    overrides: Sequence[str],
-    flags: Mapping[str, object],
+    config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
     """The options of one compile: flags override `--set`, which overrides MODEL, the TOML file, and the defaults.
 
@@ -131,22 +129,17 @@ def compile_options(
     folder, those on the command line to the working directory. Without a model and a config it is the quick start.
     Raises OptionError, which lists all mistakes.
     """
-    if config is None and target is None and ["model", "target"] not in map(override_name, overrides):
-        config = QUICK_START
-    written: dict[str, object] = {} if config is None else absolute_names(read_toml(config), config.parent)
-    mapping, origins = written, dict[str, str]()
+    given = [*given_overrides(overrides), *given_flags(flags, flags_of("compile"))]
     if target is not None:
-        mapping = with_value(written, "model.target", target, "the MODEL argument")
-        origins["model.target"] = "the MODEL argument"
-    mapping = apply_overrides(mapping, overrides)
-    origins |= {".".join(override_name(override)): "--set" for override in overrides}
-    mapping, flag_origins = apply_flags(mapping, flags, flags_of("compile"))
-    origins |= flag_origins
+        given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
+    if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
+        config = QUICK_START
+    written = {} if config is None else absolute_names(read_toml(config), config.parent)
     where = None if config is None else str(config)
-    file = build(CompileFile, absolute_names(mapping, Path.cwd()), where=where, origins=origins, config=written)
+    file = build(CompileFile, absolute_names(assign(written, given), Path.cwd()), where=where, given=given)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
     parts = {name: getattr(file, name) for name in Sections.model_fields}
     parts |= {name: getattr(file.compile, name) for name in BuildOptions.model_fields}
-    return build(CompileOptions, parts, where=where, origins=origins, config=written)
+    return build(CompileOptions, parts, where=where, given=given)

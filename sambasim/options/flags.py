@@ -1,10 +1,7 @@
-"""Every flag of `compile` and `run`, declared as the field of the options that it sets.
+"""Every flag of `compile` and `run`, declared as the field of the options that it sets. To add a flag, add a field.
 
-A flag is one annotated field of a class below: type, bounds, default and `Flag` are all there is to it. `cli.shared`
-makes the click options from them, and the classes of the same tables in `training`, `compile` and `run` inherit them,
-so that pydantic checks what a flag, `--set`, a config or Python code gives. To add a flag, add a field.
-
-Nothing here imports pydantic, so that `--help` does not wait for it.
+`cli.shared` makes the click options from these classes, and the options classes of the same tables in `training`,
+`compile` and `run` inherit them, so that pydantic checks the values. Nothing here imports pydantic: `--help` is quick.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from sambasim.options.problems import Options as Fields
+    from sambasim.options.load import Options as Fields
 else:
     Fields = object
 
@@ -40,8 +37,8 @@ Command: TypeAlias = Literal["compile", "run"]
 class Flag(NamedTuple):
     """How a field is given on the command line.
 
-    usage: its flags and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
-    help: one sentence or two, without the default
+    usage: its names and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
+    help: without the default
     panel: the heading under which `--help` shows it
     only: the one command that has it, if the other shares its table
     default: how `--help` shows the default, where the default of the field does not say it
@@ -80,25 +77,21 @@ TrainingFlag = partial(Flag, training_only=True)
 
 
 class Limits:
-    """What a value must satisfy beside its type, by the names of pydantic's core schema: ge, gt, le, lt, min_length.
-
-    Annotated with it is the same as with `pydantic.Field`, which would import pydantic.
-    """
+    """What a value must satisfy beside its type, as `pydantic.Field` says it, without an import of pydantic."""
 
     def __init__(self, **limits: float | bool) -> None:
         self._limits = limits
 
     def __get_pydantic_core_schema__(self, source: type, handler: Any) -> Any:
-        schema = handler(source)
-        if schema["type"] == "nullable":
-            return {**schema, "schema": {**schema["schema"], **self._limits}}
-        return {**schema, **self._limits}
+        return {**handler(source), **self._limits}
 
 
 FilePath = Annotated[Path, Limits(strict=False)]
 """A path, or text that is one."""
 
+Count = Annotated[int, Limits(ge=1)]
 Seed = Annotated[int, Limits(ge=0, lt=2**63)]
+Text = Annotated[str, Limits(min_length=1)]
 
 MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
 DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
@@ -123,14 +116,10 @@ class TrainingFlags(Fields):
     """Fields of `[training]`."""
 
     batch_size: Annotated[
-        int,
-        Limits(ge=1),
-        Flag("-b --batch-size", "Samples that one replica takes in one micro-step.", MODEL, only="compile"),
+        Count, Flag("-b --batch-size", "Samples that one replica takes in one micro-step.", MODEL, only="compile")
     ] = 1
-    epochs: Annotated[int | None, Limits(ge=1), Flag("--epochs", "Passes over the data.", TRAINING, only="run")] = None
-    steps: Annotated[
-        int | None, Limits(ge=1), Flag("--steps", "Optimizer steps, instead of epochs.", TRAINING, only="run")
-    ] = None
+    epochs: Annotated[Count | None, Flag("--epochs", "Passes over the data.", TRAINING, only="run")] = None
+    steps: Annotated[Count | None, Flag("--steps", "Optimizer steps, instead of epochs.", TRAINING, only="run")] = None
     accumulation_steps: Annotated[
         int,
         Limits(ge=1, le=MOST_MICRO_STEPS),
@@ -152,11 +141,10 @@ class OptimizerFlags(Fields):
     """Fields of `[optimizer]`."""
 
     lr: Annotated[float, Limits(ge=0), Flag("--lr", "Learning rate.", TRAINING)] = 1e-3
-    momentum: Annotated[float | None, Limits(ge=0), Flag("--momentum", "Momentum of SGD.", TRAINING)] = None
+    momentum: Annotated[Annotated[float, Limits(ge=0)] | None, Flag("--momentum", "Momentum of SGD.", TRAINING)] = None
     weight_decay: Annotated[float, Limits(ge=0), Flag("--weight-decay", "Weight decay.", TRAINING)] = 0.0
     max_grad_norm: Annotated[
-        float | None,
-        Limits(gt=0),
+        Annotated[float, Limits(gt=0)] | None,
         Flag("--max-grad-norm", "Clip the norm of all gradients to this; the PEF must have clipping.", TRAINING),
     ] = None
 
@@ -174,9 +162,7 @@ class BuildFlags(Fields):
     data_parallel: Annotated[
         bool, Flag("--data-parallel", "Add gradient groups, REDUCE and GATHER sections.", PARALLEL)
     ] = False
-    world_size: Annotated[
-        int, Limits(ge=1), Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)
-    ] = 1
+    world_size: Annotated[Count, Flag("-ws --ws --world-size", "Fewest replicas that may run the PEF.", PARALLEL)] = 1
     gradient_groups: Annotated[
         Literal["section", "parameter"],
         Flag(
@@ -200,9 +186,7 @@ class BuildFlags(Fields):
     ] = "o3"
     arch: Annotated[Literal["sn10", "sn30", "sn40"], Flag("--arch", "Device to compile for.", DEVICE)] = "sn30"
     num_tiles: Annotated[
-        int | None,
-        Limits(ge=1),
-        Flag("--num-tiles", "Tiles of the device that one replica has.", DEVICE, default="all"),
+        Count | None, Flag("--num-tiles", "Tiles of the device that one replica has.", DEVICE, default="all")
     ] = None
 
 
@@ -221,12 +205,9 @@ class CheckpointFlags(Fields):
             default="10min",
         ),
     ] = None
-    keep: Annotated[
-        int | None, Limits(ge=1), Flag("--keep K", "Keep the newest K checkpoints.", CHECKPOINTS, default="3")
-    ] = None
+    keep: Annotated[Count | None, Flag("--keep K", "Keep the newest K checkpoints.", CHECKPOINTS, default="3")] = None
     resume: Annotated[
-        str | None,
-        Limits(min_length=1),
+        Text | None,
         Flag(
             "--resume [auto|if-any|PATH]",
             "Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: "
@@ -252,7 +233,7 @@ class CheckpointFlags(Fields):
 class RunFlags(Fields):
     """Fields of RunOptions."""
 
-    pef: Annotated[str, Limits(min_length=1), Flag("-p --pef", "The PEF: a path, or NAME for OUT/NAME/NAME.pef.", DATA)]
+    pef: Annotated[Text, Flag("-p --pef", "The PEF: a path, or NAME for OUT/NAME/NAME.pef.", DATA)]
     trust: Annotated[
         bool, Flag("--trust", "Execute a PEF that another account compiled, and open its data source.", DATA)
     ] = False
@@ -269,8 +250,7 @@ class RunFlags(Fields):
         HostSyncName | None, TrainingFlag("--host-sync", "How hosts exchange gradients.", PARALLEL, default="mpi")
     ] = None
     parameter_servers: Annotated[
-        int | None,
-        Limits(ge=0),
+        Annotated[int, Limits(ge=0)] | None,
         TrainingFlag(
             "--parameter-servers N",
             "The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves.",
@@ -279,15 +259,13 @@ class RunFlags(Fields):
         ),
     ] = None
     emulate_replicas: Annotated[
-        int | None,
-        Limits(ge=1),
+        Count | None,
         TrainingFlag(
             "--emulate-replicas N", "Run N replicas in one process, with the same bits as under mpirun.", PARALLEL
         ),
     ] = None
     cluster: Annotated[
-        str | None,
-        Limits(min_length=1),
+        Text | None,
         Flag(
             "--cluster NAME|FILE",
             "The simulated machine, see `sambasim devices`.",
@@ -296,8 +274,7 @@ class RunFlags(Fields):
         ),
     ] = None
     threads: Annotated[
-        int | None,
-        Limits(ge=1),
+        Count | None,
         Flag("--threads", "Intra-op threads of each rank.", PARALLEL, default="cores of the node / its ranks"),
     ] = None
     sync_timeout: Annotated[
@@ -335,8 +312,7 @@ class RunFlags(Fields):
         FilePath | None, TrainingFlag("--trace FILE", "Write one trace of all ranks, for ui.perfetto.dev.", OUTPUT)
     ] = None
     trace_steps: Annotated[
-        int | None,
-        Limits(ge=1, le=MOST_TRACED_STEPS),
+        Annotated[int, Limits(ge=1, le=MOST_TRACED_STEPS)] | None,
         TrainingFlag(
             "--trace-steps N", "With --trace: how many steps it holds.", OUTPUT, default="3, after the first 2"
         ),

@@ -11,6 +11,7 @@ All are checked before anything is imported.
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -19,7 +20,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from sambasim.options.problems import Problem, Refused, nearest, one_of, show
+from sambasim.options.load import Problem, Refused, did_you_mean, nearest, one_of, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 """The data sets of sambasim, and the function that opens each."""
@@ -86,18 +87,11 @@ def source_kind(source: str) -> SourceKind | None:
 def source_problem(source: str) -> Problem | None:
     """Why `source` is not a data source; None if it is one."""
     kind = source_kind(source)
-    if kind is SourceKind.FUNCTION:
-        return target_problem(source)
     if kind is not None:
-        return None
+        return target_problem(source) if kind is SourceKind.FUNCTION else None
     names = [*BUILTIN_SOURCES, SYNTHETIC]
-    guess = nearest(source, names)
-    return Problem(
-        "",
-        f"must be {one_of([*names, 'module:function', *(f'FILE{suffix}' for suffix in DATA_SUFFIXES)])}",
-        f"did you mean {guess}?" if guess else None,
-        show(source),
-    )
+    choices = [*names, "module:function", *(f"FILE{suffix}" for suffix in DATA_SUFFIXES)]
+    return Problem("", f"must be {one_of(choices)}", did_you_mean(nearest(source, names)), show(source))
 
 
 def absolute_path(path: str | Path, folder: Path) -> Path:
@@ -116,6 +110,21 @@ def absolute_source(source: str, folder: Path) -> str:
     if source_kind(source) is SourceKind.FILE:
         return str(absolute_path(source, folder))
     return absolute_target(source, folder)
+
+
+def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
+    result = dict(mapping)
+    keys = (
+        ("model", "target", absolute_target),
+        ("data", "source", absolute_source),
+        ("loss", "name", absolute_target),
+    )
+    for table_name, key, absolute in keys:
+        table = result.get(table_name)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            result[table_name] = table | {key: absolute(table[key], folder)}
+    return result
 
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -157,8 +166,8 @@ def parse_input(name: str, text: str) -> InputSpec:
         raise refuse("must be a dtype and the shape of one sample: float32[784], or int64[] < 10 for a class index")
     dtype, extents, bound_text = match.groups()
     if dtype not in DTYPES:
-        guess = nearest(dtype, DTYPES)
-        raise refuse(f"has the dtype {dtype}; it must be {one_of(DTYPES)}", f"did you mean {guess}?" if guess else None)
+        what = f"has the dtype {dtype}; it must be {one_of(DTYPES)}"
+        raise refuse(what, did_you_mean(nearest(dtype, DTYPES)))
     shape = tuple(int(extent) for extent in extents.split(",") if extent.strip())
     if 0 in shape:
         raise refuse("must have at least one element along each dimension")
@@ -189,12 +198,17 @@ def step_range(text: str | None) -> StepRange:
     if text is None:
         return StepRange()
     match = _RANGE.fullmatch(text.strip())
+    what, first, last = "", 1, None
     if match is None or not (match["first"] or match["last"]):
-        raise Refused(Problem("", "must be a step, or a range of them", "17, 100-120 or 100-", show(text)))
-    first = int(match["first"] or 1)
-    last = int(match["last"]) if match["last"] else None if match["dash"] else first
-    if first < 1 or (last is not None and last < first):
-        what = "steps count from 1" if first < 1 else "the last step is before the first"
+        what = "must be a step, or a range of them"
+    else:
+        first = int(match["first"] or 1)
+        last = int(match["last"]) if match["last"] else None if match["dash"] else first
+        if first < 1:
+            what = "steps count from 1"
+        elif last is not None and last < first:
+            what = "the last step is before the first"
+    if what:
         raise Refused(Problem("", what, "17, 100-120 or 100-", show(text)))
     return StepRange(first, last)
 
@@ -222,10 +236,11 @@ _UNITS = {
 }  # fmt: skip
 
 
-def parse_cadence(text: str) -> Cadence | None:
-    """`50`, `50steps`, `1epoch`, `30s`, `10min`, `2h`; None for any other text."""
+def parse_cadence(text: str) -> Cadence:
+    """`50`, `50steps`, `1epoch`, `30s`, `10min` or `2h`. Raises Refused for any other text."""
     match = _CADENCE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        return None
+        what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
+        raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", show(text)))
     factor, unit = _UNITS[match[2]]
     return Cadence(int(match[1]) * factor, unit)

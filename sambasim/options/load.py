@@ -1,23 +1,118 @@
-"""Options from TOML files, `--set` and flags; one error for all mistakes; whether outputs can be written."""
+"""Options from TOML files, `--set` and flags, and one error for all that is wrong with them.
+
+`assign` puts what was given into one mapping, and `build` makes an options class from it. A class yields a `Problem`
+for values that do not fit together; pydantic finds the rest (a wrong type, a number out of range, an unknown key).
+"""
 
 import copy
+import difflib
+import json
+import math
 import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from types import UnionType
+from typing import Annotated, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
 from sambasim.options.flags import Setting
-from sambasim.options.grammar import absolute_source, absolute_target
-from sambasim.options.problems import Problem, explain, show
 
 M = TypeVar("M", bound=BaseModel)
+
+LONGEST_VALUE = 60
+"""Characters of a given value that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One wrong option. `name` is relative to the model whose validator found it, and may be empty."""
+
+    name: str
+    what: str
+    remedy: str | None = None
+    given: str | None = None
+
+
+class Refused(ValueError):
+    """Raised by validators; pydantic collects it, and `build` lists its problems."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(f"{p.name}: {p.what}" if p.name else p.what for p in problems))
+        self.problems = problems
+
+
+class Options(BaseModel):
+    """Frozen and strict: unknown keys are errors, `"3"` is not a number, and `1` is not true."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def problems(self) -> Iterator[Problem]:
+        """What does not fit together, where each field by itself is valid."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> Self:
+        if problems := tuple(self.problems()):
+            raise Refused(*problems)
+        return self
+
+
+def _json_problems(value: object, name: str) -> Iterator[Problem]:
+    """What in `value` JSON cannot hold."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _json_problems(inner, f"{name}.{key}" if name else key)
+            else:
+                yield Problem(name, "must have names that are text", given=show(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _json_problems(inner, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Problem(name, "must be a finite number", given=str(value))
+    elif value is not None and not isinstance(value, str | int | float):
+        yield Problem(name, "must be text, a number, true or false, a list or a table", given=show(value))
+
+
+def _json(value: dict[str, object]) -> dict[str, object]:
+    if problems := tuple(_json_problems(value, "")):
+        raise Refused(*problems)
+    return value
+
+
+JsonTable = Annotated[dict[str, object], AfterValidator(_json)]
+"""Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
+
+
+def show(value: object) -> str:
+    """A value as in TOML, shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that is most similar to `word`, or None if none is similar."""
+    by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
+    found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def did_you_mean(guess: str | None) -> str | None:
+    """The remedy for a word that is not known."""
+    return f"did you mean {guess}?" if guess else None
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """`"a, b or c"`."""
+    words = list(choices)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -49,89 +144,73 @@ def read_toml(path: Path) -> dict[str, object]:
         ) from None
 
 
-def apply_overrides(mapping: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
-    """A copy of `mapping` with each `NAME=VALUE` set in it: `"optimizer.lr=1e-3"`, `"training.schedule.name=cosine"`.
+class Given(NamedTuple):
+    """A value that was given on the command line, or None to remove the option, and what was typed there."""
+
+    path: Sequence[str]
+    value: object
+    origin: str
+
+
+def given_overrides(overrides: Sequence[str]) -> list[Given]:
+    """Each `NAME=VALUE` of `--set`: `"optimizer.lr=1e-3"`, `"training.schedule.name=cosine"`.
 
     The value is TOML; a word that is not TOML is text, so quotes can be left out. An empty value removes the name, so
-    that its default applies. Raises OptionError if there is no `=`, for an invalid name, and for a name inside of
-    something that is not a table.
+    that its default applies. Raises OptionError if there is no `=` and for an invalid name or value.
     """
-    result = copy.deepcopy(dict(mapping))
+    given: list[Given] = []
     for override in overrides:
         _, equals, text = override.partition("=")
         if not equals:
             raise OptionError(f"--set {override} has no value", remedy=f"--set {override}=VALUE")
         value = _value(text.strip(), override) if text.strip() else None
-        _assign(result, override_name(override), value, f"--set {override}")
-    return result
+        given.append(Given(_path(override), value, "--set"))
+    return given
 
 
-def with_value(mapping: Mapping[str, object], name: str, value: object, typed: str) -> dict[str, object]:
-    """A copy of `mapping` with `value` at the dotted `name`; `typed` says in errors where it comes from."""
-    result = copy.deepcopy(dict(mapping))
-    _assign(result, name.split("."), value, typed)
-    return result
+def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
+    """Each flag that was given. `flags` has the values by keyword, None for a flag that was not given.
 
-
-def apply_flags(
-    mapping: Mapping[str, object], given: Mapping[str, object], known: Mapping[str, Setting]
-) -> tuple[dict[str, object], dict[str, str]]:
-    """A copy of `mapping` with each flag that was given set in it, and the origins of these for `build`.
-
-    given: values by keyword; None is a flag that was not given
-    known: the flags of the command. Raises OptionError for any other keyword.
+    Raises OptionError for a keyword that is not in `known`, the flags of the command.
     """
-    result, origins = copy.deepcopy(dict(mapping)), dict[str, str]()
-    for keyword, value in given.items():
-        if keyword not in known:
-            raise refusal([Problem(keyword, f"is not a flag; they are {', '.join(known)}")])
-        setting = known[keyword]
-        if value is not None:
-            _assign(result, setting.name.split("."), value, setting.flag.typed)
-            origins[setting.name] = setting.flag.typed
-    return result, origins
+    unknown = next((keyword for keyword in flags if keyword not in known), None)
+    if unknown is not None:
+        raise refusal([Problem(unknown, f"is not a flag; they are {', '.join(known)}")])
+    settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]
+    return [Given(setting.name.split("."), value, setting.flag.typed) for setting, value in settings]
 
 
-def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
+def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, object]:
+    """A copy of `mapping` with every value of `given` in it. Missing tables are made.
+
+    Raises OptionError for a name inside of something that is not a table.
+    """
     result = copy.deepcopy(dict(mapping))
-    for table_name, key, absolute in (
-        ("model", "target", absolute_target),
-        ("data", "source", absolute_source),
-        ("loss", "name", absolute_target),
-    ):
-        table = result.get(table_name)
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = absolute(table[key], folder)
+    for path, value, origin in given:
+        *tables, last = path
+        table = result
+        for depth, part in enumerate(tables):
+            inner = table.setdefault(part, {})
+            if not isinstance(inner, dict):
+                outer = ".".join(tables[: depth + 1])
+                what = f"{'.'.join(path)} (from {origin}) cannot be set: {outer} is {show(inner)}, and not a table"
+                raise OptionError(what)
+            table = inner
+        if value is None:
+            table.pop(last, None)
+        else:
+            table[last] = value
     return result
 
 
-def _assign(mapping: dict[str, object], path: Sequence[str], value: object, typed: str) -> None:
-    """Set the value at `path`, or remove it if it is None. Missing tables are made."""
-    *tables, last = path
-    table = mapping
-    for depth, part in enumerate(tables):
-        inner = table.setdefault(part, {})
-        if not isinstance(inner, dict):
-            name = ".".join(tables[: depth + 1])
-            raise OptionError(f"{typed} cannot be set: {name} is {show(inner)}, and not a table")
-        table = inner
-    if value is None:
-        table.pop(last, None)
-    else:
-        table[last] = value
-
-
-def override_name(override: str) -> list[str]:
-    """`"model.args.depth=3"` -> `["model", "args", "depth"]`. Raises OptionError for an invalid name."""
+def _path(override: str) -> list[str]:
+    """`"model.args.depth=3"` -> `["model", "args", "depth"]`."""
     name = override.partition("=")[0]
+    parts: list[str] = []
     try:
         inner: object = tomllib.loads(f"{name} = 0")
     except tomllib.TOMLDecodeError:
-        raise OptionError(
-            f"--set {override} does not start with a valid name", remedy="--set optimizer.lr=1e-3"
-        ) from None
-    parts: list[str] = []
+        inner = None
     while isinstance(inner, dict) and len(inner) == 1:
         [(part, inner)] = inner.items()
         parts.append(part)
@@ -155,17 +234,12 @@ def _value(text: str, override: str) -> object:
 
 
 def build(
-    model_class: type[M],
-    mapping: Mapping[str, object],
-    *,
-    where: str | None = None,
-    origins: Mapping[str, str] | None = None,
-    config: Mapping[str, object] | None = None,
+    model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Iterable[Given] = ()
 ) -> M:
     """An instance of an options class from plain data.
 
-    origins: where a value comes from, by dotted name: `--batch-size`
-    config: what the file `where` holds
+    where: the config file
+    given: what of `mapping` was given on the command line
 
     Raises one OptionError for all problems. Each has the dotted name, what was given, what is allowed, and for an
     unknown name the most similar one.
@@ -173,23 +247,15 @@ def build(
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
-        raise refusal(explain(error, model_class), where=where, origins=origins, config=config) from None
+        raise refusal(_explain(error, model_class), where=where, given=given) from None
 
 
-def refusal(
-    problems: Sequence[Problem],
-    *,
-    where: str | None = None,
-    origins: Mapping[str, str] | None = None,
-    config: Mapping[str, object] | None = None,
-) -> OptionError:
-    """One error for all problems. It names the file `where`, unless all of them come from the command line only: an
-    unknown name can be in the `config` too."""
-    typed = [_origin(problem.name, origins or {}) for problem in problems]
-    in_file = [problem.given is None and _has(config or {}, problem.name) for problem in problems]
-    found = [f"the config and {one}" if one and both else one for one, both in zip(typed, in_file, strict=True)]
+def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Iterable[Given] = ()) -> OptionError:
+    """One error for all problems. It names the file `where`, unless all of them come from the command line."""
+    origins = {".".join(path): origin for path, _, origin in given}
+    found = [_origin(problem.name, origins) for problem in problems]
     lines = [_line(problem, origin) for problem, origin in zip(problems, found, strict=True)]
-    where = None if all(typed) and not any(in_file) else where
+    where = None if all(found) else where
     if len(problems) == 1:
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
     each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
@@ -205,21 +271,87 @@ def _origin(name: str, origins: Mapping[str, str]) -> str | None:
     return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)
 
 
-def _has(config: Mapping[str, object], name: str) -> bool:
-    """Whether there is something at the dotted `name`."""
-    inner: object = config
-    for part in name.split("."):
-        if not isinstance(inner, dict) or part not in inner:
-            return False
-        inner = inner[part]
-    return True
-
-
 def _line(problem: Problem, origin: str | None) -> str:
     given = f" = {problem.given}" if problem.given is not None else ""
     typed = f" (from {origin})" if origin else ""
     name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
     return f"{name}{given}{typed}: {problem.what}" if name else problem.what
+
+
+def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Problem]:
+    """Every problem that pydantic found, with the full dotted name of its option."""
+    problems: list[Problem] = []
+    for item in error.errors(include_url=False):
+        # Without the index into a list: `betas = 1.0`, not `betas.1`.
+        location = [part for part in item["loc"] if isinstance(part, str)]
+        name, kind, context, given = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
+        if isinstance(refused := context.get("error"), Refused):
+            problems += (replace(p, name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
+        elif kind == "extra_forbidden":
+            problems.append(_unknown(location, model_class))
+        elif kind == "missing" and isinstance(item["loc"][-1], int):
+            problems.append(Problem(name, "has too few values", given=show(given)))
+        elif kind == "missing":
+            problems.append(Problem(name, "is missing", f"--set {name}=…"))
+        elif kind == "literal_error":
+            choices = re.findall(r"'([^']*)'", context["expected"])
+            guess = nearest(given, choices) if isinstance(given, str) else None
+            problems.append(Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given)))
+        elif kind in _LIMITS:
+            words, limit = _LIMITS[kind]
+            problems.append(Problem(name, f"must be {words} {context[limit]:g}", given=show(given)))
+        else:
+            what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
+            problems.append(Problem(name, what, given=show(given)))
+    return problems
+
+
+_KINDS = {
+    "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "string_type": "text", "path_type": "a path", "list_type": "a list",
+    "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",
+    "tuple_type": "a list",
+}  # fmt: skip
+_LIMITS = {
+    "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"), "less_than": ("below", "lt"),
+}  # fmt: skip
+
+
+def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
+    *parents, word = location
+    name = ".".join(location)
+    inside: type[BaseModel] | None = model_class
+    for part in parents:
+        inside = _nested(inside, part) if inside else None
+    siblings = list(inside.model_fields) if inside else []
+    # A similar name in this table, or the same one in another: `training.lr`, or `lr` alone.
+    guesses = [".".join((*parents, guess)) for guess in [nearest(word, siblings)] if guess]
+    guesses += [full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_")]
+    if guesses:
+        return Problem(name, "is not an option", did_you_mean(guesses[0]))
+    table = ".".join(parents)
+    known = f"[{table}] takes" if table else "the tables and names are"
+    return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
+
+
+def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """The options class of a field that may be None too; None for any other field."""
+    info = model_class.model_fields.get(field)
+    annotation = info.annotation if info else None
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
+    """Every option of a class and of its tables: `training.schedule.name`."""
+    for field in model_class.model_fields:
+        nested = _nested(model_class, field)
+        if nested is None:
+            yield field
+        else:
+            yield from (f"{field}.{name}" for name in dotted_names(nested))
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
@@ -231,30 +363,32 @@ def check_output_file(path: Path, what: str, remedy: str) -> None:
     Missing folders are no error: they are made when the file is. Nothing is left behind.
     """
     if path.is_dir():
-        raise _not_writable(path, what, f"{path} is a folder", remedy)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise _not_writable(path, what, f"{path} is not writable", remedy)
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe, such as /dev/stdout, is written in place
-    _check_folder(path.parent, path, what, remedy)
+        why: str | None = f"{path} is a folder"
+    elif path.exists() and not os.access(path, os.W_OK):
+        why = f"{path} is not writable"
+    elif path.exists() and not path.is_file():
+        why = None  # a device or a pipe, such as /dev/stdout, is written in place
+    else:
+        why = _folder_problem(path.parent)
+    if why:
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
 def check_output_folder(path: Path, what: str, remedy: str) -> None:
     """As `check_output_file`, for a folder of files."""
-    _check_folder(path, path, what, remedy)
+    if why := _folder_problem(path):
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
-def _check_folder(folder: Path, path: Path, what: str, remedy: str) -> None:
-    absolute = Path(os.path.abspath(folder))
-    folder = next(place for place in (absolute, *absolute.parents) if os.path.lexists(place))
+def _folder_problem(path: Path) -> str | None:
+    """Why no file can be made in the folder `path`, or in the folder in which it would be created."""
+    path = Path(os.path.abspath(path))
+    folder = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not folder.is_dir():
-        raise _not_writable(path, what, f"{folder} is not a folder", remedy)
+        return f"{folder} is not a folder"
     try:
         # os.access says yes on a read-only disk and in /proc, so a file is made.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise _not_writable(path, what, f"no file can be made in {folder}: {error.strerror}", remedy) from None
-
-
-def _not_writable(path: Path, what: str, why: str, remedy: str) -> OptionError:
-    return OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+        return f"no file can be made in {folder}: {error.strerror}"
+    return None

@@ -1,22 +1,31 @@
 """The options of `sambasim run`, and how they are combined with those that the PEF stores.
 
-A PEF stores the loss, the optimizer, the training and the data that it was compiled with. A run may change what is not
-compiled in: `overrides` holds these changes with the names of the TOML config, so that one schema checks both. A change
-of what is compiled in (the batch size, the loss, the optimizer, whether gradients are clipped) is an error.
+A PEF stores the loss, the optimizer, the training and the data that it was compiled with. `overrides` changes these,
+with the names of the TOML config. A change of what is compiled in (the batch size, the loss, the optimizer, whether
+gradients are clipped) is an error.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sambasim.errors import OptionError, PefError
 from sambasim.options.flags import SAVE_SUFFIX, CheckpointFlags, RunFlags, flags_of
-from sambasim.options.grammar import Cadence, parse_cadence, step_range
-from sambasim.options.load import absolute_names, apply_flags, apply_overrides, build, override_name, refusal
-from sambasim.options.problems import JsonTable, Options, Problem, Refused, show
+from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
+from sambasim.options.load import (
+    JsonTable,
+    Options,
+    Problem,
+    assign,
+    build,
+    given_flags,
+    given_overrides,
+    refusal,
+    show,
+)
 from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, TrainingOptions
 
 DEFAULT_EVERY = "10min"
@@ -35,20 +44,20 @@ class CheckpointOptions(CheckpointFlags, Options):
     @property
     def cadence(self) -> Cadence:
         """How often a checkpoint is written."""
-        cadence = parse_cadence(self.every or DEFAULT_EVERY)
-        if cadence is None:
-            raise Refused(Problem("every", "is not a number of steps, epochs or seconds", given=show(self.every)))
-        return cadence
+        return parse_cadence(self.every or DEFAULT_EVERY)
 
     @property
     def kept(self) -> int:
         """How many of the newest remain."""
         return self.keep or DEFAULT_KEEP
 
+    @field_validator("every")
+    @classmethod
+    def _check_every(cls, every: str | None) -> str | None:
+        parse_cadence(every or DEFAULT_EVERY)
+        return every
+
     def problems(self) -> Iterator[Problem]:
-        if self.every is not None and parse_cadence(self.every) is None:
-            what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
-            yield Problem("every", what, "--checkpoint-every 100, 1epoch, 30s or 10min", show(self.every))
         if self.dir is None:
             for field in ("every", "keep", "on_failure"):
                 if getattr(self, field) is not None:
@@ -71,6 +80,12 @@ class RunOptions(RunFlags, Options):
     overrides: JsonTable = Field(default_factory=dict)
     checkpoint: CheckpointOptions = CheckpointOptions()
 
+    @field_validator("record_steps")
+    @classmethod
+    def _check_record_steps(cls, steps: str | None) -> str | None:
+        step_range(steps)
+        return steps
+
     def problems(self) -> Iterator[Problem]:
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
@@ -83,26 +98,18 @@ class RunOptions(RunFlags, Options):
             yield Problem("engine", what, "leave out one of the two", self.engine)
         if self.trace_steps is not None and self.trace is None:
             yield Problem("trace_steps", "needs a trace", "add --trace FILE", str(self.trace_steps))
-        yield from self._recording_problems()
+        if self.record_steps is not None and self.record_digests is None:
+            given = show(self.record_steps)
+            yield Problem("record_steps", "needs a folder for the digests", "add --record-digests FOLDER", given)
+        if self.record_digests is not None and self.trace is not None:
+            what = "takes most of the time of a step, so a trace would show wrong times"
+            yield Problem("record_digests", what, "leave out --record-digests or --trace")
         if self.inference:
             yield from self._inference_problems()
         if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
             what = "needs data parallelism, which is turned off"
             yield Problem("emulate_replicas", what, given=str(self.emulate_replicas))
         yield from self._host_sync_problems()
-
-    def _recording_problems(self) -> Iterator[Problem]:
-        if self.record_steps is not None:
-            if self.record_digests is None:
-                what = "needs a folder for the digests"
-                yield Problem("record_steps", what, "add --record-digests FOLDER", show(self.record_steps))
-            try:
-                step_range(self.record_steps)
-            except Refused as error:
-                yield from (replace(problem, name="record_steps") for problem in error.problems)
-        if self.record_digests is not None and self.trace is not None:
-            what = "takes most of the time of a step, so a trace would show wrong times"
-            yield Problem("record_digests", what, "leave out --record-digests or --trace")
 
     def _inference_problems(self) -> Iterator[Problem]:
         what = "is for training, and this is inference"
@@ -131,17 +138,12 @@ class RunOptions(RunFlags, Options):
             yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)
 
 
-class StoredDefaults(Options):
-    """What `CompileOptions.training_defaults` stored in the PEF. An inference PEF has no optimizer."""
+class StoredOptions(Options):
+    """What a PEF stores, as it was compiled or with `RunOptions.overrides`. An inference PEF has no optimizer."""
 
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None
     training: TrainingOptions = TrainingOptions()
-
-
-class RunFile(StoredDefaults):
-    """What the PEF stores, with `RunOptions.overrides` applied."""
-
     data: DataOptions = DataOptions()
 
 
@@ -155,9 +157,6 @@ class ResolvedRun:
     optimizer: OptimizerOptions | None
     training: TrainingOptions
     changed: tuple[str, ...]
-
-
-_OF_ONE_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
 
 
 def _other_name(field: str, path: Path) -> str:
@@ -178,12 +177,12 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
     `flags` has keys of `flags_of("run")`; None is a flag that was not given. Paths are relative to the working
     directory. Raises OptionError, which lists all mistakes; `resolve_run` checks the overrides, together with the PEF.
     """
-    changes = apply_overrides({}, overrides)
-    mapping, origins = apply_flags({"overrides": changes} if changes else {}, flags, flags_of("run"))
+    changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
+    given = [*changes, *given_flags(flags, flags_of("run"))]
+    mapping = assign({}, given)
     if "overrides" in mapping:
         mapping["overrides"] = absolute_names(_table(mapping["overrides"]), Path.cwd())
-    origins |= {".".join(("overrides", *override_name(override))): "--set" for override in overrides}
-    return build(RunOptions, mapping, origins=origins)
+    return build(RunOptions, mapping, given=given)
 
 
 def resolve_run(
@@ -199,12 +198,10 @@ def resolve_run(
     if stored.optimizer is None and not options.inference:
         raise OptionError("this PEF was compiled for inference and cannot train", remedy="add --inference")
     before = stored.model_dump(mode="json")
-    problems = _compiled_in(options.overrides, before)
-    if problems:
+    if problems := _compiled_in(options.overrides, before):
         raise refusal(problems)
-    merged = build(RunFile, _merge(_without_replaced(before, options.overrides), options.overrides))
-    problems = _switched(stored.optimizer, merged.optimizer)
-    if problems:
+    merged = build(StoredOptions, _merge(_without_replaced(before, options.overrides), options.overrides))
+    if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = dict(_leaves(before)), dict(_leaves(merged.model_dump(mode="json")))
     changed = tuple(
@@ -215,13 +212,12 @@ def resolve_run(
     return ResolvedRun(options, merged.data, merged.loss, merged.optimizer, merged.training, changed)
 
 
-def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, object]) -> RunFile:
+def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, object]) -> StoredOptions:
     try:
-        return build(RunFile, {**training_defaults, "data": dict(data_source)})
+        return build(StoredOptions, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
         heading, *each = (line.strip() for line in error.what.split("\n"))
-        told = f"{heading} {'; '.join(each)}".rstrip()
-        what = f"the PEF stores invalid options for its runs: {told}"
+        what = f"the PEF stores invalid options for its runs: {heading} {'; '.join(each)}".rstrip()
         raise PefError(what, remedy="compile it again") from None
 
 
@@ -236,8 +232,7 @@ def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) 
         fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")
         if fixed and value != was.get(name):
             found = f"as {show(was[name])}" if was.get(name) is not None else "without it"
-            remedy = f"compile again: sambasim compile … --set {name}={show(value)}"
-            problems.append(Problem(name, f"cannot change: the PEF was compiled {found}", remedy, show(value)))
+            problems.append(_compile_again(name, f"cannot change: the PEF was compiled {found}", value))
     return problems
 
 
@@ -248,23 +243,27 @@ def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -
     problems: list[Problem] = []
     if before.max_grad_norm is None and after.max_grad_norm is not None:
         what = "cannot be turned on: the PEF was compiled without clipping"
-        remedy = f"compile again: sambasim compile … --set optimizer.max_grad_norm={after.max_grad_norm}"
-        problems.append(Problem("optimizer.max_grad_norm", what, remedy, show(after.max_grad_norm)))
+        problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
     if bool(before.momentum) != bool(after.momentum):
         way = "off: the PEF was compiled with it" if before.momentum else "on: the PEF was compiled without it"
-        remedy = f"compile again: sambasim compile … --set optimizer.momentum={after.momentum}"
-        problems.append(Problem("optimizer.momentum", f"cannot be turned {way}", remedy, show(after.momentum)))
+        problems.append(_compile_again("optimizer.momentum", f"cannot be turned {way}", after.momentum))
     return problems
+
+
+def _compile_again(name: str, what: str, value: object) -> Problem:
+    return Problem(name, what, f"compile again: sambasim compile … --set {name}={show(value)}", show(value))
 
 
 def _without_replaced(before: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """What the PEF stores, without the values that an override makes invalid."""
     data, training = dict(_table(before["data"])), dict(_table(before["training"]))
     new_data, new_training = _table(overrides.get("data")), _table(overrides.get("training"))
-    if "source" in new_data and new_data["source"] != data["source"]:
-        data = {name: value for name, value in data.items() if name not in _OF_ONE_SOURCE}
-    if "workers" in new_data and new_data["workers"] == 0:
-        data = {name: value for name, value in data.items() if name not in ("prefetch_factor", "persistent_workers")}
+    dropped: tuple[str, ...] = ()
+    if new_data.get("source", data["source"]) != data["source"]:
+        dropped = ("source", "args", "inputs", "samples", "evaluation_fraction")
+    if new_data.get("workers") == 0:
+        dropped += ("prefetch_factor", "persistent_workers")
+    data = {name: value for name, value in data.items() if name not in dropped}
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if one in new_training:
             training.pop(other, None)

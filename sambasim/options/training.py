@@ -20,7 +20,7 @@ from sambasim.options.grammar import (
     source_problem,
     target_problem,
 )
-from sambasim.options.problems import JsonTable, Options, Problem, Refused, nearest, one_of, show
+from sambasim.options.load import JsonTable, Options, Problem, Refused, did_you_mean, nearest, one_of, show
 
 SYNTHETIC_ARGUMENTS = ("seed",)
 
@@ -67,14 +67,8 @@ class DataOptions(DataFlags, Options):
     @field_validator("inputs")
     @classmethod
     def _check_inputs(cls, inputs: dict[str, str] | None) -> dict[str, str] | None:
-        problems: list[Problem] = []
         for name, text in (inputs or {}).items():
-            try:
-                parse_input(name, text)
-            except Refused as error:
-                problems += error.problems
-        if problems:
-            raise Refused(*problems)
+            parse_input(name, text)
         return inputs
 
     def problems(self) -> Iterator[Problem]:
@@ -87,17 +81,13 @@ class DataOptions(DataFlags, Options):
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
         elif synthetic and unknown:
             yield Problem(f"args.{unknown[0]}", "is not an argument of synthetic data, which takes seed only")
-        elif synthetic and not _is_seed(self.args.get("seed", 0)):
+        elif synthetic and not (type(seed := self.args.get("seed", 0)) is int and seed >= 0):
             yield Problem("args.seed", "must be a whole number of at least 0")
         if self.workers == 0:
             if self.prefetch_factor is not None:
                 yield Problem("prefetch_factor", "needs workers", "--set data.workers=1")
             if self.persistent_workers:
                 yield Problem("persistent_workers", "needs workers", "--set data.workers=1")
-
-
-def _is_seed(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -136,8 +126,8 @@ class LossOptions(Options):
             problem = target_problem(name)
         elif name not in LOSS_ARGUMENTS:
             guess = nearest(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
-            remedy = f"did you mean {guess}?" if guess else None
-            problem = Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, show(name))
+            what = f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}"
+            problem = Problem("", what, did_you_mean(guess), show(name))
         if problem:
             raise Refused(problem)
         return name
@@ -170,8 +160,7 @@ class OptimizerOptions(OptimizerFlags, Options):
     @classmethod
     def _check_name(cls, name: str) -> str:
         if name not in OPTIMIZERS:
-            guess = nearest(name, OPTIMIZERS)
-            remedy = f"did you mean {guess}?" if guess else None
+            remedy = did_you_mean(nearest(name, OPTIMIZERS))
             raise Refused(Problem("", f"must be {one_of(OPTIMIZERS)}", remedy, show(name)))
         return name
 
@@ -201,9 +190,8 @@ class OptimizerOptions(OptimizerFlags, Options):
         takes = (*OPTIMIZERS[self.name].defaults, "max_grad_norm")
         for field in OptimizerOptions.model_fields:
             if field not in ("name", *takes) and getattr(self, field) is not None:
-                what = f"is not for {self.name}, which takes {', '.join(takes)}"
                 remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
-                yield Problem(field, what, remedy)
+                yield Problem(field, f"is not for {self.name}, which takes {', '.join(takes)}", remedy)
         for field in OPTIMIZERS[self.name].defaults:
             if getattr(self, field) is None:
                 yield Problem(field, "must have a value")
@@ -236,13 +224,11 @@ class ScheduleOptions(Options):
         if self.name == "step" and self.step_size is None:
             yield Problem("step_size", "is missing", "--set training.schedule.step_size=…")
         if self.name != "step" and self.step_size is not None:
-            yield Problem(
-                "step_size", f"is not for {self.name}", "--set training.schedule.name=step", str(self.step_size)
-            )
+            remedy = "--set training.schedule.name=step"
+            yield Problem("step_size", f"is not for {self.name}", remedy, str(self.step_size))
         if self.total_steps is not None and self.warmup_steps >= self.total_steps:
-            yield Problem(
-                "warmup_steps", f"must be below total_steps, {self.total_steps}", None, str(self.warmup_steps)
-            )
+            what = f"must be below total_steps, {self.total_steps}"
+            yield Problem("warmup_steps", what, given=str(self.warmup_steps))
 
 
 class TrainingOptions(TrainingFlags, Options):

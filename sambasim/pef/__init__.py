@@ -5,7 +5,7 @@ when they are called.
 """
 
 from sambasim.pef.document import PefDocument, PefHeader
-from sambasim.pef.reader import check, locate, map_weights, peek, read
-from sambasim.pef.writer import write
+from sambasim.pef.files import check, map_weights, peek, read, write
+from sambasim.pef.lookup import locate
 
 __all__ = ["PefDocument", "PefHeader", "check", "locate", "map_weights", "peek", "read", "write"]

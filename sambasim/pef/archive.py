@@ -5,7 +5,7 @@
     …          local header, pef.json
     …          central directory, end of the archive
 
-The table of all rules is here too: README.md numbers them, readers enforce them, messages name them.
+`Rule` lists all rules.
 """
 
 import hashlib
@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from sambasim.bounded import shortened
 from sambasim.errors import PefError
@@ -48,36 +49,34 @@ _DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, E
 """What zipfile raises for archives that are damaged."""
 
 
-class Rule(NamedTuple):
-    """One rule: its number, the short name that messages use, and the part of the file that it is about."""
+class Rule(IntEnum):
+    """The rules, by the numbers of README.md. Messages have the name in lower case."""
 
-    number: int
-    name: str
-    part: str
+    READABLE = 1
+    ARCHIVE = 2
+    MEMBERS = 3
+    PLACES = 4
+    BOUNDED = 5
+    CHECKSUM = 6
+    FORMAT = 7
+    VERSION = 8
+    SCHEMA = 9
+    PROGRAM = 10
+    LAYOUT = 11
+    CONTENT = 12
 
-
-READABLE = Rule(1, "readable", "the file")
-ARCHIVE = Rule(2, "archive", "the file")
-MEMBERS = Rule(3, "members", "the file")
-PLACES = Rule(4, "places", "the file")
-BOUNDED = Rule(5, "bounded", MANIFEST_MEMBER)
-CHECKSUM = Rule(6, "checksum", MANIFEST_MEMBER)
-FORMAT = Rule(7, "format", MANIFEST_MEMBER)
-VERSION = Rule(8, "version", MANIFEST_MEMBER)
-SCHEMA = Rule(9, "schema", MANIFEST_MEMBER)
-PROGRAM = Rule(10, "program", MANIFEST_MEMBER)
-LAYOUT = Rule(11, "layout", WEIGHTS_MEMBER)
-CONTENT = Rule(12, "content", WEIGHTS_MEMBER)
-
-RULES = (
-    READABLE, ARCHIVE, MEMBERS, PLACES, BOUNDED, CHECKSUM, FORMAT, VERSION, SCHEMA, PROGRAM, LAYOUT, CONTENT,
-)  # fmt: skip
+    @property
+    def part(self) -> str:
+        """The part of the file that the rule is about."""
+        if self < Rule.BOUNDED:
+            return "the file"
+        return MANIFEST_MEMBER if self < Rule.LAYOUT else WEIGHTS_MEMBER
 
 
 def refusal(path: Path, rule: Rule, what: str, *, remedy: str = COMPILE_AGAIN) -> PefError:
     """The error for a file at `path` that breaks `rule`."""
     return PefError(
-        f"{path.name} breaks rule {rule.number} of the PEF format ({rule.name}): {shortened(what)}",
+        f"{path.name} breaks rule {rule:d} of the PEF format ({rule.name.lower()}): {shortened(what)}",
         where=f"{rule.part}, {path}",
         remedy=remedy,
     )
@@ -115,45 +114,46 @@ def open_pef(path: Path) -> Iterator[Archive]:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except OSError as error:
         what = f"it cannot be read: {error.strerror or type(error).__name__}"
-        raise refusal(path, READABLE, what, remedy="check the path and its permissions") from error
+        raise refusal(path, Rule.READABLE, what, remedy="check the path and its permissions") from error
     with file:
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise refusal(path, READABLE, "it is not a regular file", remedy="name a .pef file")
+                raise refusal(path, Rule.READABLE, "it is not a regular file", remedy="name a .pef file")
             yield _open_archive(file, path)
         except OSError as error:
             what = f"reading it failed: {error.strerror or type(error).__name__}"
-            raise refusal(path, READABLE, what, remedy="check the disk") from error
+            raise refusal(path, Rule.READABLE, what, remedy="check the disk") from error
 
 
 def _open_archive(file: BinaryIO, path: Path) -> Archive:
     head = file.read(len(_LOCAL_MARK))
     if head != _LOCAL_MARK:
         begins = f"it begins with {head!r}" if head else "it is empty"
-        raise refusal(path, ARCHIVE, f"{begins}, so it is no PEF", remedy=_NOT_OURS)
+        raise refusal(path, Rule.ARCHIVE, f"{begins}, so it is no PEF", remedy=_NOT_OURS)
     file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
     end = file.read()
     if end[:4] != _END_MARK or end[-2:] != b"\0\0":
         what = "it does not end as a zip does: it was cut short, or something was added to it"
-        raise refusal(path, ARCHIVE, what, remedy=f"copy it again, or {COMPILE_AGAIN}")
+        raise refusal(path, Rule.ARCHIVE, what, remedy=f"copy it again, or {COMPILE_AGAIN}")
     try:
         with zipfile.ZipFile(file) as archive:
             weights, manifest = _members(archive, path)
-            offset = _weights_offset(file)
+            file.seek(0)
+            offset = _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
             follows = (
                 weights.header_offset == 0 and offset % ALIGNMENT_BYTES == 0,
                 offset + weights.file_size == manifest.header_offset,
-                manifest.header_offset + _header_bytes(manifest) + manifest.file_size == archive.start_dir,
+                manifest.header_offset + _LOCAL.size + len(MANIFEST_MEMBER) + manifest.file_size == archive.start_dir,
             )
             if not all(follows):
                 what = "its members and its directory do not follow one another, aligned, from the first byte on"
-                raise refusal(path, PLACES, what)
+                raise refusal(path, Rule.PLACES, what)
             try:
                 return Archive(file, archive.read(manifest), offset, weights.file_size)
             except _DAMAGED as error:
-                raise refusal(path, CHECKSUM, f"it is damaged: {error}") from error
+                raise refusal(path, Rule.CHECKSUM, f"it is damaged: {error}") from error
     except _DAMAGED as error:
-        raise refusal(path, ARCHIVE, f"it is a damaged zip archive: {error}") from error
+        raise refusal(path, Rule.ARCHIVE, f"it is a damaged zip archive: {error}") from error
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zipfile.ZipInfo]:
@@ -162,26 +162,16 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
     if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
         names = ", ".join(ascii(member.filename)[:40] for member in members[:4])
         what = f"it has {len(members)} members ({names}), and must have {WEIGHTS_MEMBER} and {MANIFEST_MEMBER}"
-        raise refusal(path, MEMBERS, what, remedy=_NOT_OURS)
+        raise refusal(path, Rule.MEMBERS, what, remedy=_NOT_OURS)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits or member.file_size != member.compress_size:
-            raise refusal(path, MEMBERS, f"{member.filename} is compressed or encrypted, and must be stored as it is")
+            raise refusal(
+                path, Rule.MEMBERS, f"{member.filename} is compressed or encrypted, and must be stored as it is"
+            )
     if members[1].file_size > LARGEST_MANIFEST_BYTES:
         limit = format_bytes(LARGEST_MANIFEST_BYTES)
-        raise refusal(path, BOUNDED, f"it has {format_bytes(members[1].file_size)}, and at most {limit} are read")
+        raise refusal(path, Rule.BOUNDED, f"it has {format_bytes(members[1].file_size)}, and at most {limit} are read")
     return members[0], members[1]
-
-
-def _weights_offset(file: BinaryIO) -> int:
-    """Where the data of the first member begins: behind its local header."""
-    file.seek(0)
-    name_bytes, extra_bytes = _LOCAL.unpack(file.read(_LOCAL.size))
-    return _LOCAL.size + int(name_bytes) + int(extra_bytes)
-
-
-def _header_bytes(member: zipfile.ZipInfo) -> int:
-    """The length of a local header without an extra field."""
-    return _LOCAL.size + len(member.filename)
 
 
 def write_archive(
@@ -189,13 +179,12 @@ def write_archive(
 ) -> tuple[str, str]:
     """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes, and of the weights.
 
-    `manifest` takes the SHA-256 of the weights, which are hashed once, while they are written. `weights_bytes` says how
-    many they are.
+    `manifest` takes the SHA-256 of the weights, which are hashed while they are written; they are `weights_bytes`.
     """
     hashed = hashlib.sha256()
     entry = _entry(WEIGHTS_MEMBER)
     is_large = weights_bytes > zipfile.ZIP64_LIMIT
-    begin = _header_bytes(entry) + is_large * _ZIP64_FIELD_BYTES + _ALIGNMENT_FIELD.size
+    begin = _LOCAL.size + len(WEIGHTS_MEMBER) + is_large * _ZIP64_FIELD_BYTES + _ALIGNMENT_FIELD.size
     padding = align(begin, ALIGNMENT_BYTES) - begin
     entry.extra = _ALIGNMENT_FIELD.pack(_ALIGNMENT_ID, 2 + padding, ALIGNMENT_BYTES) + bytes(padding)
     with zipfile.ZipFile(file, "w") as archive:

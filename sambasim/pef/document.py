@@ -1,7 +1,7 @@
-"""What a PEF says, and the schema of its member `pef.json`: pydantic over the dataclasses of `ir`.
+"""The content of a PEF, and the schema of its member `pef.json`: pydantic over the dataclasses of `ir`.
 
-A field that `ir` gains is written and read without a change here. Types survive JSON: true, 1 and 1.0 are a boolean,
-an integer and a float, and `NaN`, `Infinity` and `-Infinity` are written as Python's `json` writes them.
+Types survive JSON: true, 1 and 1.0 are a boolean, an integer and a float, and `NaN`, `Infinity` and `-Infinity` are
+written as Python's `json` writes them.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ FORMAT_NAME: Final = "sambasim-pef"
 FORMAT_VERSION: Final = "2"
 WRITER = f"sambasim {__version__}"
 
+_PARTS = ("data_source", "compile_options", "training_defaults", "metadata")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -28,9 +29,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class PefDocument:
     """The content of a PEF, without the weights.
 
-    `data_source` is what `data` in the config said, `training_defaults` what a run does unless told otherwise; both,
-    and `compile_options`, are JSON objects that this package does not look into. `digest` identifies the PEF: it is the
-    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer fills in both digests.
+    `data_source` is the `[data]` of the config, `training_defaults` what a run does without other options. `digest`
+    identifies the PEF: it is the SHA-256 of `pef.json`, and covers the weights through `weights_sha256`. The writer
+    fills in both digests.
     """
 
     program: Program
@@ -44,11 +45,10 @@ class PefDocument:
 
 @dataclass(frozen=True, slots=True)
 class PefHeader:
-    """The few facts that decide whether a job can start at all.
+    """What decides whether a job can start.
 
     `batch_size` is that of one replica, `world_size` the smallest number of replicas that may run it, `training`
-    whether it holds a training step. `writer` is the sambasim that wrote it. `compile_options` and `metadata` as in a
-    document.
+    whether it holds a training step, `writer` the sambasim that wrote it.
     """
 
     name: str
@@ -80,15 +80,8 @@ class Manifest:
     metadata: dict[str, str]
 
     def document(self, digest: str) -> PefDocument:
-        return PefDocument(
-            program=self.program,
-            data_source=self.data_source,
-            compile_options=self.compile_options,
-            training_defaults=self.training_defaults,
-            metadata=self.metadata,
-            digest=digest,
-            weights_sha256=self.weights_sha256,
-        )
+        parts: dict[str, Any] = {name: getattr(self, name) for name in _PARTS}
+        return PefDocument(self.program, **parts, digest=digest, weights_sha256=self.weights_sha256)
 
 
 def manifest_of(document: PefDocument) -> Manifest:
@@ -96,17 +89,8 @@ def manifest_of(document: PefDocument) -> Manifest:
 
     Raises TypeError or ValueError for an object that is not JSON.
     """
-    return Manifest(
-        format=FORMAT_NAME,
-        version=FORMAT_VERSION,
-        writer=WRITER,
-        program=document.program,
-        weights_sha256=document.weights_sha256,
-        data_source=_in_order(document.data_source),
-        compile_options=_in_order(document.compile_options),
-        training_defaults=_in_order(document.training_defaults),
-        metadata=_in_order(document.metadata),
-    )
+    parts = {name: _in_order(getattr(document, name)) for name in _PARTS}
+    return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, document.program, document.weights_sha256, **parts)
 
 
 def _in_order(fields: Mapping[str, JsonValue]) -> dict[str, Any]:
@@ -158,11 +142,10 @@ class StrictModel(BaseModel):
 
 
 class PartDigests(StrictModel):
-    """The SHA-256 of each part of a PEF; together, all of a manifest but what wrote it. They tell what two PEFs differ
-    in.
+    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. The writer is in none of them.
 
-    The smallest world size goes with the options, as it is one; the defaults of optimizers' arguments go with those of
-    training, as they are the same numbers. `source` are the lines of the model that operators come from.
+    `compile_options` covers the smallest world size, `training_defaults` also the defaults of the optimizers'
+    arguments, and `source` the lines of the model that operators come from.
     """
 
     graph: Sha256

@@ -1,18 +1,17 @@
 """The member `weights.safetensors`: the place of each tensor, its bytes for writing, and mapping without a copy.
 
-One program has one layout, so a reader does not trust the header of a file: it compares it with the only one that
-fits the symbols. (The library safetensors writes a whole file from memory, and cannot map a member of an archive.)
-torch is imported by the functions that need it, so that everything else about a PEF can be read without it.
+One program has one layout, so a reader compares the header of a file with the only one that fits the symbols. (The
+library safetensors writes a whole file from memory, and cannot map a member of an archive.) Only the functions that
+need torch import it.
 """
 
 import json
 import mmap
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
-from sambasim.errors import InternalError, MachineError
+from sambasim.errors import InternalError
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.pef.archive import ALIGNMENT_BYTES
 
@@ -52,18 +51,14 @@ class Layout:
 
 
 def weights_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of the weights among `symbols`, whose dtypes are known."""
-    return tensors_layout(symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS)
-
-
-def tensors_layout(symbols: Iterable[Symbol]) -> Layout:
-    """The layout of one tensor for each of `symbols`, whose dtypes are known.
+    """The layout of the parameters, buffers and constants among `symbols`, whose dtypes are known.
 
     The widest elements come first, then by name: data without gaps in which each tensor is aligned to its elements.
     """
     spans: list[Span] = []
     stop = 0
-    for symbol in sorted(symbols, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
+    weights = [symbol for symbol in symbols if symbol.kind in WEIGHT_KINDS]
+    for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
         start, stop = stop, stop + symbol.type.size_bytes
         spans.append(Span(symbol, start, stop))
     entries: dict[str, object] = {
@@ -80,39 +75,16 @@ def tensors_layout(symbols: Iterable[Symbol]) -> Layout:
     return Layout(length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length), tuple(spans), stop)
 
 
-def header_fault(found: bytes, layout: Layout) -> str | None:
-    """Why `found`, the first bytes of a member, as many as `layout.header` has, is not that header; None if it is."""
-    if found == layout.header:
-        return None
-    try:
-        entries, wanted = json.loads(found[_LENGTH_BYTES:]), json.loads(layout.header[_LENGTH_BYTES:])
-        wrong = [name for name in wanted if entries.get(name) != wanted[name]]
-    except (AttributeError, RecursionError, ValueError):
-        return "its header is not the one that belongs to the symbols"
-    if wrong:
-        return f"its tensor {wrong[0]!r} is missing, or has another type or place than its symbol says"
-    return "its header has more than the tensors of the symbols, or is written in another way"
-
-
 def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Checks that there is one dense CPU tensor for each symbol of `layout`, of its type, and no other.
-
-    Raises InternalError if not: the compiler made both.
-    """
+    """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
     import torch
 
-    _require_little_endian()
-    expected = {span.symbol.name: span.symbol for span in layout.spans}
-    if missing := sorted(expected.keys() - tensors.keys()):
-        raise InternalError(f"no tensor was given for {missing[0]}", where=f"one of {len(missing)} symbols without one")
-    if unknown := sorted(tensors.keys() - expected.keys()):
-        raise InternalError(f"the tensor {unknown[0]} belongs to no parameter, buffer or constant")
-    for name, symbol in expected.items():
-        tensor = tensors[name]
+    for symbol in (span.symbol for span in layout.spans):
+        tensor = tensors[symbol.name]
         fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.type.shape
         if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
             found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
-            raise InternalError(f"{name} must be a dense {symbol.type} on the CPU, and is {found}")
+            raise InternalError(f"{symbol.name} must be a dense {symbol.type} on the CPU, and is {found}")
 
 
 def tensor_bytes(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> Iterator[memoryview]:
@@ -139,7 +111,6 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
     """
     import torch
 
-    _require_little_endian()
     if layout.data_bytes:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         data = torch.frombuffer(mapped, dtype=torch.uint8, count=layout.data_bytes, offset=data_offset)
@@ -154,13 +125,5 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
 def _dtype(symbol: Symbol) -> "torch.dtype":
     import torch
 
-    dtype = getattr(torch, symbol.type.dtype)
-    if not isinstance(dtype, torch.dtype):
-        raise InternalError(f"{symbol.type.dtype} is no dtype of torch")
+    dtype: torch.dtype = getattr(torch, symbol.type.dtype)
     return dtype
-
-
-def _require_little_endian() -> None:
-    if sys.byteorder != "little":
-        what = "the numbers in a PEF are little-endian, and this machine's are not"
-        raise MachineError(what, remedy="use an x86-64 or ARM machine")

@@ -15,7 +15,7 @@ from sambasim.ir.program import Program
 from sambasim.options.flags import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import PefDocument, read
-from sambasim.pef.account import is_compiled_here
+from sambasim.pef.lookup import is_compiled_here
 from sambasim.runtime.capacity import check_device, default_threads
 from sambasim.runtime.optimizers import Arguments, bind_arguments
 from sambasim.runtime.ranks import Communicator

@@ -17,7 +17,7 @@ from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
-from sambasim.pef.account import is_compiled_here
+from sambasim.pef.lookup import is_compiled_here
 from sambasim.runtime.capacity import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.determinism import make_repeatable
 from sambasim.runtime.stepwise import StepwiseReplica

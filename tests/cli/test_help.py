@@ -12,7 +12,7 @@ from sambasim.cli.compile import compile_command
 from sambasim.cli.main import _COMMANDS, sambasim
 from sambasim.cli.run import run_command
 from sambasim.options.flags import flags_of
-from sambasim.options.load import apply_flags
+from sambasim.options.load import assign, given_flags
 from sambasim.options.run import _leaves
 
 
@@ -40,6 +40,11 @@ def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> No
     assert "--o3 The grouping with the shortest predicted step. [default]" in shown or command == "run"
 
 
+def test_underscores_in_flags_are_hyphens() -> None:
+    result = CliRunner().invoke(sambasim, ["run", "--pef", "x", "--reduce_on_rdu", "--no_such_flag"])
+    assert "No such option '--no-such-flag'." in result.output
+
+
 def test_flags_that_are_not_given_are_none_and_choices_are_taken_in_any_case() -> None:
     context = run_command.make_context("run", ["--pef", "x", "--host-sync", "MPI", "--resume", "--no-evaluate"])
     given = {name: value for name, value in context.params.items() if value not in (None, ())}
@@ -58,6 +63,6 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         typed += [] if value is True or setting.flag.choices else [str(value)]
         needed = [] if command is compile_command or keyword == "pef" else ["--pef", "net"]
         given = command.make_context("x", [*typed, *needed]).params
-        mapping, origins = apply_flags({}, {keyword: given[keyword]}, settings)
-        assert dict(_leaves(mapping)) == {setting.name: value}
-        assert origins == {setting.name: setting.flag.typed}
+        (flag,) = given_flags({keyword: given[keyword]}, settings)
+        assert dict(_leaves(assign({}, [flag]))) == {setting.name: value}
+        assert flag.origin == setting.flag.typed

@@ -40,8 +40,8 @@ def mutate_bytes(random: Random, data: bytes) -> bytes:
 
 
 def mutate_json(random: Random, fields: Any) -> Any:
-    """A copy of `fields` with one to four edits."""
-    root = [copy.deepcopy(fields)]
+    """`fields` with one to four edits, made in place."""
+    root = [fields]
     for _ in range(random.choice([1, 1, 1, 2, 4])):
         _edit(random, root)
     return root[0]
@@ -83,17 +83,9 @@ def _edit(random: Random, root: list[Any]) -> None:
             for _ in range(random.choice([3, 33, 150, 250])):
                 value = [value] if random.random() < 0.5 else {"x": value}
             container[key] = value
-        case _:
+        case _:  # a value from another place, which looks right and is not
+            other: Any = root[0]
+            while isinstance(other, dict | list) and other and random.random() < 0.9:
+                other = random.choice(list(other.values()) if isinstance(other, dict) else other)
             with suppress(RecursionError):  # edits before this one have nested it too deeply
-                container[key] = copy.deepcopy(_elsewhere(random, root[0], type(value), value))
-
-
-def _elsewhere(random: Random, root: Any, kind: type, default: Any) -> Any:
-    """A value of the same type from another place: what looks right, and is not."""
-    for _ in range(20):
-        value = root
-        while isinstance(value, dict | list) and value and random.random() < 0.9:
-            value = random.choice(list(value.values()) if isinstance(value, dict) else value)
-        if type(value) is kind:
-            return value
-    return default
+                container[key] = copy.deepcopy(other)

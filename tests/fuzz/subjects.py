@@ -55,14 +55,14 @@ def command(words: str) -> Callable[[Path], object]:
 
     def run(path: Path) -> None:
         outcome = sambasim([str(path) if word == "FILE" else word for word in words.split()], path.parent)
-        told = outcome.stderr
-        assert "Traceback" not in told, told[-1500:]
-        assert outcome.exit_code in (0, 2, 3), told[-1500:]
+        text = outcome.stderr
+        assert "Traceback" not in text, text[-1500:]
+        assert outcome.exit_code in (0, 2, 3), text[-1500:]
         if outcome.exit_code:
-            assert told.count("\nerror[") + told.startswith("error[") == 1, told[-1500:]
-            assert len(told) < 4000, f"{len(told)} characters: {told[:1500]}"
-            assert all(line.isprintable() for line in told.splitlines()), ascii(told[-1500:])
-            raise UserError(told[:1000])
+            assert text.count("\nerror[") + text.startswith("error[") == 1, text[-1500:]
+            assert len(text) < 4000, f"{len(text)} characters: {text[:1500]}"
+            assert all(line.isprintable() for line in text.splitlines()), ascii(text[-1500:])
+            raise UserError(text[:1000])
 
     return run
 
@@ -90,7 +90,7 @@ def _pefs(folder: Path) -> Sequence[Path]:
 
 def _edit_manifest(random: Random, data: bytes) -> bytes:
     fields, weights = unpack(data)
-    if random.random() < 0.5:  # one graph alone, or the symbols, so that nodes get their turns
+    if random.random() < 0.5:  # one graph alone, or the symbols, so that nodes are changed often
         part = random.choice(["training", "evaluation", "symbols"])
         fields["program"][part] = mutate_json(random, fields["program"][part])
     else:

@@ -3,19 +3,25 @@
 import json
 import os
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.bounded import LARGEST_TOML_BYTES
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
-from sambasim.options.compile import QUICK_START, CompileFile, CompileOptions, compile_options
+from sambasim.options.compile import QUICK_START, CompileFile, compile_options
 from sambasim.options.flags import flags_of
-from sambasim.options.load import apply_overrides, check_output_file, check_output_folder, read_toml
-from sambasim.options.problems import dotted_names
+from sambasim.options.load import (
+    assign,
+    check_output_file,
+    check_output_folder,
+    dotted_names,
+    given_overrides,
+    read_toml,
+)
 from sambasim.options.run import RunOptions
 
 BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)
@@ -41,18 +47,15 @@ def look_up(mapping: dict[str, object], path: list[str]) -> object:
     return found
 
 
+def apply_overrides(mapping: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
+    return assign(mapping, given_overrides(overrides))
+
+
 @given(path=st.lists(BARE, min_size=1, max_size=4), value=VALUES)
 def test_an_override_reads_back_as_its_value(path: list[str], value: object) -> None:
     result = apply_overrides({}, [f"{'.'.join(path)}={toml(value)}"])
     assert look_up(result, path) == value
     assert type(look_up(result, path)) is type(value)
-
-
-@given(path=st.lists(BARE, min_size=1, max_size=3), word=st.from_regex(r"[a-z][a-z./:_ ]{3,12}", fullmatch=True))
-def test_a_bare_word_is_text(path: list[str], word: str) -> None:
-    if word.strip() in ("true", "false"):
-        return
-    assert look_up(apply_overrides({}, [f"{'.'.join(path)}={word}"]), path) == word.strip()
 
 
 @given(first=SCALARS, second=SCALARS)
@@ -63,12 +66,10 @@ def test_the_last_override_wins_and_nothing_else_changes(first: object, second: 
     assert before == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
-def test_an_empty_value_takes_the_name_away() -> None:
-    assert apply_overrides({"a": {"b": 1, "c": 2}}, ["a.b="]) == {"a": {"c": 2}}
-
-
-def test_a_value_cannot_smuggle_in_another_name() -> None:
+def test_a_bare_word_is_text_and_an_empty_value_removes_the_name() -> None:
+    assert apply_overrides({}, ["a.b=net.py:Net "]) == {"a": {"b": "net.py:Net"}}
     assert apply_overrides({}, ["a=1\nb=2"]) == {"a": "1\nb=2"}
+    assert apply_overrides({"a": {"b": 1, "c": 2}}, ["a.b="]) == {"a": {"c": 2}}
 
 
 def test_flags_win_over_set_over_model_over_toml_over_defaults(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_flags_win_over_set_over_model_over_toml_over_defaults(tmp_path: Path) -
     assert compile_options(config, "b:B", ["model.target=c:C"], {}).model.target == "c:C"
 
 
-def test_paths_in_a_config_are_seen_from_its_folder_and_on_the_command_line_from_here(
+def test_paths_are_relative_to_the_config_and_on_the_command_line_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, here = tmp_path / "configs", tmp_path / "here"
@@ -108,7 +109,7 @@ def test_paths_in_a_config_are_seen_from_its_folder_and_on_the_command_line_from
     assert options.data.source == f"{folder}/x.npz"
     assert options.loss is not None
     assert options.loss.name == f"{folder}/loss.py:f"
-    assert options.output_folder == Path("out"), "what is written goes to where the command is typed"
+    assert options.output_folder == Path("out"), "outputs are relative to the working directory"
     typed = compile_options(config, "net.py:Other", ["data.source=data.py:f"], {})
     assert typed.model.target == f"{here}/net.py:Other"
     assert typed.data.source == f"{here}/data.py:f"
@@ -123,12 +124,6 @@ def test_without_model_and_config_it_is_the_quick_start() -> None:
     assert (options.data_parallel, options.world_size) == (True, 2)
 
 
-def test_a_model_named_by_set_is_no_quick_start() -> None:
-    options = compile_options(None, None, ["model.target=a.b:Net", "optimizer.name=sgd"], {})
-    assert options.data.source is None
-    assert options.name == "net"
-
-
 def test_the_config_in_configs_is_that_of_the_quick_start() -> None:
     shown = Path(__file__).parents[2] / "configs" / "digits.toml"
     assert shown.read_text() == QUICK_START.read_text()
@@ -141,20 +136,14 @@ def test_every_flag_sets_an_option_that_there_is() -> None:
     assert {setting.name for setting in flags_of("run").values()} <= run
 
 
-def test_compile_options_come_back_from_json() -> None:
-    options = compile_options(None, None, ["training.schedule.warmup_steps=3", "optimizer.max_grad_norm=1"], {})
-    assert CompileOptions.model_validate(json.loads(options.model_dump_json())) == options
-
-
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
         ("[model]\ntarget = \n", ":2: target =", "the config is not valid TOML: invalid value"),
         ("[model]\ntarget = 'a'\ntarget = 'b'\n", ":3: target = 'b'", "cannot overwrite a value"),
-        ("x = [1,\n", ":1: x = [1,", "the config is not valid TOML"),
     ],
 )
-def test_broken_toml_is_told_with_its_line(tmp_path: Path, text: str, where: str, what: str) -> None:
+def test_broken_toml_is_reported_with_its_line(tmp_path: Path, text: str, where: str, what: str) -> None:
     config = tmp_path / "net.toml"
     config.write_text(text)
     with pytest.raises(OptionError) as caught:
@@ -163,7 +152,7 @@ def test_broken_toml_is_told_with_its_line(tmp_path: Path, text: str, where: str
     assert what in caught.value.what
 
 
-def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"there is no config file .*none.toml"):
         read_toml(tmp_path / "none.toml")
     with pytest.raises(OptionError, match=r"cannot be read: Is a directory"):
@@ -173,7 +162,7 @@ def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         read_toml(tmp_path / "bytes.toml")
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 900 + "]" * 900, "[" + "a." * 300 + "b]", "a = " + "[" * 9000])
+@pytest.mark.parametrize("text", ["[" + "a." * 300 + "b]", "a = " + "[" * 9000])
 def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_text(text)
     with pytest.raises(OptionError, match=r"is nested too deeply|is not valid TOML"):
@@ -184,10 +173,9 @@ def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
 
 def test_size_is_bounded(tmp_path: Path) -> None:
     with (tmp_path / "large.toml").open("wb") as file:
-        file.truncate(1 << 40)  # takes no room on the disk, and would take all memory
+        file.truncate(1 << 40)  # a sparse file, which would take all memory
     with pytest.raises(OptionError, match=r"cannot be read: it has more than 4\.0 MiB"):
         read_toml(tmp_path / "large.toml")
-    assert LARGEST_TOML_BYTES == 4 << 20
 
 
 def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
@@ -205,19 +193,15 @@ def test_what_can_be_written_passes_and_nothing_is_left(name: str, tmp_path: Pat
     before = sorted(tmp_path.rglob("*"))
     check_output_file(tmp_path / name, "the metrics file", "--metrics FILE")
     check_output_folder((tmp_path / name).parent / "logs", "the logs", "--log-dir FOLDER")
+    check_output_file(Path("/dev/null"), "the metrics file", "--metrics FILE")
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "old.jsonl").read_text() == "kept"
-
-
-def test_devices_and_pipes_are_files_too() -> None:
-    check_output_file(Path("/dev/null"), "the metrics file", "--metrics FILE")
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("file/new.jsonl", "HERE/file is not a folder"),
-        ("file/deep/new.jsonl", "HERE/file is not a folder"),
         ("folder", "HERE/folder is a folder"),
         ("away/new.jsonl", "HERE/away is not a folder"),
     ],
@@ -231,9 +215,3 @@ def test_what_cannot_be_written_is_refused(name: str, why: str, tmp_path: Path) 
     assert caught.value.what == f"the metrics file cannot be written to {tmp_path / name}"
     assert caught.value.where == why.replace("HERE", str(tmp_path))
     assert caught.value.remedy == "--metrics FILE"
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("")
-    with pytest.raises(OptionError, match="the logs cannot be written to"):
-        check_output_folder(tmp_path / "logs", "the logs", "--log-dir FOLDER")

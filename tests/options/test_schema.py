@@ -9,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch.nn import functional
 
-from sambasim.errors import OptionError
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import BuildOptions
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
-from sambasim.options.problems import Refused
-from sambasim.options.run import run_options
+from sambasim.options.load import Refused
 from sambasim.options.training import (
     LOSS_ARGUMENTS,
     DataOptions,
@@ -60,14 +58,6 @@ def test_hyperparameters_are_the_kernels_numbers() -> None:
     assert adamw.hyperparameters() == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2}
 
 
-def test_options_are_frozen_and_closed() -> None:
-    options = OptimizerOptions(name="adam")
-    with pytest.raises(ValidationError, match=r"frozen"):
-        options.lr = 3.0  # type: ignore[misc]
-    with pytest.raises(ValidationError, match=r"Extra inputs"):
-        OptimizerOptions.model_validate({"name": "adam", "amsgrad": True})
-
-
 def test_dtypes_are_those_of_the_graph() -> None:
     assert set(DTYPES) == set(DTYPE_BYTES)
     for dtype, largest in INTEGER_LARGEST.items():
@@ -102,32 +92,19 @@ def test_options_import_neither_torch_nor_numpy_nor_mpi_and_flags_not_even_pydan
     [
         (None, StepRange(1, None)),
         ("17", StepRange(17, 17)),
-        ("100-120", StepRange(100, 120)),
+        (" 100-120 ", StepRange(100, 120)),
         ("100-", StepRange(100, None)),
         ("-20", StepRange(1, 20)),
-        (" 3-3 ", StepRange(3, 3)),
     ],
 )
 def test_steps_are_read(text: str | None, meant: StepRange) -> None:
     assert step_range(text) == meant
 
 
-@pytest.mark.parametrize("text", ["", "-", "0", "0-4", "4-3", "a", "1-2-3", "1.5", "1,2", "٣", "9" * 19])
+@pytest.mark.parametrize("text", ["", "-", "0", "4-3", "1-2-3", "1.5", "٣", "9" * 19])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         step_range(text)
-
-
-def test_a_range_has_its_ends() -> None:
-    assert [step for step in range(1, 9) if step in StepRange(3, 5)] == [3, 4, 5]
-    assert [step for step in range(1, 9) if step in StepRange(7)] == [7, 8]
-
-
-def test_a_run_that_is_told_both_wrongs_says_both() -> None:
-    with pytest.raises(OptionError) as error:
-        run_options({"pef": "net", "record_steps": "4-3"}, [])
-    assert "needs a folder for the digests" in str(error.value)
-    assert "the last step is before the first" in str(error.value)
 
 
 TABLES: dict[str, type[BaseModel]] = {

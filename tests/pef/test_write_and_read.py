@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import stat
 import subprocess
 import sys
 import zipfile
@@ -15,39 +14,42 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sambasim import pef
 from sambasim.errors import InternalError, InvariantError, MachineError, SambasimError, UserError
-from sambasim.ir.graph import Argument, Graph, Ref, TorchConstant
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Ref, TorchConstant
+from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef.archive import open_pef, write_archive
 from sambasim.pef.document import PartDigests, PefDocument, manifest_json, parse_manifest, part_digests
 from sambasim.pef.weights import weights_layout
 from tests.pef.samples import inference_program, sample_document, sample_program, sample_weights, write_sample
-from tests.pef.strategies import arguments, documents
 
 
-@settings(max_examples=60)
-@given(documents)
-def test_documents_come_back(document: PefDocument) -> None:
-    data = manifest_json(document)
-    found = parse_manifest(data).document(document.digest)
-    # By repr: 1 is not True, -0.0 is not 0.0, nan is nan; and mappings have their order.
-    assert repr(found.program) == repr(document.program)
-    assert manifest_json(found) == data
-    assert (found.digest, found.weights_sha256) == (document.digest, document.weights_sha256)
+def with_argument(argument: Argument) -> Program:
+    program = inference_program()
+    node = replace(program.evaluation.nodes[0], args=(argument,))
+    return replace(program, evaluation=replace(program.evaluation, nodes=(node,)))
+
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6))
+constants = st.sampled_from(
+    [TorchConstant(kind, name) for kind, names in TORCH_CONSTANTS.items() for name in sorted(names)]
+)
+arguments = st.recursive(
+    st.one_of(scalars, st.builds(Ref, st.text(max_size=6)), constants),
+    lambda inner: st.lists(inner, max_size=3).map(tuple),
+    max_leaves=6,
+)
 
 
 @given(arguments)
 def test_arguments_come_back_with_their_types(argument: Argument) -> None:
-    def with_argument(graph: Graph) -> Graph:
-        return replace(graph, nodes=(replace(graph.nodes[0], args=(argument,)),))
-
-    program = replace(inference_program(), evaluation=with_argument(inference_program().evaluation))
-    data = manifest_json(PefDocument(program, weights_sha256="0" * 64))
-    assert repr(parse_manifest(data).program) == repr(program)
+    program = with_argument(argument)
+    found = parse_manifest(manifest_json(PefDocument(program, weights_sha256="0" * 64))).program
+    assert repr(found) == repr(program), "1 is not True, -0.0 is not 0.0, nan is nan"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +61,7 @@ def test_arguments_come_back_with_their_types(argument: Argument) -> None:
     ],
 )  # fmt: skip
 def test_spelling_of_arguments(argument: Argument, text: bytes) -> None:
-    program = inference_program()
-    one = replace(program.evaluation.nodes[0], args=(argument,))
-    program = replace(program, evaluation=replace(program.evaluation, nodes=(one,)))
-    assert b'"args":[' + text + b"]" in manifest_json(PefDocument(program, weights_sha256="0" * 64))
+    assert b'"args":[' + text + b"]" in manifest_json(PefDocument(with_argument(argument), weights_sha256="0" * 64))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_header_for_the_start_of_a_job(tmp_path: Path) -> None:
     assert (header.version, header.writer) == ("2", "sambasim 0.1.0")
 
 
-def test_inference_without_weights(tmp_path: Path) -> None:
+def test_a_pef_for_inference(tmp_path: Path) -> None:
     program = inference_program()
     path = tmp_path / "x.pef"
     pef.write(path, PefDocument(program), sample_weights())
@@ -98,35 +97,12 @@ def test_inference_without_weights(tmp_path: Path) -> None:
     assert pef.read(path).program == program
 
 
-def test_only_empty_tensors(tmp_path: Path) -> None:
-    program = inference_program()
-    empty = Symbol("logreg__nothing", SymbolKind.CONSTANT, TensorType("float64", (3, 0)), 5632)
-    kinds = (SymbolKind.INPUT, SymbolKind.OUTPUT)
-    symbols = {s.name: s for s in program.symbols.values() if s.kind in kinds} | {empty.name: empty}
-    graph = replace(program.evaluation, inputs=("x",), nodes=(), outputs=(), values={}, sections=())
-    path = tmp_path / "x.pef"
-    weights = {empty.name: torch.zeros(3, 0, dtype=torch.float64)}
-    pef.write(path, PefDocument(replace(program, symbols=symbols, evaluation=graph)), weights)
-    assert pef.map_weights(path)[empty.name].shape == (3, 0)
-
-
 def test_same_input_same_bytes(tmp_path: Path) -> None:
     first = write_sample(tmp_path).read_bytes()
     document = sample_document()
     shuffled = replace(document, metadata=dict(reversed(list(document.metadata.items()))))
     pef.write(tmp_path / "other.pef", shuffled, dict(reversed(list(sample_weights().items()))))
     assert (tmp_path / "other.pef").read_bytes() == first
-
-
-def test_digest_covers_weights_and_program(tmp_path: Path) -> None:
-    path = tmp_path / "x.pef"
-    written = pef.write(path, sample_document(), sample_weights())
-    other = pef.write(path, sample_document(), sample_weights() | {"logreg__steps": torch.tensor(3)})
-    assert other.digest != written.digest
-    assert other.weights_sha256 != written.weights_sha256
-    changed = pef.write(path, replace(sample_document(), training_defaults={"epochs": 4}), sample_weights())
-    assert changed.digest != written.digest
-    assert changed.weights_sha256 == written.weights_sha256
 
 
 def test_ordinary_tools_can_read_it(tmp_path: Path) -> None:
@@ -141,7 +117,7 @@ def test_ordinary_tools_can_read_it(tmp_path: Path) -> None:
 
 
 def test_tensor_data_is_aligned_in_the_file(tmp_path: Path) -> None:
-    for length in range(70):
+    for length in range(0, 70, 3):
         path = tmp_path / "x.pef"
         pef.write(path, replace(sample_document(), metadata={"pad": "x" * length}), sample_weights())
         with open_pef(path) as opened:
@@ -163,12 +139,6 @@ def test_mapped_weights_share_pages_and_never_change_the_file(tmp_path: Path) ->
     assert torch.equal(weight, torch.full((2, 3), 7.0))
 
 
-def test_a_new_file_does_not_disturb_those_who_mapped_the_old(tmp_path: Path) -> None:
-    weight = pef.map_weights(write_sample(tmp_path))["logreg__lin_layer__weight"]
-    pef.write(tmp_path / "logreg.pef", sample_document(), sample_weights() | {weight_name(): torch.zeros(2, 3)})
-    assert torch.equal(weight, sample_weights()[weight_name()])
-
-
 def weight_name() -> str:
     return "logreg__lin_layer__weight"
 
@@ -184,17 +154,13 @@ def test_tensors_of_any_stride_and_with_gradients(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ({weight_name(): torch.zeros(3, 2)}, "must be a dense float32[2, 3] on the CPU, and is torch.float32[3, 2]"),
-        ({weight_name(): torch.zeros(2, 3, dtype=torch.float64)}, "and is torch.float64[2, 3]"),
         ({weight_name(): torch.zeros(2, 3, device="meta")}, "on meta"),
         ({weight_name(): torch.zeros(2, 3).to_sparse()}, "torch.sparse_coo"),
-        ({"x": torch.zeros(4, 3)}, "the tensor x belongs to no parameter, buffer or constant"),
-        ({weight_name(): None}, "no tensor was given for logreg__lin_layer__weight"),
     ],
 )
-def test_wrong_weights_are_refused(change: dict[str, torch.Tensor | None], text: str, tmp_path: Path) -> None:
-    weights = {name: tensor for name, tensor in (sample_weights() | change).items() if tensor is not None}
+def test_wrong_weights_are_refused(change: dict[str, torch.Tensor], text: str, tmp_path: Path) -> None:
     with pytest.raises(InternalError) as caught:
-        pef.write(tmp_path / "x.pef", sample_document(), weights)
+        pef.write(tmp_path / "x.pef", sample_document(), sample_weights() | change)
     assert text in caught.value.what
     assert list(tmp_path.iterdir()) == []
 
@@ -203,10 +169,7 @@ def test_wrong_weights_are_refused(change: dict[str, torch.Tensor | None], text:
     ("change", "error", "text"),
     [
         ({"data_source": {"rate": float("nan")}}, UserError, "cannot be written as JSON"),
-        ({"training_defaults": {"lr": float("inf")}}, UserError, "cannot be written as JSON"),
         ({"metadata": {"path": "\ud800"}}, UserError, "is not Unicode: "),
-        ({"compile_options": {"model": object()}}, InternalError, "the options or the metadata are not JSON"),
-        ({"metadata": {"torch": 2}}, UserError, "cannot be written as JSON"),
         ({"program": replace(sample_program(), name="a/b")}, InternalError, "'a/b' cannot be the name of a program"),
         ({"program": replace(sample_program(), device_bytes=64)}, InvariantError, "invariant 7"),
     ],
@@ -240,21 +203,6 @@ def test_a_full_disk_is_the_machines_fault(tmp_path: Path, monkeypatch: pytest.M
         write_sample(tmp_path)
     assert "choose another folder with --output-folder" in str(caught.value.remedy)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match=r"cannot write .*file/x\.pef: "):
-        pef.write(tmp_path / "file" / "x.pef", sample_document(), sample_weights())
-
-
-def test_others_can_read_the_file(tmp_path: Path) -> None:
-    mask = os.umask(0o022)
-    try:
-        mode = write_sample(tmp_path).stat().st_mode
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE(mode) == 0o644
 
 
 def test_weights_of_more_than_four_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,20 +243,9 @@ def program(change: Mapping[str, object]) -> Program:
     return replace(sample_document().program, **change)  # type: ignore[arg-type]  # fields by name
 
 
-def _larger() -> Program:
-    (axis,) = sample_document().program.mesh
-    return program({"mesh": (replace(axis, size=8),)})
-
-
-def _quicker() -> Program:
+def _with_another_lr() -> Program:
     first, *others = sample_document().program.runtime_arguments
     return program({"runtime_arguments": (replace(first, default=first.default + 1), *others)})
-
-
-def _without_arguments_of_replicas() -> Program:
-    *others, last = sample_document().program.runtime_arguments
-    assert last.name == "dp_scale_factor"
-    return program({"runtime_arguments": tuple(others)})
 
 
 def _with_a_line_more() -> Program:
@@ -325,15 +262,11 @@ def _with_a_line_more() -> Program:
     ("part", "changed"),
     [
         ("graph", document(program=program({"batch_size": 99}))),
-        ("graph", document(program=program({"data_parallel": None}))),
-        ("graph", document(program=_without_arguments_of_replicas())),
         ("source", document(program=_with_a_line_more())),
         ("weights", document(weights_sha256="c" * 64)),
         ("data_source", document(data_source={"target": "other.py:dataset"})),
-        ("compile_options", document(compile_options={})),
-        ("compile_options", document(program=_larger())),
-        ("training_defaults", document(training_defaults={"epochs": 4})),
-        ("training_defaults", document(program=_quicker())),
+        ("compile_options", document(program=program({"mesh": (Axis("dp", 8, at_run_time=True),)}))),
+        ("training_defaults", document(program=_with_another_lr())),
         ("metadata", document(metadata={})),
     ],
 )

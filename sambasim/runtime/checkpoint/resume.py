@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
-from sambasim.options.problems import nearest, show
+from sambasim.options.load import nearest, show
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, check_content, describe, pieces_of
 from sambasim.runtime.plan import Position

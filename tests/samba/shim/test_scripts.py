@@ -12,11 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.app import PATH_ENTRY
-from sambasim.cli.env import STAND_INS, env_command, shell_lines
+from sambasim.cli.launch_scripts import COMMANDS, env_command, shell_lines
 from tests.support.mpi import ROOT, Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
-COMMANDS = {
+STARTS = {
     "app": [str(Path(sys.executable).parent / "sambasim"), "app"],
     "module": [sys.executable, "-m", "sambasim"],
     "env": [sys.executable],
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Run:
         (tmp_path / "script.py").write_text(text, encoding="utf-8")
         folders = [*([PATH_ENTRY] if way == "env" else []), ROOT, *path]
         env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-        command = [*COMMANDS[way], "script.py", *arguments]
+        command = [*STARTS[way], "script.py", *arguments]
         if ranks:
             return run_mpi(ranks, command, timeout=120, env=env, cwd=tmp_path)
         return run_job(command, timeout=120, env=env, cwd=tmp_path)
@@ -241,12 +241,12 @@ def test_an_installed_srun_is_found_first(tmp_path: Path) -> None:
 def test_lines_for_a_shell(tmp_path: Path) -> None:
     for name in ("python", "mpirun"):
         (tmp_path / name).touch(mode=0o755)
-    found = {"PATH": f"{tmp_path}:/usr/bin:{STAND_INS}"}
-    lines = [f"export PATH={tmp_path}:/usr/bin:{STAND_INS}", f"export PYTHONPATH={PATH_ENTRY}"]
+    found = {"PATH": f"{tmp_path}:/usr/bin:{COMMANDS}"}
+    lines = [f"export PATH={tmp_path}:/usr/bin:{COMMANDS}", f"export PYTHONPATH={PATH_ENTRY}"]
     assert list(shell_lines(found, tmp_path)) == lines
     other = {"PATH": "/usr/bin", "PYTHONPATH": f"/my folder:{PATH_ENTRY}"}
     assert list(shell_lines(other, tmp_path)) == [
-        f"export PATH={tmp_path}:/usr/bin:{STAND_INS}",
+        f"export PATH={tmp_path}:/usr/bin:{COMMANDS}",
         f"export PYTHONPATH='{PATH_ENTRY}:/my folder'",
     ]
     assert CliRunner().invoke(env_command).stdout.endswith(f"export PYTHONPATH={PATH_ENTRY}\n")

@@ -1,6 +1,6 @@
-"""Replacements for commands that launch scripts call and this machine lacks: srun, sbatch, snfadm, sntilestat.
+"""Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks.
 
-`sambasim env` appends the folder `samba/shim/commands` to PATH, behind an installed Slurm; its scripts call
+`sambasim env` puts the folder `samba/shim/commands` at the end of PATH, behind an installed Slurm; its scripts call
 `sambasim stand-in NAME`. One notice on stderr says what runs instead.
 
     srun ARGS COMMAND       mpirun -np TASKS COMMAND, on this machine; COMMAND itself for one task
@@ -26,7 +26,11 @@ from pathlib import Path
 import click
 
 from sambasim import __version__
+from sambasim.cli.app import PATH_ENTRY
 from sambasim.errors import LaunchError, OptionError
+
+COMMANDS = PATH_ENTRY.parent / "commands"
+"""The folder of the replacements for srun, sbatch, snfadm and sntilestat."""
 
 _SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -39,19 +43,52 @@ _SHORT = {
 }  # fmt: skip
 """Long names of short options."""
 
-_SWITCHES_OF_BOTH = {
+_SWITCHES = {
     "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
     "ignore-pbs", "immediate", "kill-on-bad-exit", "label", "multi-prog", "nice", "no-allocate", "no-kill",
     "no-requeue", "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet",
     "quit-on-interrupt", "reboot", "requeue", "resv-ports", "send-libs", "spread-job", "stepmgr", "test-only",
     "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole", "x11",
 }  # fmt: skip
-_SWITCHES = {"srun": _SWITCHES_OF_BOTH, "sbatch": _SWITCHES_OF_BOTH | {"wait"}}
-"""Long options without a value, or with one only after `=`. All others take a value, as `--wait` of srun does."""
+"""Long options without a value, or with one only after `=`. All others take a value, `--wait` only that of srun."""
 
 _TASK_COUNTS = {"ntasks", "nodes", "ntasks-per-node", "tasks-per-node"}
 _USED = {*_TASK_COUNTS, "output", "error", "chdir", "export", "job-name", "wrap"}
-_TASKS = "SLURM_NTASKS"
+
+
+@click.command("env")
+def env_command() -> None:
+    """Print shell commands (sh, bash, zsh) with which launch scripts for the hardware work unchanged.
+
+    They set PATH and PYTHONPATH: `import sambaflow` then imports sambasim, and srun, sbatch, snfadm and sntilestat run
+    replacements of sambasim unless they are installed.
+
+    \b
+    Examples:
+      eval "$(sambasim env)"
+      mpirun -np 2 python app.py run --data-parallel --reduce-on-rdu --pef app.pef
+    """
+    for line in shell_lines(os.environ, Path(sys.executable).parent):
+        print(line)
+    if sys.stdout.isatty():
+        print('nothing is set yet; to set it, type:  eval "$(sambasim env)"', file=sys.stderr)
+
+
+def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """The commands for a shell with the environment `environ`.
+
+    folder: the folder of the Python that has sambasim. It goes to the front of PATH if another `python` or `mpirun`
+        would be found first. The folder of the replacements goes to the end, behind installed commands.
+    """
+    path = environ.get("PATH", "")
+    entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(COMMANDS))]
+    found = [shutil.which(name, path=path) for name in ("python", "mpirun") if (folder / name).exists()]
+    if any(where is None or Path(where).parent != folder for where in found):
+        entries = [str(folder), *(entry for entry in entries if entry != str(folder))]
+    libraries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    libraries = [str(PATH_ENTRY), *(entry for entry in libraries if entry not in ("", str(PATH_ENTRY)))]
+    yield f"export PATH={shlex.quote(os.pathsep.join([*entries, str(COMMANDS)]))}"
+    yield f"export PYTHONPATH={shlex.quote(os.pathsep.join(libraries))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +98,18 @@ class _Call:
     options: Mapping[str, str]
     command: Sequence[str]
 
-    def tasks(self, environ: Mapping[str, str]) -> int:
+    def tasks(self) -> int:
         """The number of processes: from the options, or from the enclosing sbatch, or 1."""
-        given = self.options.get("ntasks")
-        if given is None:
-            per_node = self.options.get("ntasks-per-node", self.options.get("tasks-per-node"))
-            nodes = self.options.get("nodes")
-            if per_node is None and nodes is None:
-                return _number(environ.get(_TASKS, "1"))
-            return _number(nodes or "1") * _number(per_node or "1")
-        return _number(given)
+        if "ntasks" in self.options:
+            return _number(self.options["ntasks"])
+        if not self.options.keys() & _TASK_COUNTS:
+            return _number(os.environ.get("SLURM_NTASKS", "1"))
+        per_node = self.options.get("ntasks-per-node", self.options.get("tasks-per-node", "1"))
+        return _number(self.options.get("nodes", "1")) * _number(per_node)
 
-    def ignored(self, used: frozenset[str] = frozenset()) -> str:
-        """The part of a notice that lists ignored options; `used` have an effect for this command."""
-        names = [f"--{name}" for name in self.options if name not in _USED | used]
+    def ignored(self) -> str:
+        """The part of a notice that lists ignored options."""
+        names = [f"--{name}" for name in self.options if name not in _USED]
         return f"; ignored: {' '.join(names)}" if names else ""
 
 
@@ -84,16 +119,12 @@ class _Call:
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
     """Run the replacement for a command of a machine with the hardware."""
     if name == "snfadm":
-        _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
-        return
+        return _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
     if name == "sntilestat":
-        _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
-        return
-    call = _Call(*_options(name, words))
+        return _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
+    call = _Call(*_parsed(name, words))
     if call.options.keys() & {"version", "help", "usage"}:
         click.echo(f"{name} of sambasim {__version__}: there is no Slurm, so {name} runs on this machine")
-    elif "test-only" in call.options:
-        _notice(f"there is no Slurm: {name} --test-only runs nothing")
     elif name == "srun":
         _srun(call)
     else:
@@ -101,18 +132,13 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
 
 
 def _srun(call: _Call) -> None:
-    if "multi-prog" in call.options:
-        raise OptionError(
-            "srun --multi-prog is not available: each task would run another program",
-            remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND",
-        )
     if not call.command:
         raise OptionError("srun was given no command", remedy="give a command after the options of srun")
-    tasks = call.tasks(os.environ)
+    tasks = call.tasks()
     argv = [*call.command] if tasks == 1 else [_mpirun(), "-np", str(tasks), *call.command]
     _notice(f"there is no Slurm: srun runs {shlex.join(argv)}{call.ignored()}")
-    job_name = call.options.get("job-name", os.environ.get("SLURM_JOB_NAME", Path(call.command[0]).name))
-    _become(argv, call, {**os.environ, "SLURM_JOB_NAME": job_name})
+    job_name = os.environ.get("SLURM_JOB_NAME", Path(call.command[0]).name)
+    _become(argv, call, {**os.environ, "SLURM_JOB_NAME": call.options.get("job-name", job_name)})
 
 
 def _sbatch(call: _Call) -> None:
@@ -122,20 +148,17 @@ def _sbatch(call: _Call) -> None:
             raise OptionError("sbatch was given both a script and --wrap", remedy="leave out one of them")
         job_name, argv = "wrap", ["/bin/sh", "-c", wrapped]
     else:
-        text, name = _script(call.command)
+        text, job_name = _script(call.command)
         lines = text.splitlines()
         interpreter = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
-        job_name, argv = Path(name).name, [*interpreter, *(call.command or ["-c", text])]
-        call = _Call({**_options("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
+        argv = [*interpreter, *(call.command or ["-c", text])]
+        call = _Call({**_parsed("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
     shown = shlex.join(argv) if call.command or wrapped else "the script from stdin"
-    _notice(f"there is no Slurm: sbatch runs {shown} and waits for it{call.ignored(frozenset({'wait'}))}")
-    environ = {
-        **os.environ,
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NAME": call.options.get("job-name", job_name),
-    }
+    _notice(f"there is no Slurm: sbatch runs {shown} and waits for it{call.ignored()}")
+    environ = {**os.environ, "SLURM_JOB_ID": str(os.getpid())}
+    environ["SLURM_JOB_NAME"] = call.options.get("job-name", job_name)
     if call.options.keys() & _TASK_COUNTS:
-        environ[_TASKS] = str(call.tasks(os.environ))
+        environ["SLURM_NTASKS"] = str(call.tasks())
     if call.command and "chdir" in call.options:  # the path of the script is relative to where sbatch was called
         argv[-len(call.command)] = os.path.abspath(call.command[0])
     _become(argv, call, environ)
@@ -166,9 +189,10 @@ def _directives(lines: Sequence[str]) -> Iterator[str]:
             return
 
 
-def _options(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
-    """The options by long name, and the remaining words."""
+def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+    """The options by long name, and the remaining words. `--wait` of sbatch, which waits anyway, is left out."""
     options: dict[str, str] = {}
+    switches = _SWITCHES | ({"wait"} if name == "sbatch" else set())
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -179,14 +203,15 @@ def _options(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[
         else:
             option, value = _SHORT.get(word[1], word[1]), word[2:]
             has_value = value
-            if option in _SWITCHES[name] and value[:1] in _SHORT:  # -lu is -l -u
+            if option in switches and value[:1] in _SHORT:  # -lu is -l -u
                 rest.insert(0, f"-{value}")
             value = value.removeprefix("=")
-        if not has_value and option not in _SWITCHES[name]:
+        if not has_value and option not in switches:
             if not rest:
                 raise OptionError(f"{name} was given {word} without a value", remedy=f"{word} VALUE")
             value = rest.pop(0)
-        options[option] = value
+        if (name, option) != ("sbatch", "wait"):
+            options[option] = value
     return options, rest
 
 
@@ -235,14 +260,12 @@ def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> 
 def _file_name(pattern: str, environ: Mapping[str, str]) -> str:
     """`%x_%4j.out` with the name and number of the job: `job_0042.out`. All tasks write to the file of task 0."""
     job = environ.get("SLURM_JOB_ID", str(os.getpid()))
+    letters = dict.fromkeys("AjJ", job) | dict.fromkeys("anst", "0")
+    letters |= {"x": environ["SLURM_JOB_NAME"], "u": getpass.getuser(), "N": platform.node(), "%": "%"}
 
     def replaced(match: re.Match[str]) -> str:
-        width, letter = match.groups()
-        if letter in "AjJ":
-            return job.zfill(int(width or 0))
-        if letter in "anst":
-            return "0".zfill(int(width or 0))
-        return {"x": environ["SLURM_JOB_NAME"], "u": getpass.getuser(), "N": platform.node(), "%": "%"}[letter]
+        text = letters[match[2]]
+        return text.zfill(int(match[1] or 0)) if match[2] in "AjJanst" else text
 
     return re.sub(r"%(\d?)([%AaJjNnstux])", replaced, pattern)
 

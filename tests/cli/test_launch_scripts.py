@@ -1,4 +1,4 @@
-"""Stand-ins for srun and sbatch: what they start, as the lines of public launch scripts are typed."""
+"""The replacements of srun and sbatch: what they start for the lines of public launch scripts."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli import stand_in
+from sambasim.cli import launch_scripts
 from sambasim.cli.main import sambasim
 from sambasim.errors import LaunchError, OptionError
 
@@ -15,7 +15,7 @@ MPIRUN = "/mpi/bin/mpirun"
 
 
 class Started(Exception):
-    """A program would have taken the place of this process."""
+    """Raised instead of replacing this process by a program."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         super().__init__(argv)
@@ -28,7 +28,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started(argv, environ)
 
     monkeypatch.setattr(os, "execvpe", start)
-    monkeypatch.setattr(stand_in, "_mpirun", lambda: MPIRUN)
+    monkeypatch.setattr(launch_scripts, "_mpirun", lambda: MPIRUN)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
@@ -45,13 +45,11 @@ def _started(*words: str, stdin: str | None = None) -> tuple[Started, str]:
         ("srun --mpi=pmi2 python app.py run --pef x", "python app.py run --pef x"),
         ("srun -N 1 -n 2 --mpi=pmi2 python -u app.py -n 3", f"{MPIRUN} -np 2 python -u app.py -n 3"),
         ("srun -n2 -l -c 8 python app.py", f"{MPIRUN} -np 2 python app.py"),
-        ("srun --nodelist NAME python app.py", "python app.py"),
         ("srun --cpus-per-task=16 --gres=rdu:1 --exclusive pyinstrument app.py", "pyinstrument app.py"),
         ("srun --nodes=2 --ntasks-per-node=4 -- python app.py", f"{MPIRUN} -np 8 python app.py"),
         ("srun -N 2-4 python app.py", f"{MPIRUN} -np 2 python app.py"),
         ("srun -W 60 -r 1 --wait 5 python app.py", "python app.py"),
         ("srun -lu -K1 -I python app.py", "python app.py"),
-        ("srun --exclusive --overlap -n3 --relative=1 python app.py", f"{MPIRUN} -np 3 python app.py"),
     ],
 )
 def test_srun_starts_as_many_ranks_as_slurm_would(line: str, argv: str) -> None:
@@ -116,17 +114,11 @@ def test_names_of_output_files_have_the_name_and_number_of_the_job(
     assert opened[0] == ("python-0042.log", 0)
 
 
-@pytest.mark.parametrize("line", ["srun --version", "srun -V", "sbatch --version", "sbatch -h", "srun --usage"])
+@pytest.mark.parametrize("line", ["srun --version", "sbatch -h"])
 def test_version_and_help_run_nothing(line: str) -> None:
     result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
     assert result.exit_code == 0
     assert "there is no Slurm" in result.stdout
-
-
-def test_a_test_runs_nothing() -> None:
-    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "--test-only", "python", "app.py"])
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "runs nothing" in result.stderr
 
 
 def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,16 +131,14 @@ def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: p
     ("line", "message"),
     [
         ("srun -n 2", "srun was given no command"),
-        ("srun -n", "srun was given -n without a value"),
         ("srun -n many python", "the number of tasks or nodes is 'many'"),
         ("srun --wait", "srun was given --wait without a value"),
-        ("srun -n 2 --multi-prog programs.conf", "srun --multi-prog is not available"),
         ("sbatch --wait", "sbatch was given no script"),
         ("sbatch --wrap=true job.sh", "sbatch was given both a script and --wrap"),
         ("sbatch nowhere.sh", "sbatch cannot read the script nowhere.sh: No such file"),
     ],
 )
-def test_a_wrong_line_is_told(line: str, message: str) -> None:
+def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
     result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
     assert isinstance(result.exception, OptionError)
     assert message in str(result.exception)

@@ -1,0 +1,245 @@
+"""Reading and writing a PEF. A reader checks everything before it uses anything, and names the rule that is broken; a
+writer writes all of it, or nothing."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from sambasim.errors import InternalError, InvariantError, MachineError, PefError, UserError
+from sambasim.ir.verify import verify
+from sambasim.pef.archive import LARGEST_MANIFEST_BYTES, Archive, Rule, open_pef, refusal, write_archive
+from sambasim.pef.document import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    WRITER,
+    PefDocument,
+    PefHeader,
+    manifest_json,
+    parse_manifest,
+)
+from sambasim.pef.weights import Layout, check_tensors, map_tensors, tensor_bytes, weights_layout
+from sambasim.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,255}")
+"""What the name of a program may be: files are called by it."""
+
+
+class _Lenient(BaseModel):
+    """A few keys of a part of the manifest."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Axis(_Lenient):
+    size: int
+
+
+class _ProgramHead(_Lenient):
+    name: str
+    batch_size: int
+    training: _Lenient | None
+    data_parallel: _Lenient | None
+    mesh: list[_Axis]
+
+
+class _Head(_Lenient):
+    format: str = ""
+    version: str = ""
+    writer: str = ""
+
+
+class _ManifestHead(_Lenient):
+    format: Literal["sambasim-pef"]
+    version: Literal["2"]
+    writer: str
+    program: _ProgramHead
+    compile_options: dict[str, JsonValue]
+    metadata: dict[str, JsonValue]
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def peek(path: Path) -> PefHeader:
+    """What decides whether a job can start. Quick: the program is not checked.
+
+    Raises PefError if `path` is no PEF, or one that this sambasim cannot read.
+    """
+    with open_pef(path) as archive:
+        head = _parse(_ManifestHead.model_validate_json, archive, path)
+        digest = archive.digest
+    _check_name(head.program.name, path)
+    return PefHeader(
+        name=head.program.name,
+        batch_size=head.program.batch_size,
+        world_size=prod(axis.size for axis in head.program.mesh),
+        data_parallel=head.program.data_parallel is not None,
+        training=head.program.training is not None,
+        digest=digest,
+        version=head.version,
+        writer=head.writer,
+        compile_options=head.compile_options,
+        metadata=head.metadata,
+    )
+
+
+def read(path: Path) -> PefDocument:
+    """Everything but the content of the weights, fully checked. Needs no torch. Raises PefError."""
+    with open_pef(path) as archive:
+        return _read(archive, path)[0]
+
+
+def map_weights(path: Path, *, check: bool = True) -> "dict[str, torch.Tensor]":
+    """The weights, by symbol name, as CPU tensors that share the file's pages.
+
+    Writing to them does not change the file. Their types and places are checked against the symbols, and their bytes
+    against the digest; `check=False` is for a caller that has checked the bytes already. Raises PefError.
+    """
+    with open_pef(path) as archive:
+        document, layout = _read(archive, path)
+        if check:
+            _check_content(archive, document, path)
+        return map_tensors(archive.file, archive.weights_offset + len(layout.header), layout)
+
+
+def check(path: Path) -> PefDocument:
+    """Everything, every byte of the weights included. Raises PefError."""
+    with open_pef(path) as archive:
+        document, _ = _read(archive, path)
+        _check_content(archive, document, path)
+    return document
+
+
+def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
+    manifest = _parse(parse_manifest, archive, path)
+    _check_name(manifest.program.name, path)
+    try:
+        verify(manifest.program)
+    except InvariantError as error:
+        raise refusal(path, Rule.PROGRAM, error.what) from error
+    layout = weights_layout(manifest.program.symbols.values())
+    archive.file.seek(archive.weights_offset)
+    found = archive.file.read(min(len(layout.header), archive.weights_bytes))
+    if found != layout.header:
+        raise refusal(path, Rule.LAYOUT, "its header is not the one that belongs to the symbols")
+    if layout.size_bytes != archive.weights_bytes:
+        what = f"it has {archive.weights_bytes} bytes, and header and tensors take {layout.size_bytes}"
+        raise refusal(path, Rule.LAYOUT, what)
+    return manifest.document(archive.digest), layout
+
+
+def _check_version(archive: Archive, path: Path) -> None:
+    """Raises PefError for what is no PEF, and for a PEF of another version."""
+    try:
+        head = _Head.model_validate_json(archive.manifest)
+    except ValidationError as error:
+        raise _misfit(error, path) from error
+    if head.format != FORMAT_NAME:
+        remedy = "name a file that sambasim compile wrote"
+        raise refusal(path, Rule.FORMAT, f'its key "format" is not "{FORMAT_NAME}", so this is no PEF', remedy=remedy)
+    if head.version != FORMAT_VERSION:
+        version, writer = (ascii(text)[1:-1][:40] for text in (head.version, head.writer))
+        what = f"it is a PEF of format {version}, written by {writer}; {WRITER} reads format {FORMAT_VERSION}"
+        raise refusal(path, Rule.VERSION, what)
+
+
+def _check_name(name: str, path: Path) -> None:
+    if not _FILE_NAME.fullmatch(name):
+        raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
+
+
+def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
+    try:
+        return parse(archive.manifest)
+    except ValidationError as error:
+        _check_version(archive, path)
+        raise _misfit(error, path) from error
+
+
+def _misfit(error: ValidationError, path: Path) -> PefError:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(map(str, fault["loc"]))
+    return refusal(path, Rule.SCHEMA, f"{where or 'the whole'}: {fault['msg']}")
+
+
+def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
+    """Reads every byte of the weights: about a second for each gigabyte."""
+    found = archive.weights_sha256()
+    if found != document.weights_sha256:
+        raise refusal(path, Rule.CONTENT, f"its sha256 is {found}, and {document.weights_sha256} was written")
+
+
+def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor]") -> PefDocument:
+    """Writes `document` and its weights to `path`, and returns it with its digests filled in.
+
+    `weights` maps the name of every PARAMETER, BUFFER and CONSTANT symbol to a CPU tensor of exactly its type. The file
+    appears under its name when it is complete and on the disk; on any error nothing is left. Missing folders are made.
+
+    Raises InvariantError or InternalError if program or weights are not what a PEF may hold, UserError if options or
+    metadata are not JSON, and MachineError if the file cannot be written.
+    """
+    verify(document.program)
+    layout = weights_layout(document.program.symbols.values())
+    check_tensors(layout, weights)
+    size_bytes = len(_checked_json(document))
+    if size_bytes > LARGEST_MANIFEST_BYTES:
+        limit = format_bytes(LARGEST_MANIFEST_BYTES)
+        what = f"the program takes {format_bytes(size_bytes)} of JSON, and a PEF holds at most {limit}"
+        raise UserError(what, remedy="compile a smaller model, or one with fewer unrolled steps")
+
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # "x" and not mkstemp, whose files other users could not read.
+            with temporary.open("xb") as file:
+                pieces = chain([memoryview(layout.header)], tensor_bytes(layout, weights))
+                digest, weights_sha256 = write_archive(
+                    file,
+                    pieces,
+                    layout.size_bytes,
+                    lambda sha256: manifest_json(replace(document, weights_sha256=sha256)),
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # puts the new name on the disk too
+        finally:
+            os.close(folder)
+    except OSError as error:
+        what = f"cannot write {path}: {error.strerror or error}"
+        needed = format_bytes(layout.size_bytes + size_bytes)
+        remedy = f"make room for {needed}, or choose another folder with --output-folder"
+        raise MachineError(what, where=str(path.parent), remedy=remedy) from error
+    return replace(document, digest=digest, weights_sha256=weights_sha256)
+
+
+def _checked_json(document: PefDocument) -> bytes:
+    """The manifest before the weights have been hashed. Checks that all of it can be written as JSON."""
+    if not _FILE_NAME.fullmatch(document.program.name):
+        raise InternalError(f"{document.program.name!r} cannot be the name of a program: it is no name of a file")
+    try:
+        return manifest_json(replace(document, weights_sha256="0" * 64))
+    except (PydanticSerializationError, ValueError) as error:
+        if "surrogates" in str(error):
+            what = f"a name or a path that goes into the PEF is not Unicode: {str(error)!a}"
+            raise UserError(what, remedy="rename the file or the folder") from error
+        what = f"the options or the metadata cannot be written as JSON: {error}"
+        raise UserError(what, remedy="use text, finite numbers, lists and tables only") from error

@@ -1,0 +1,106 @@
+"""What commands share: whether output goes to a terminal, and imports that are exempt from garbage collection."""
+
+import gc
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from sambasim.cli.shared import kept_imports
+from sambasim.cli.terminal import is_terminal
+from tests.support.mpi import run_job
+
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+MPICH = {"PMI_SIZE": "2", "PMI_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "of_launcher", "expected"),
+    [
+        ({}, "/tmp/log.txt", True),
+        (MPICH, "/tmp/log.txt", True),
+        (OPEN_MPI, "/dev/pts/3", True),
+        (OPEN_MPI, "/tmp/log.txt", False),
+        (OPEN_MPI, None, False),
+    ],
+)
+def test_the_stream_of_a_launcher_counts_that_gives_its_ranks_terminals(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], of_launcher: str | None, expected: bool
+) -> None:
+    def link(path: str) -> str:
+        if of_launcher is None:
+            raise PermissionError(path)
+        return of_launcher
+
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(os, "readlink", link)
+    master, slave = os.openpty()
+    with open(slave, "w") as stream:
+        assert is_terminal(stream) is expected
+    os.close(master)
+
+
+def test_a_file_is_no_terminal() -> None:
+    with open(os.devnull, "w") as opened:
+        assert not is_terminal(opened)
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_objects_of_an_import_are_not_collected_and_later_ones_are() -> None:
+    with kept_imports():
+        assert not gc.isenabled()
+        early = weakref.ref(_Cycle())
+    late = weakref.ref(_Cycle())
+    gc.collect()
+    assert gc.isenabled()
+    assert early() is not None
+    assert late() is None
+    with pytest.raises(ImportError), kept_imports():
+        raise ImportError("no such module")
+    assert gc.isenabled()
+
+
+_OWN = """
+import os
+
+log = open("log.txt", "w")
+log.write("the end")
+
+
+class Own:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self, write=os.write):
+        write(1, b"finalized\\n")
+
+
+own = Own()
+
+
+def use():
+    return log, own
+"""
+"""Its globals are in a cycle with their dictionary, as in any script that has a function."""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from sambasim.cli.shared import kept_imports\nwith kept_imports(): import torch\nimport own",
+        "import sys; sys.argv[1:] = ['app', 'app.py']; from sambasim.cli.main import main; main()",
+    ],
+    ids=["a user's module in a command", "an app"],
+)
+def test_open_files_of_a_user_are_written_when_python_ends(start: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_OWN)
+    (tmp_path / "app.py").write_text(f"from sambaflow import samba\n{_OWN}")
+    ended = run_job([sys.executable, "-c", start], cwd=tmp_path).check()
+    assert ended.stdout == "finalized\n"
+    assert (tmp_path / "log.txt").read_text() == "the end"
