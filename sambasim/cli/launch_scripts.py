@@ -125,6 +125,8 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
     call = _Call(*_parsed(name, words))
     if call.options.keys() & {"version", "help", "usage"}:
         click.echo(f"{name} of sambasim {__version__}: there is no Slurm, so {name} runs on this machine")
+    elif "test-only" in call.options:
+        _notice(f"there is no Slurm: {name} --test-only runs nothing")
     elif name == "srun":
         _srun(call)
     else:

@@ -114,11 +114,11 @@ def test_names_of_output_files_have_the_name_and_number_of_the_job(
     assert opened[0] == ("python-0042.log", 0)
 
 
-@pytest.mark.parametrize("line", ["srun --version", "sbatch -h"])
-def test_version_and_help_run_nothing(line: str) -> None:
+@pytest.mark.parametrize("line", ["srun --version", "sbatch -h", "sbatch --test-only job.sh"])
+def test_version_help_and_test_only_run_nothing(line: str) -> None:
     result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
     assert result.exit_code == 0
-    assert "there is no Slurm" in result.stdout
+    assert "there is no Slurm" in result.output
 
 
 def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
