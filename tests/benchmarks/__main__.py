@@ -1,20 +1,10 @@
-"""`python -m tests.benchmarks [start] [compilation] …`: all figures, or those named; `versus --help`: two versions."""
+"""`python -m tests.benchmarks [start] [steps] …`: all figures, or those named; `versus --help`: two versions."""
 
 import sys
 
-from tests.benchmarks import parts, start, training, versus
-from tests.benchmarks.measure import print_figures
-
-FIGURES = {
-    "start": start.start_figures,
-    "compilation": start.compilation_figures,
-    "arithmetic": parts.arithmetic_figures,
-    "steps": training.step_figures,
-    "session": training.session_figures,
-    "memory": training.memory_figures,
-    "sync": parts.sync_figures,
-    "overhead": training.overhead_figures,
-}
+from tests.benchmarks import versus
+from tests.benchmarks.figures import FIGURES
+from tests.benchmarks.measure import print_figure
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +16,7 @@ def main(arguments: list[str]) -> int:
         return 2
     for name in arguments or FIGURES:
         for figure in FIGURES[name]():
-            print_figures([figure])
+            print_figure(figure)
     return 0
 
 

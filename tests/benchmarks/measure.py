@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,6 @@ class Figure:
     goal: str
     medians: Mapping[str, float]
     unit: str = "s"
-
-    @property
-    def ratio(self) -> float:
-        """The subject in units of the peer."""
-        return self.medians[self.subject] / self.medians[self.peer]
-
-    @property
-    def difference(self) -> float:
-        """By how much the subject is more."""
-        return self.medians[self.subject] - self.medians[self.peer]
 
 
 def compare(name: str, subject: tuple[str, Action], peer: tuple[str, Action], goal: str, runs: int) -> Figure:
@@ -70,11 +60,11 @@ def run_body(name: str, *arguments: str, np: int = 1) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def print_figures(figures: Sequence[Figure]) -> None:
-    """A line for people and a line of JSON for each figure."""
-    for figure in figures:
-        subject, peer, unit = figure.medians[figure.subject], figure.medians[figure.peer], figure.unit
-        print(f"{figure.name}: {figure.subject} {subject:.4g} {unit}, {figure.peer} {peer:.4g} {unit}: ", end="")
-        print(f"ratio {figure.ratio:.3f}, difference {figure.difference:+.4g} {unit} (goal: {figure.goal})")
-        facts = {"name": figure.name, "ratio": figure.ratio, "difference": figure.difference, "unit": unit}
-        print(json.dumps({**facts, **figure.medians}), flush=True)
+def print_figure(figure: Figure) -> None:
+    """A line for people and a line of JSON."""
+    subject, peer, unit = figure.medians[figure.subject], figure.medians[figure.peer], figure.unit
+    ratio, difference = subject / peer, subject - peer
+    print(f"{figure.name}: {figure.subject} {subject:.4g} {unit}, {figure.peer} {peer:.4g} {unit}: ", end="")
+    print(f"ratio {ratio:.3f}, difference {difference:+.4g} {unit} (goal: {figure.goal})")
+    facts = {"name": figure.name, "ratio": ratio, "difference": difference, "unit": unit}
+    print(json.dumps({**facts, **figure.medians}), flush=True)

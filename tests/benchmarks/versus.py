@@ -125,15 +125,8 @@ def arithmetic(candidate: Candidate) -> Figures:
 
 def memory(candidate: Candidate) -> Figures:
     workload, job = candidate.large, uuid.uuid4().hex
-    flags = (
-        "--threads",
-        "1",
-        "--no-evaluate",
-        "--json",
-        "--reduce-on-rdu",
-        "--steps",
-        "200" if candidate.tiny else "6",
-    )
+    steps = "200" if candidate.tiny else "6"
+    flags = ("--threads", "1", "--no-evaluate", "--json", "--reduce-on-rdu", "--steps", steps)
     argv = candidate.installation.argv("run", "--pef", workload.name, *flags, np=4)
     environ = candidate.installation.environ(job)
     held_bytes = []
@@ -232,15 +225,12 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     measurements = [MEASUREMENTS[name] for name in args.only.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        candidates = []
-        for name, installation in {
-            "other": Installation(args.python.absolute(), args.checkout.absolute()),
-            "this": THIS,
-        }.items():
-            candidates.append(Candidate(installation, Path(folder, name), args.tiny))
-            candidates[-1].folder.mkdir()
-            candidates[-1].compile()
-            start(candidates[-1])  # builds what is built at the first use
+        other = Installation(args.python.absolute(), args.checkout.absolute())
+        candidates = [Candidate(one, Path(folder, name), args.tiny) for name, one in (("other", other), ("this", THIS))]
+        for candidate in candidates:
+            candidate.folder.mkdir()
+            candidate.compile()
+            start(candidate)  # builds what is built at the first use
         figures: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
         for round_number in range(args.rounds):
             for measure in measurements:

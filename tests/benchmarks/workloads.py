@@ -1,9 +1,6 @@
-"""What the benchmarks train. Nothing here imports sambasim: any version of it can compile these models.
+"""What the benchmarks train. Nothing here imports sambasim: any version of it can compile these models."""
 
-A Workload is a whole training step, a Subject forward and backward alone.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -11,14 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from examples.char_gpt import ALPHABET, CharGPT
 
 SAMPLES = 4096
 GPT2_BATCH, GPT2_LENGTH = 2, 128
-
-Inputs = Mapping[str, Tensor]
 
 
 class Way(StrEnum):
@@ -34,7 +29,10 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round."""
+    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round.
+
+    `passes` of forward and backward alone are timed together.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -44,6 +42,13 @@ class Workload:
     learning_rate: float
     steps: int
     ways: Sequence[Way] = (Way.PLAIN, Way.DDP)
+    passes: int = 1
+
+    def batch(self) -> list[Tensor]:
+        """The first samples."""
+        samples = self.samples()
+        batch: list[Tensor] = default_collate([samples[index] for index in range(self.batch_size)])
+        return batch
 
 
 class WideMLP(nn.Module):
@@ -122,54 +127,6 @@ def tokens() -> Dataset[tuple[Tensor, ...]]:
 WORKLOADS = (
     Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
-    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000),
+    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
 GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model, a batch of its inputs by name, and its loss. `loss` names one of PyTorch's; without one, the
-    model returns its loss first. `passes` are timed together."""
-
-    name: str
-    model: Callable[[], nn.Module]
-    inputs: Callable[[], Inputs]
-    loss: str | None
-    passes: int
-
-    def loss_of(self, model: nn.Module, inputs: Inputs) -> Tensor:
-        """The loss of `model` on `inputs`, in eager PyTorch."""
-        if self.loss is None:
-            loss: Tensor = model(*inputs.values())[0]
-            return loss
-        *given, target = inputs.values()
-        return F.cross_entropy(model(*given), target)
-
-
-def _gpt() -> nn.Module:
-    torch.manual_seed(0)
-    return CharGPT(layers=6, heads=6, width=384, length=128)
-
-
-def _windows() -> Inputs:
-    windows = torch.randint(0, len(ALPHABET), (2, 129), generator=torch.Generator().manual_seed(1))
-    return {"tokens": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}
-
-
-def _logistic_regression() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Linear(784, 10)
-
-
-def _image() -> Inputs:
-    return {"input": torch.randn(1, 784, generator=torch.Generator().manual_seed(1)), "target": torch.tensor([3])}
-
-
-SUBJECTS = {
-    subject.name: subject
-    for subject in (
-        Subject("gpt", _gpt, _windows, None, passes=1),
-        Subject("logistic_regression", _logistic_regression, _image, "cross_entropy", passes=2000),
-    )
-}

@@ -197,33 +197,28 @@ def _recorded(installation: Installation, only: str) -> dict[str, str]:
 def main() -> int:
     """Returns the exit code: 1 if rows differ, 2 if they cannot be compared."""
     parser = argparse.ArgumentParser(prog="python -m tests.golden.states", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--python", type=Path, default=THIS.python, help="Python of the installation. Default: this one."
-    )
-    parser.add_argument("--checkout", type=Path, default=THIS.checkout, help="Its sources. Default: these.")
     parser.add_argument("--only", default="", metavar="REGEX", help="Only rows whose name has this: 'np 2 device'.")
     parser.add_argument("--update", action="store_true", help="Write the golden file.")
     parser.add_argument("--against", nargs=2, type=Path, metavar=("PYTHON", "CHECKOUT"), help="Compare with this one.")
     args = parser.parse_args()
-    installation = Installation(args.python.absolute(), args.checkout.absolute())
     if args.update and args.only:
         parser.error("--update writes all rows: leave out --only")
     if args.update:
-        golden = {"recorded_with": origin(installation), "states": _recorded(installation, args.only)}
+        golden = {"recorded_with": origin(THIS), "states": _recorded(THIS, args.only)}
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
         return 0
     if args.against:
         print(f"of {args.against[1]}:")
         expected = _recorded(Installation(*(path.absolute() for path in args.against)), args.only)
-        print(f"of {installation.checkout}:")
+        print(f"of {THIS.checkout}:")
     else:
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-        if reason := not_comparable(golden, installation):
+        if reason := not_comparable(golden, THIS):
             print(f"The bits cannot be compared: {reason}\nInstead compare with an installation on this machine:")
             print("  python -m tests.golden.states --against OTHER/.venv/bin/python OTHER")
             return 2
         expected = {row: digest for row, digest in golden["states"].items() if re.search(args.only, row)}
-    actual = _recorded(installation, args.only)
+    actual = _recorded(THIS, args.only)
     different = differences(expected, actual)
     print("\n".join([*different, f"{len(actual)} rows, {len(different)} differ"]))
     return 1 if different else 0

@@ -1,9 +1,10 @@
 """Golden text for structure: what the compiler makes of known models, line by line.
 
-`make golden` writes the files anew; look at the difference before you commit it.
+`make golden` writes the files anew; read the difference before you commit it.
 """
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,6 @@ def test_section_plan_of_an_example(example: str, tmp_path: Path, request: pytes
 
 def test_manifest_of_a_logistic_regression(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Without what another torch or another folder changes: digests, versions and absolute paths."""
-    import zipfile
-
     path = compile_from_options(example_options("logistic_regression", tmp_path)).path
     assert read(path).program.name == "logistic_regression"
     manifest = json.loads(zipfile.ZipFile(path).read("pef.json"))

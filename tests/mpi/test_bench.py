@@ -8,13 +8,12 @@ import pytest
 
 from sambasim.records.collectives import CollectivesRecord
 from sambasim.units import KIB
-from tests.support.mpi import RANKS, Result, can_play_hosts, is_open_mpi, run_mpi
+from tests.support.mpi import RANKS, Result, is_open_mpi, run_mpi
 from tests.support.whole import whole, whole_case
 
 COMMAND = [sys.executable, "-m", "sambasim", "bench", "collectives"]
 FAULT = str(Path(__file__).parent / "bodies" / "bench_fault.py")
 SMALL = ["--max-bytes", "16 KiB", "--runs", "2"]
-SEVERAL = [ranks for ranks in RANKS if ranks > 1]
 
 HOW = {
     "device": ("mean", "bits"),
@@ -37,7 +36,7 @@ def with_fault(name: str, *arguments: str) -> Result:
     return run_mpi(2, [sys.executable, FAULT, name, "bench", "collectives", *SMALL, *arguments])
 
 
-@pytest.mark.parametrize("ranks", [ranks if ranks == 2 else whole_case(ranks) for ranks in SEVERAL])
+@pytest.mark.parametrize("ranks", [ranks if ranks == 2 else whole_case(ranks) for ranks in RANKS if ranks > 1])
 def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
     result = run_mpi(ranks, [*COMMAND, *SMALL, "--json"])
     record = record_of(result)
@@ -56,82 +55,68 @@ def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
 
 
 @whole
-@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
+@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host without a privilege")
 def test_several_nodes_are_measured_and_priced_apart() -> None:
     command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--json"]
-    if is_open_mpi():
-        if not can_play_hosts():
-            pytest.skip("only MPICH makes nodes of one host without a privilege")
-        record = record_of(run_mpi(4, command, hosts=2))
-    else:
-        record = record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"}))
-    assert len(set(record.node_of)) == 2
+    assert len(set(record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"})).node_of)) == 2
 
 
-@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
-class TestTwoRanks:
-    def test_people_get_a_table_with_its_definitions_and_a_plot(self, tmp_path: Path) -> None:
-        plot = tmp_path / "sync.svg"
-        arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--plot", str(plot)]
-        result = run_mpi(2, [*COMMAND, *arguments]).check()
-        assert "4.0 KiB: 2 runs of device and of a copy" in result.stderr
-        measured = result.stdout
-        assert "2 ranks on 1 node, 1 thread a rank" in measured
-        assert "mean, equal bits" in measured
-        assert "bus bandwidth = algorithm bandwidth × 2 (n - 1) / n" in measured
-        assert "device" in ElementTree.parse(plot).getroot().itertext()
+def test_people_get_a_table_with_its_definitions_and_a_plot(tmp_path: Path) -> None:
+    plot = tmp_path / "sync.svg"
+    arguments = ["--max-bytes", "4KiB", "--runs", "2", "--paths", "device", "--plot", str(plot)]
+    result = run_mpi(2, [*COMMAND, *arguments]).check()
+    assert "4.0 KiB: 2 runs of device and of a copy" in result.stderr
+    measured = result.stdout
+    assert "2 ranks on 1 node, 1 thread a rank" in measured
+    assert "mean, equal bits" in measured
+    assert "bus bandwidth = algorithm bandwidth × 2 (n - 1) / n" in measured
+    assert "device" in ElementTree.parse(plot).getroot().itertext()
 
-    @pytest.mark.parametrize(
-        ("fault", "path", "exit_code"),
-        [
-            ("mpi_multiplies_by_size", "mpi", 2),
-            whole_case("mpi_multiplies_by_size", "mpi-in-place", 2),
-            whole_case("mpi_does_nothing", "mpi", 2),
-            whole_case("mpi_keeps_the_first_result", "mpi", 2),
-            whole_case("gloo_does_nothing", "gloo", 2),
-            ("small_device_does_nothing", "device", 70),
-            whole_case("host_forgets_to_gather", "host-mpi", 70),
-            whole_case("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
-        ],
-    )
-    def test_a_wrong_result_is_an_error(self, fault: str, path: str, exit_code: int) -> None:
-        result = with_fault(fault, "--paths", path)
-        assert result.returncode == exit_code
-        assert f"{path} gave a wrong result: " in result.stderr
-        assert result.stdout == ""
 
-    @whole
-    def test_a_wrong_result_of_large_devices_is_an_error(self) -> None:
-        result = with_fault("device_does_nothing", "--paths", "device", "--max-bytes", "256 KiB")
-        assert result.returncode == 70
-        assert "device gave a wrong result: " in result.stderr
-        assert "64.0 KiB: 2 runs" in result.stderr  # up to there, no owners are needed
-        assert result.stdout == ""
+@pytest.mark.parametrize(
+    ("fault", "path", "exit_code"),
+    [
+        ("mpi_multiplies_by_size", "mpi", 2),
+        whole_case("mpi_multiplies_by_size", "mpi-in-place", 2),
+        ("small_device_does_nothing", "device", 70),
+        whole_case("device_does_nothing", "device", 70),
+        whole_case("host_adds_one_replica_twice_by_gloo", "host-gloo", 70),
+    ],
+)
+def test_a_wrong_result_is_an_error(fault: str, path: str, exit_code: int) -> None:
+    size = ("--max-bytes", "256 KiB") if fault == "device_does_nothing" else ()  # smaller ones take another path
+    result = with_fault(fault, "--paths", path, *size)
+    assert result.returncode == exit_code
+    assert f"{path} gave a wrong result: " in result.stderr
+    assert result.stdout == ""
 
-    def test_what_shared_memory_cannot_hold_is_left_out_and_said(self) -> None:
-        record = record_of(with_fault("little_shared_memory", "--max-bytes", "64 KiB", "--json"))
-        assert [size.size_bytes for size in record.sizes] == [4 * KIB, 16 * KIB]
-        (left_out,) = record.left_out
-        assert left_out.size_bytes == 64 * KIB
-        assert left_out.reason.startswith("the replicas of this node need")
 
-    @whole
-    def test_what_memory_cannot_hold_is_left_out_and_said_before_anything_is_measured(self) -> None:
-        result = with_fault("little_memory", "--max-bytes", "1 TiB", "--paths", "host-mpi,gloo")
-        first, second, *_ = result.check().stderr.splitlines()
-        assert first == "sizes up to 64.0 KiB, because larger ones do not fit into memory …"
-        assert second.startswith("4.0 KiB: ")
-        assert "left out: 1.0 TiB: the memory for the buffers of this node's ranks is 6.0 TiB" in result.stdout
+def test_what_shared_memory_cannot_hold_is_left_out_and_said() -> None:
+    record = record_of(with_fault("little_shared_memory", "--max-bytes", "64 KiB", "--json"))
+    assert [size.size_bytes for size in record.sizes] == [4 * KIB, 16 * KIB]
+    (left_out,) = record.left_out
+    assert left_out.size_bytes == 64 * KIB
+    assert left_out.reason.startswith("the replicas of this node need")
 
-    @whole
-    def test_without_memory_for_the_smallest_size_there_is_an_error(self) -> None:
-        result = with_fault("little_memory", "--min-bytes", "256 GiB", "--max-bytes", "1 TiB")
-        assert result.returncode == 2
-        assert result.stderr.startswith("error[machine] (every rank): the memory for the buffers of this node's ranks")
-        assert "--max-bytes" in result.stderr.split("try:")[1]
 
-    @whole
-    def test_without_shared_memory_for_the_smallest_size_there_is_an_error(self) -> None:
-        result = with_fault("little_shared_memory", "--min-bytes", "64 KiB", "--max-bytes", "64 KiB")
-        assert result.returncode == 2
-        assert result.stderr.startswith("error[machine] (every rank): the replicas of this node need")
+@whole
+def test_what_memory_cannot_hold_is_left_out_and_said_before_anything_is_measured() -> None:
+    result = with_fault("little_memory", "--max-bytes", "1 TiB", "--paths", "host-mpi,gloo")
+    first, second, *_ = result.check().stderr.splitlines()
+    assert first == "sizes up to 64.0 KiB, because larger ones do not fit into memory …"
+    assert second.startswith("4.0 KiB: ")
+    assert "left out: 1.0 TiB: the memory for the buffers of this node's ranks is 6.0 TiB" in result.stdout
+
+
+@whole
+@pytest.mark.parametrize(
+    ("fault", "sizes", "error"),
+    [
+        ("little_memory", ("256 GiB", "1 TiB"), "the memory for the buffers of this node's ranks"),
+        ("little_shared_memory", ("64 KiB", "64 KiB"), "the replicas of this node need"),
+    ],
+)
+def test_without_memory_for_the_smallest_size_there_is_an_error(fault: str, sizes: tuple[str, str], error: str) -> None:
+    result = with_fault(fault, "--min-bytes", sizes[0], "--max-bytes", sizes[1])
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error[machine] (every rank): {error}")

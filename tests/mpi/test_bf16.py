@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 
 from sambasim.compiler.front import compile_from_options
-from tests.mpi.test_exactness import TWO_NODES, compare, digests_of
-from tests.mpi.test_resume import check_resumed
+from tests.mpi.test_exactness import check_apart, check_exact
+from tests.mpi.test_resume import check_resumed, resumed_runs
+from tests.mpi.training import TWO_NODES, train
 from tests.support.examples import EXAMPLES, example_options
-from tests.support.whole import is_whole, whole
+from tests.support.whole import is_whole, whole_case
 
 _ADAM = ("optimizer.name=adam", "optimizer.lr=0.003")
 VARIANTS = {
     "clipped": ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.max_grad_norm=0.05"),
     "nearest": _ADAM,
-    "stochastic": (*_ADAM, "compile.stochastic_rounding=true"),  # `compare` holds that it ends elsewhere than "nearest"
+    "stochastic": (*_ADAM, "compile.stochastic_rounding=true"),  # it must end elsewhere than "nearest"
 }
 _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
 
@@ -22,25 +23,19 @@ _OF_ANOTHER_KIND = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.wei
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("bf16")
-    names = EXAMPLES if is_whole() else ["logistic_regression"]
-    return [_compiled(folder, name, variant) for name in names for variant in VARIANTS]
+    paths = []
+    for name in EXAMPLES if is_whole() else ["logistic_regression"]:
+        for variant, chosen in VARIANTS.items():
+            named = ("compile.dtype=bf16", f"compile.pef_name={name}-{variant}")
+            options = example_options(name, folder, *_OF_ANOTHER_KIND, *chosen, *named)
+            paths.append(compile_from_options(options).path)
+    return paths
 
 
-def _compiled(folder: Path, name: str, variant: str) -> Path:
-    named = ("compile.dtype=bf16", f"compile.pef_name={name}-{variant}")
-    options = example_options(name, folder, *_OF_ANOTHER_KIND, *VARIANTS[variant], *named)
-    return compile_from_options(options).path
-
-
-@whole
-@pytest.mark.parametrize("np", [2, 3, 4])
-def test_device_host_and_emulation_are_equal(np: int, compiled: list[Path]) -> None:
-    compare(digests_of(np, compiled, steps=2, threads=1, env={}))
+@pytest.mark.parametrize(("np", "nodes"), [whole_case(2, {}), whole_case(3, {}), whole_case(4, {}), (4, TWO_NODES)])
+def test_device_host_and_emulation_are_equal(np: int, nodes: dict[str, str], compiled: list[Path]) -> None:
+    check_apart(check_exact(np, compiled, nodes))
 
 
 def test_they_go_on_from_a_checkpoint_over_two_nodes(compiled: list[Path], tmp_path: Path) -> None:
-    check_resumed(4, compiled, tmp_path, TWO_NODES)
-
-
-def test_they_are_equal_over_two_nodes(compiled: list[Path]) -> None:
-    compare(digests_of(4, compiled, steps=2, threads=1, env=TWO_NODES))
+    check_resumed(train(4, resumed_runs(4, compiled, tmp_path), env=TWO_NODES), tmp_path)

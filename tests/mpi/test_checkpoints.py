@@ -203,7 +203,7 @@ def _mount(folder: Path, size: str) -> None:
 def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     saved = ["--checkpoint-dir", str(disk / "saved"), "--checkpoint-every", "2"]
-    _mount(disk, "2m")  # room for the three that are kept
+    _mount(disk, "2m")  # enough for the three that are kept
     try:
         run(pef, tmp_path, *TWO, "--steps", "2", *saved)
         size = sum(file.stat().st_size for file in disk.rglob("*") if file.is_file())
@@ -212,12 +212,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path:
         flags = ["--steps", "6", *saved, "--resume", "--on-checkpoint-failure", policy]
         result = run_mpi(2, [*RUN, "--pef", str(pef), *flags], cwd=tmp_path)
         assert names(disk / "saved") == ["step-0000000002"]
-        printed = "checkpoint step-0000000004 cannot be written: No space left on device"
+        failure = "checkpoint step-0000000004 cannot be written: No space left on device"
         if policy == "stop":
             assert result.returncode == 2
-            assert printed in result.stderr
+            assert failure in result.stderr
         else:
-            assert f"warning: {printed}" in result.stdout
+            assert f"warning: {failure}" in result.stdout
             assert result.returncode == 2  # for its weights are nowhere
             assert "the run is over, and its end is not saved: checkpoint step-0000000006" in result.stderr
             assert "training goes on, and the last checkpoint is step-0000000002" in result.stdout

@@ -12,10 +12,21 @@ BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
 TALK = [sys.executable, str(BODY)]
 
 
-@pytest.mark.parametrize("np", [np if np == 3 else whole_case(np) for np in RANKS])
-def test_ranks_of_one_node_talk(np: int) -> None:
-    result = run_mpi(np, TALK).check()
-    assert result.stdout == f"passed {np} of {np}; nodes {(0,) * np}\n"
+TWO_NODES, EACH_ALONE = {"MPIR_CVAR_NUM_CLIQUES": "2"}, {"MPIR_CVAR_NOLOCAL": "1"}
+
+
+@pytest.mark.parametrize(
+    ("np", "env", "nodes"),
+    [
+        *((np, {}, (0,) * np) if np == 3 else whole_case(np, {}, (0,) * np) for np in RANKS),
+        whole_case(4, TWO_NODES, (0, 1, 0, 1)),
+        whole_case(3, EACH_ALONE, (0, 1, 2)),
+    ],
+)
+def test_ranks_talk(np: int, env: dict[str, str], nodes: tuple[int, ...]) -> None:
+    if env and is_open_mpi():
+        pytest.skip("only MPICH makes nodes of one host")
+    assert run_mpi(np, TALK, env=env).check().stdout == f"passed {np} of {np}; nodes {nodes}\n"
 
 
 @pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
@@ -25,10 +36,8 @@ def test_ranks_of_two_hosts_talk() -> None:
 
 
 @whole
-@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host")
-def test_ranks_of_two_nodes_talk() -> None:
-    result = run_mpi(4, TALK, env={"MPIR_CVAR_NUM_CLIQUES": "2"}).check()
-    assert result.stdout == "passed 4 of 4; nodes (0, 1, 0, 1)\n"
+def test_without_mpirun_there_is_one_rank() -> None:
+    assert run_job(TALK).check().stdout == "passed 1 of 1; nodes (0,)\n"
 
 
 def test_one_rank_needs_no_mpi_library() -> None:
@@ -96,3 +105,21 @@ def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     )
     result = run_mpi(2, [sys.executable, "-c", body]).check()
     assert result.stdout == "([], [])"
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    body = (
+        "from sambasim.errors import MachineError\n"
+        "from sambasim.runtime.communicator import connect\n"
+        "from sambasim.runtime.torch_process_group import bring_up\n"
+        "c = connect(['body'])\n"
+        "try:\n"
+        "    bring_up(c, timeout_s=5)\n"
+        "except MachineError as error:\n"
+        "    print(error)\n"
+    )
+    env = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
+    result = run_mpi(1, [sys.executable, "-c", body], env=env, timeout=90).check()
+    assert "torch.distributed cannot connect the ranks: " in result.stdout
+    assert "where: rank 0 on host" in result.stdout
+    assert "GLOO_SOCKET_IFNAME=eth0 mpirun" in result.stdout

@@ -1,75 +1,82 @@
 """Promise one: device sync, host sync and one process that plays all replicas give the same bits."""
 
-import json
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from sambasim.compiler.front import compile_from_options
 from sambasim.pef import read
+from tests.mpi.training import EACH_ALONE, TWO_NODES, run_of, train
 from tests.support.examples import VARIANTS, CompiledExample, example_options
-from tests.support.mpi import RANKS, ROOT, run_mpi
-from tests.support.whole import is_whole, whole, whole_case
-
-BODY = ROOT / "tests" / "mpi" / "bodies" / "exactness.py"
+from tests.support.mpi import RANKS
+from tests.support.whole import is_whole, whole_case
 
 
 @pytest.fixture(scope="module")
-def compiled(examples: list[CompiledExample]) -> list[CompiledExample]:
+def paths(examples: list[CompiledExample]) -> list[Path]:
     """Every example with every optimizer, with and without clipping; by default, every example with one of the six."""
-    return examples if is_whole() else examples[:: VARIANTS + 1]
+    return [one.path for one in (examples if is_whole() else examples[:: VARIANTS + 1])]
 
 
-def digests_of(np: int, paths: list[Path], *, steps: int, threads: int, env: dict[str, str]) -> list[dict[str, object]]:
-    """What each PEF has been trained to by each way, with and without accumulation, on `np` ranks."""
-    argv = [sys.executable, str(BODY), str(steps), str(threads), *map(str, paths)]
-    result = run_mpi(np, argv, timeout=280, env=env).check()
-    lines: list[dict[str, object]] = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == 2 * len(paths), result.stdout
-    return lines
+@pytest.fixture(scope="module")
+def few(examples: list[CompiledExample], paths: list[Path]) -> list[Path]:
+    """Every example: those with AdamW; by default, all of `paths`."""
+    return [one.path for one in examples if one.optimizer == "adamw"] if is_whole() else paths
 
 
-def compare(lines: list[dict[str, object]]) -> None:
-    """All ways have the same bits, and no two PEFs do."""
-    assert lines
-    apart = [line for line in lines if not line["device"] == line["host"] == line["emulated"]]
-    assert not apart
-    digests = {str(line["device"]) for line in lines}
-    assert len(digests) == len(lines), "two configurations that differ ended alike: they cannot both have been trained"
+def check_exact(np: int, paths: Sequence[Path], env: Mapping[str, str] | None = None, threads: int = 1) -> list[object]:
+    """Each PEF gives the same bits by all ways, with and without accumulation. Returns what each came to."""
+    ways: Mapping[str, Mapping[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "emulated": {"emulate": np}}
+    named = {f"{path.stem} ×{count}": (path, count) for path in paths for count in (1, 2)}
+    found = train(
+        np,
+        [
+            run_of(f"{name} {way}", path, steps=2, accumulation=count, threads=threads, **how)
+            for name, (path, count) in named.items()
+            for way, how in ways.items()
+        ],
+        env=env,
+    )
+    outcomes = {name: [found[f"{name} {way}"].outcome for way in ways] for name in named}
+    assert [name for name, (device, host, emulated) in outcomes.items() if not device == host == emulated] == []
+    return [device for device, _, _ in outcomes.values()]
 
 
-def few(compiled: list[CompiledExample]) -> list[CompiledExample]:
-    """Every example: those with AdamW; by default, all of `compiled`."""
-    return [one for one in compiled if one.optimizer == "adamw"] if is_whole() else compiled
+def check_apart(outcomes: Sequence[object]) -> None:
+    """Configurations that differ cannot all have been trained if two end alike."""
+    assert len(set(outcomes)) == len(outcomes)
 
 
 @pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS if np > 1])
-def test_device_host_and_emulation_are_equal_for_every_example(np: int, compiled: list[CompiledExample]) -> None:
-    """Every example, with and without accumulation; SGD, Adam and AdamW, with and without clipping, are all there."""
-    compare(digests_of(np, [one.path for one in compiled], steps=2, threads=1, env={}))
+def test_device_host_and_emulation_are_equal_for_every_example(np: int, paths: list[Path]) -> None:
+    """With and without accumulation; SGD, Adam and AdamW, with and without clipping, are all there."""
+    check_apart(check_exact(np, paths))
 
 
-def test_they_are_equal_with_two_threads_too(compiled: list[CompiledExample]) -> None:
-    chosen = [one.path for one in few(compiled) if one.clipped or not is_whole()]
-    compare(digests_of(2, chosen, steps=2, threads=2, env={}))
+def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
+    check_apart(check_exact(2, few if is_whole() else few[:3], threads=2))
 
 
-@pytest.mark.parametrize("clipping", ["optimizer.max_grad_norm=", whole_case("optimizer.max_grad_norm=0.05")])
-def test_a_group_for_each_parameter_trains_to_the_same_bits(clipping: str, tmp_path: Path) -> None:
-    """By every way of sync; and, without clipping, to those of one group for each backward section."""
-    paths = []
-    for grouping in ("section", "parameter"):
-        named = (clipping, f"compile.gradient_groups={grouping}", f"compile.pef_name={grouping}")
-        paths.append(compile_from_options(example_options("lstm_classifier", tmp_path, *named)).path)
-    assert [len(read(path).program.groups) for path in paths] == [1, 10]
-    lines = digests_of(2, paths, steps=2, threads=1, env={})
-    by_section, by_parameter = lines[:2], lines[2:]
-    compare(by_section)
-    compare(by_parameter)
-    if clipping.endswith("="):
-        assert [line["device"] for line in by_section] == [line["device"] for line in by_parameter]
+@pytest.mark.parametrize(
+    ("np", "nodes"),
+    [
+        whole_case(2, TWO_NODES),
+        whole_case(2, EACH_ALONE),
+        (3, EACH_ALONE),
+        (4, TWO_NODES),
+        whole_case(4, EACH_ALONE),
+        whole_case(8, {}),
+        whole_case(8, TWO_NODES),
+        whole_case(8, EACH_ALONE),
+    ],
+)
+def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], few: list[Path]) -> None:
+    """MPICH makes nodes of one machine: two, or each rank on its own."""
+    chosen = few if np < 8 else [path for path in few if path.stem.startswith(("digits", "char_gpt"))]
+    check_apart(check_exact(np, chosen, nodes))
 
 
 def transposed_digits() -> nn.Module:
@@ -80,34 +87,15 @@ def transposed_digits() -> nn.Module:
     return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), head)
 
 
-def test_parameters_that_are_not_contiguous_train_alike(tmp_path: Path) -> None:
+def test_a_group_for_each_parameter_trains_to_the_same_bits(tmp_path: Path) -> None:
+    """As one group for each backward section does. And parameters need not be contiguous."""
+    paths = []
+    for grouping in ("section", "parameter"):
+        chosen = (f"compile.gradient_groups={grouping}", f"compile.pef_name={grouping}", "optimizer.max_grad_norm=")
+        paths.append(compile_from_options(example_options("lstm_classifier", tmp_path, *chosen)).path)
+    assert [len(read(path).program.groups) for path in paths] == [1, 10]
     target = "model.target=tests.mpi.test_exactness:transposed_digits"
-    path = compile_from_options(example_options("digits", tmp_path, target, "model.args={}")).path
-    compare(digests_of(2, [path], steps=2, threads=1, env={}))
-
-
-EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
-TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
-
-
-SEVERAL_NODES = [
-    whole_case(2, TWO_NODES),
-    whole_case(2, EACH_ALONE),
-    (3, EACH_ALONE),
-    (4, TWO_NODES),
-    whole_case(4, EACH_ALONE),
-]
-
-
-@pytest.mark.parametrize(("np", "nodes"), SEVERAL_NODES)
-def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
-    """MPICH makes nodes of one machine: two, or each rank on its own."""
-    chosen = [one.path for one in few(compiled)]
-    compare(digests_of(np, chosen, steps=2, threads=1, env=nodes))
-
-
-@whole
-@pytest.mark.parametrize("nodes", [{}, TWO_NODES, EACH_ALONE], ids=["one node", "two nodes", "each alone"])
-def test_they_are_equal_at_eight_replicas(nodes: dict[str, str], compiled: list[CompiledExample]) -> None:
-    chosen = [one.path for one in few(compiled) if one.example in ("digits", "char_gpt")]
-    compare(digests_of(8, chosen, steps=2, threads=1, env=nodes))
+    paths.append(compile_from_options(example_options("digits", tmp_path, target, "model.args={}")).path)
+    outcomes = check_exact(2, paths)
+    assert outcomes[:2] == outcomes[2:4]
+    check_apart(outcomes[2:])

@@ -17,7 +17,14 @@ from tests.faults.command import sambasim
 from tests.support.mpi import can_play_hosts, library, mpirun, run_mpi
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
-_SLOW_FIRST = str(Path(__file__).parent / "bodies" / "slow_first.py")
+_SLOW_FIRST = """
+import os, time
+from sambasim.cli.main import main
+from sambasim.runtime.launcher import launched_rank
+if launched_rank(os.environ) == 0:
+    time.sleep(1)
+main()
+"""
 _SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 
@@ -39,8 +46,8 @@ def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
     body = (
         "from sambasim.runtime.communicator import connect\n"
         "c = connect(['body'])\n"
-        "told = c.gather_object(c.library)\n"
-        "print('\\n'.join(told) if told else '', end='')\n"
+        "found = c.gather_object(c.library)\n"
+        "print('\\n'.join(found) if found else '', end='')\n"
     )
     assert run_mpi(2, [sys.executable, "-c", body]).check().stdout.split("\n") == [library()] * 2
     if _CHOSEN is not None:
@@ -51,8 +58,8 @@ def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
     assert version[1] == library().split()[-1]
 
 
-def test_an_error_of_all_ranks_is_told_though_the_first_comes_to_it_later_than_the_others() -> None:
-    result = run_mpi(2, [sys.executable, _SLOW_FIRST, "run", "--pef", "net", "--no-such-flag"])
+def test_an_error_of_all_ranks_is_printed_once_though_rank_0_is_the_last() -> None:
+    result = run_mpi(2, [sys.executable, "-c", _SLOW_FIRST, "run", "--pef", "net", "--no-such-flag"])
     assert result.stderr.count("error[usage]: No such option") == 1
     assert result.returncode == 2
 

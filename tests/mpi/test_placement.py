@@ -1,4 +1,4 @@
-"""Replicas on the simulated machine: where MPI has put them, as many as it seats, and no more."""
+"""Replicas on the simulated machine: where MPI has put them, as many as it has RDUs for, and no more."""
 
 import json
 import sys
@@ -28,13 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.fixture
-def mpich() -> None:
-    """For tests of two nodes, which only MPICH makes of one machine."""
-    if is_open_mpi():
-        pytest.skip("only MPICH makes two nodes of one machine")
-
-
 def summary(result: Result | Outcome) -> SummaryRecord:
     (line,) = result.stdout.splitlines()
     return SummaryRecord.model_validate_json(line)
@@ -51,10 +44,10 @@ def predicted(run: SummaryRecord) -> PredictedRecord:
     return run.predicted
 
 
-def refused(result: Result, *told: str) -> None:
+def refused(result: Result, *messages: str) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("error[launch]") == 1
-    for words in told:
+    for words in messages:
         assert words in result.stderr
 
 
@@ -74,8 +67,7 @@ def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> Non
     assert 0 < run.model_s < run.training_s
 
 
-@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
-def test_it_is_told_at_the_start_and_both_times_at_the_end(folder: Path) -> None:
+def test_the_placement_is_printed_first_and_both_times_at_the_end(folder: Path) -> None:
     lines = run_mpi(2, RUN, cwd=folder).check().stdout.splitlines()
     first_step = next(index for index, line in enumerate(lines) if line.startswith("step 1/"))
     assert "simulated: 2 replicas on node 0, RDUs 0-1 of cluster sn30-8" in lines[:first_step]
@@ -86,96 +78,71 @@ def test_it_is_told_at_the_start_and_both_times_at_the_end(folder: Path) -> None
     assert "no sync of RDUs was ever published" in next(line for line in lines if line.startswith("predicted: "))
 
 
-@pytest.mark.usefixtures("mpich")
-@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
-def test_replicas_sit_on_the_nodes_that_mpi_finds(folder: Path) -> None:
-    run = summary(run_mpi(4, [*RUN, "--json"], cwd=folder, env=TWO_NODES))
+@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes two nodes of one machine")
+def test_replicas_are_on_the_nodes_that_mpi_finds(folder: Path) -> None:
+    """And each node has RDUs of its own."""
+    farm = str(write_cluster(folder, rdus_per_node=2))
+    run = summary(run_mpi(4, [*RUN, "--json", "--cluster", farm], cwd=folder, env=TWO_NODES))
     assert (placed(run).node_of, placed(run).rdu_of) == ((0, 1, 0, 1), (0, 0, 1, 1)), "MPICH deals ranks out"
     if is_whole():
         here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
         assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
-        told = run_mpi(4, RUN, cwd=folder, env=TWO_NODES).check().stdout
-        assert "simulated: 4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each\n" in told
-    one_node = write_cluster(folder, rdus_per_node=4, nodes=1)
+    one_node = str(write_cluster(folder, rdus_per_node=4, nodes=1))
     refused(
-        run_mpi(4, [*RUN, "--cluster", str(one_node)], cwd=folder, env=TWO_NODES),
+        run_mpi(4, [*RUN, "--cluster", one_node], cwd=folder, env=TWO_NODES),
         "(every rank): the replicas of this job are on 2 nodes, and farm has 1 node",
     )
 
 
-@whole
-@pytest.mark.usefixtures("mpich")
-@pytest.mark.skipif(4 not in RANKS, reason="four ranks make two nodes of two")
-def test_each_node_has_seats_of_its_own(folder: Path, tmp_path: Path) -> None:
-    farm = str(write_cluster(tmp_path, rdus_per_node=2))
-    run = summary(run_mpi(4, [*RUN, "--json", "--cluster", farm], cwd=folder, env=TWO_NODES))
-    assert placed(run).rdu_of == (0, 0, 1, 1)
-    refused(
-        run_mpi(4, [*RUN, "--cluster", farm], cwd=folder), "4 replicas on node 0, and a node of farm has room for 2"
-    )
-
-
-@pytest.mark.skipif(4 not in RANKS, reason="for four ranks")
 def test_where_a_pef_needs_some_tiles_replicas_share_an_rdu(folder: Path, tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=2))
-    argv = [*SAMBASIM, "run", "--pef", "halves", "--steps", "1", "--no-evaluate", "--json", "--cluster", farm]
-    run = summary(run_mpi(4, argv, cwd=folder))
+    argv = [*ALONE, "--pef", "halves", "--json", "--cluster", farm, "--emulate-replicas", "4"]
+    run = summary(sambasim(argv, folder))
     assert (placed(run).tiles, placed(run).rdu_of, placed(run).first_tile_of) == (4, (0, 0, 1, 1), (0, 4, 0, 4))
     assert predicted(run).predicted_for == "4 of 8 tiles of SN30"
 
 
 @whole
-@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
-def test_a_rank_that_only_serves_takes_no_seat(folder: Path, tmp_path: Path) -> None:
+def test_a_rank_that_only_serves_takes_no_rdu(folder: Path, tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=1))
     serving = ["--host-sync", "parameter-server", "--parameter-servers", "1", "--cluster", farm]
     run = run_mpi(2, [*RUN, *serving], cwd=folder).check()
     assert "simulated: 1 replica on node 0, RDU 0 of cluster farm\n" in run.stdout
 
 
-@pytest.mark.skipif(2 not in RANKS, reason="for two ranks")
-def test_more_replicas_than_seats_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
+def test_more_replicas_than_rdus_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=1))
-    told = (
+    metrics = folder / "refused.jsonl"
+    refused(
+        run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder),
         "(every rank): 2 replicas on node 0, and a node of farm has room for 1: one for each RDU, 1 RDU a node\n",
         "try:   start 1 replica a node: mpirun -np 1 sambasim run --pef digits --steps 2 --no-evaluate --cluster ",
         "; or compile with --num-tiles 4, so that 2 share an RDU; or name a cluster with more RDUs a node: "
         "--cluster FILE.toml\n",
     )
-    metrics = folder / "refused.jsonl"
-    refused(run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder), *told)
     assert not metrics.exists()
-    if is_whole():
-        refused(
-            run_mpi(2, [*SAMBASIM, "run", "--inference", "--pef", "digits", "--cluster", farm], cwd=folder), told[0]
-        )
 
 
-def test_an_emulation_has_no_nodes_and_fills_one_after_the_other(folder: Path) -> None:
-    run = summary(sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder))
+def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:
+    (line,) = sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder).stdout.splitlines()
+    run = SummaryRecord.model_validate_json(line)
     assert placed(run).node_of == (0,) * 8 + (1,) * 2
     assert predicted(run).predicted_sync == "host"
+    fields = json.loads(line)
+    assert all(name.startswith("predicted_") for name in fields.pop("predicted")), "apart from what is measured"
+    assert [name for name in fields if "predicted" in name] == ["not_predicted"]
 
 
 @whole
-@pytest.mark.skipif(RANKS != (1, 2, 3, 4), reason="it asks for nine ranks, whatever is tested")
 def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> None:
     (folder / "app.py").write_text(APP)
     compile_app = [*SAMBASIM, "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
     run_job(compile_app, cwd=folder, timeout=120).check()
     argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
-    told = run_mpi(9, argv, cwd=folder, timeout=200)
-    assert told.returncode == 2
-    assert "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node" in told.stderr
+    result = run_mpi(9, argv, cwd=folder, timeout=200)
+    assert result.returncode == 2
+    assert "9 replicas on node 0, and a node of sn30-8 has room for 8: one for each RDU, 8 RDUs a node" in result.stderr
     typed = "app.py measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
-    assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in told.stderr
-    assert "--cluster" not in told.stderr, "an app has no such flag"
-    assert told.stdout == ""
-
-
-def test_json_keeps_what_is_predicted_apart(folder: Path) -> None:
-    (line,) = sambasim([*ALONE, "--json"], folder).stdout.splitlines()
-    fields = json.loads(line)
-    assert all(name.startswith("predicted_") for name in fields.pop("predicted"))
-    assert fields.pop("not_predicted") is None
-    assert not [name for name in fields if "predicted" in name]
+    assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in result.stderr
+    assert "--cluster" not in result.stderr, "an app has no such flag"
+    assert result.stdout == ""

@@ -7,22 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from sambasim.compiler.compile import compile_model
-from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.front import compile_from_options
 from sambasim.errors import InternalError
-from sambasim.ir.graph import SectionKind
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Node
 from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.verify import Stage, verify
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import read
-from sambasim.runtime import handlers, lowering
+from sambasim.runtime import handlers
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.executor import Executor
 from sambasim.runtime.handlers import HANDLERS, handler_of
-from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from tests.support.by_hand import RANKS, operand, program, seed
+from tests.mpi.bodies.by_hand import RANKS, operand, program, seed
+from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
 from tests.support.mpi import ROOT, run_mpi
@@ -32,12 +33,33 @@ BODY = ROOT / "tests" / "mpi" / "bodies" / "by_hand.py"
 REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 
+PEFS = {
+    "digits": "optimizer.max_grad_norm=0.05",
+    "char_gpt": "optimizer.max_grad_norm=",
+    "logistic_regression": "optimizer.max_grad_norm=0.05",
+    "lstm_classifier": "optimizer.max_grad_norm=",
+}
+"""Two of many parameters, with and without clipping; and two of few, which devices sync by another fusion."""
+
+STEPS, MICRO_STEPS = 3, 2
+COUNTED = {**WAYS, "emulated": {"emulate": 2}}
+
+
 @pytest.fixture(scope="module")
-def char_gpt_pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = example_options("char_gpt", tmp_path_factory.mktemp("program"), "optimizer.max_grad_norm=0.05")
-    model = build_model(options)
-    inputs, by_keyword = example_batch(model, options)
-    return compile_model(model, inputs, options, by_keyword=by_keyword).path
+def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("program")
+    return {name: compile_from_options(example_options(name, folder, clip)).path for name, clip in PEFS.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(pefs: dict[str, Path]) -> dict[str, Trained]:
+    """Every PEF by every way at two ranks, with calls counted; and by one way as usual."""
+    runs = [
+        run_of(f"{path.stem} {way}", path, steps=STEPS, accumulation=MICRO_STEPS, counted=way != "plain", **how)
+        for path in pefs.values()
+        for way, how in {**COUNTED, "plain": {}}.items()
+    ]
+    return train(2, runs)
 
 
 def emulated() -> list[dict[str, torch.Tensor]]:
@@ -86,7 +108,7 @@ def test_the_program_by_hand_computes_what_it_says() -> None:
         assert torch.equal(outputs["first_out"], noises[2][1])
 
 
-def test_ranks_that_wait_for_one_another_are_told_of() -> None:
+def test_ranks_that_wait_for_one_another_are_an_error() -> None:
     text = """
       %x : float32[2] input
     section 0 FWD never
@@ -105,20 +127,17 @@ def test_ranks_that_wait_for_one_another_are_told_of() -> None:
         run_together([executor.run_pass() for executor in executors], hub)
 
 
-@pytest.mark.parametrize(("mode", "ranks", "env"), [
-    ("device", 2, {}),
-    ("host", 2, {}),
-    whole_case("device", 4, {"MPIR_CVAR_NUM_CLIQUES": "2"}),
-])  # fmt: skip
+@pytest.mark.parametrize(("ranks", "env"), [(2, {}), whole_case(4, TWO_NODES)])
 def test_a_graph_that_is_replaced_within_a_step_changes_nothing(
-    mode: str, ranks: int, env: dict[str, str], char_gpt_pef: Path
+    ranks: int, env: dict[str, str], pefs: dict[str, Path]
 ) -> None:
     """As an app does that changes a dropout rate while it accumulates."""
-    argv = [sys.executable, str(REBOUND), str(char_gpt_pef), mode]
+    argv = [sys.executable, str(REBOUND), str(pefs["char_gpt"]), "device", "host"]
     printed = run_mpi(ranks, argv, timeout=120, env=env).check().stdout
-    (line,) = [line for line in printed.splitlines() if line.startswith("{")]
-    found = json.loads(line)
-    assert found["plain"] == found["replaced"]
+    found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert [one["mode"] for one in found] == ["device", "host"]
+    for one in found:
+        assert one["plain"] == one["replaced"]
 
 
 def test_every_operator_has_a_handler() -> None:
@@ -129,33 +148,41 @@ def test_every_operator_has_a_handler() -> None:
         handler_of("comm.scatter")
 
 
-def test_every_node_of_a_training_step_is_executed_by_its_handler(
-    char_gpt_pef: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", PEFS)
+def test_every_operator_of_a_training_program_is_executed_by_the_handler_table(
+    name: str, pefs: dict[str, Path], trained: dict[str, Trained]
 ) -> None:
-    """Each handler that is asked for, once for each node, makes an instruction; each instruction runs in the step."""
-    training_program = read(char_gpt_pef).program
-    graph = training_program.training
+    """Under MPI and in emulation, each node of a step calls what its handler bound, or what its fusion bound."""
+    graph = read(pefs[name]).program.training
     assert graph is not None
-    asked: list[str] = []
+    operators = {_named(node) for node in graph.nodes}
+    clipping = {"opt.square_sums", "comm.all_reduce", "opt.total_norm"}
+    assert operators & clipping == (set() if PEFS[name].endswith("=") else clipping)
+    assert {"comm.reduce_scatter", "comm.all_gather", "opt"} < operators
+    of_pass = {node.name for one in pass_and_update(graph)[0] for node in graph.section_nodes(one)}
+    by_way = of_pef(trained, pefs[name])
+    for way in COUNTED:
+        calls, fused = by_way[way].calls, by_way[way].fused
+        steps = STEPS * (2 if way == "emulated" else 1)  # of two replicas in one process
+        assert set(fused.values()) <= {steps}
+        in_fusions = {operator for pattern in fused for operator in pattern.split()}
+        executed = {_named(node) for node in graph.nodes if calls.get(node.name)}
+        assert executed | in_fusions == operators, way
+        assert calls.keys() == {n.name for n in graph.nodes if n.name in of_pass or _named(n) not in in_fusions}, way
+        for node in graph.nodes:
+            if node.name in calls and node.name not in of_pass:
+                assert calls[node.name] == steps, (way, node.name)
+            elif node.name in calls and OPERATORS[node.operator].kind is not OperatorKind.VIEW:
+                # Every micro-step; passes that write gradients may leave out what no other node reads.
+                assert steps < calls[node.name] <= steps * MICRO_STEPS, (way, node.name)
+    exact = {by_way[way].outcome for way in (*EXACT, "emulated", "plain")}
+    assert len(exact) == 1, "counting changes nothing"
+    assert bool(by_way["device"].fused) == (name != "digits"), "a large program that clips has no fusion"
 
-    def noted(operator: str) -> handlers.Handler:
-        handler = handler_of(operator)
 
-        def bind(nodes, binding):  # type: ignore[no-untyped-def]  # as the handler
-            asked.extend(node.name for node in nodes)
-            return handler(nodes, binding)
-
-        return bind
-
-    monkeypatch.setattr(lowering, "handler_of", noted)
-    memories = [DeviceMemory(training_program, private_storage(training_program.device_bytes)) for _ in range(2)]
-    arguments = {argument.name: argument.default for argument in training_program.runtime_arguments}
-    transport = InProcess(training_program, memories, Hub(2), 0)
-    optimizers = Optimizers(training_program, memories[0], arguments)
-    Executor(graph, training_program, memories[0].tensor, transport=transport, optimizers=optimizers)
-    assert sorted(asked) == sorted(node.name for node in graph.nodes)
-    kinds = {section.kind for section in graph.sections}
-    assert kinds == set(SectionKind), "the program has every kind of section"
+def _named(node: Node) -> str:
+    """The operator of a node; `opt` for every optimizer, as in the pattern of a fusion."""
+    return "opt" if node.operator.removeprefix("opt.") in OPTIMIZERS else node.operator
 
 
 def test_no_other_module_names_an_update_section_to_decide_what_runs() -> None:

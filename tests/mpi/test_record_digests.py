@@ -3,17 +3,19 @@
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sambasim.records.digests import read_recording, replica_file
-from sambasim.records.metrics import SummaryRecord
+from sambasim.records.digests import StepDigests, read_recording, replica_file
 from sambasim.report.compare.result import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
+from tests.mpi.training import WAYS, Trained, run_of, train
 from tests.support.mpi import run_job, run_mpi
-from tests.support.whole import is_whole, whole, whole_case
+from tests.support.whole import whole
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 STEPS = 3
@@ -69,63 +71,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def done(outcome: Outcome) -> Outcome:
-    """The outcome of a command that ends well."""
-    assert outcome.exit_code == 0, outcome.stderr
-    return outcome
-
-
-def record(folder: Path, name: str, flags: str = "", *, np: int = 2, pef: str = "net", threads: int = 1) -> Outcome:
+def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net", replicas: int = 2) -> Outcome:
     """A run of STEPS steps in two micro-steps each, its digests in `folder/name`."""
-    command = (
-        f"run --pef {pef} --steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --threads {threads} "
-        f"--record-digests {name} {flags}"
-    )
-    if np == 1:
-        return sambasim(shlex.split(command), folder)
-    result = run_mpi(np, [*SAMBASIM, *shlex.split(command)], cwd=folder, timeout=120)
-    return Outcome(result.returncode, result.stdout, result.stderr)
+    common = f"--steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --emulate-replicas {replicas}"
+    threads = "" if "--threads" in flags else "--threads 1"
+    return sambasim(shlex.split(f"run --pef {pef} {common} {threads} --record-digests {name} {flags}"), folder)
+
+
+def recorded(folder: Path, name: str, flags: str = "", **chosen: Any) -> RunsCompared:
+    """An emulation that ends well, compared with the run through the host."""
+    outcome = emulate(folder, name, flags, **chosen)
+    assert outcome.exit_code == 0, outcome.stderr
+    return compared(folder, "host", name)
 
 
 def compared(folder: Path, a: str, b: str) -> RunsCompared:
     return compare_runs(read_recording(folder / a), read_recording(folder / b))
 
 
+def train_in(folder: Path, np: int, **ways: Mapping[str, Any]) -> dict[str, Trained]:
+    """Two replicas by each way, with the digests in the folder of its name unless it is `plain`."""
+    path = folder / "out" / "net" / "net.pef"
+    runs = []
+    for name, how in ways.items():
+        digests = None if name == "plain" else name
+        runs.append(run_of(name, path, steps=STEPS, accumulation=2, record_digests=digests, **how))
+    return train(np, runs, cwd=folder)
+
+
 @pytest.fixture(scope="module")
-def host(folder: Path) -> Path:
+def by_way(folder: Path) -> dict[str, Trained]:
+    ways = {name: WAYS[name] for name in ("device", "server")}
+    return train_in(folder, 2, host={}, plain=WAYS["device"], **ways) | train_in(folder, 3, servers=WAYS["servers"])
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path, by_way: dict[str, Trained]) -> Path:
     """The recording that others are compared with."""
-    done(record(folder, "host"))
     return folder / "host"
 
 
-@pytest.mark.parametrize(
-    ("flags", "np"),
-    [
-        ("--reduce-on-rdu", 2),
-        ("--emulate-replicas 2", 1),
-        whole_case("--host-sync parameter-server", 2),
-        ("--host-sync parameter-server --parameter-servers 1", 3),
-    ],
-    ids=["device", "emulated", "server", "servers"],
-)
-def test_every_way_has_the_same_digests(flags: str, np: int, folder: Path, host: Path) -> None:
-    name = flags.replace("-", "").replace(" ", "_")
-    done(record(folder, name, flags, np=np))
-    found = compared(folder, "host", name)
-    assert found.alike, found.verdict
-    assert (found.steps, found.replicas) == (STEPS, (0, 1))
-    for replica in (0, 1):
-        assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
+def test_every_way_has_the_same_digests(folder: Path, host: Path) -> None:
+    assert recorded(folder, "emulated").alike
+    for name in ("device", "server", "servers", "emulated"):
+        found = compared(folder, "host", name)
+        assert found.alike, found.verdict
+        assert (found.steps, found.replicas) == (STEPS, (0, 1))
+        for replica in (0, 1):
+            assert (host / replica_file(replica)).read_text() == (folder / name / replica_file(replica)).read_text()
 
 
-def test_a_recorded_run_has_the_bits_and_the_bytes_of_one_that_is_not(folder: Path) -> None:
-    command = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --threads 1"
-    for way in ("", " --reduce-on-rdu") if is_whole() else (" --reduce-on-rdu",):
-        plain = run_mpi(2, [*SAMBASIM, *shlex.split(command + way)], cwd=folder).check()
-        before = SummaryRecord.model_validate_json(plain.stdout)
-        after = SummaryRecord.model_validate_json(done(record(folder, "again", way)).stdout)
-        for one in ("weights_sha256", "state_sha256", "loss_first", "loss_last", "bytes"):
-            assert getattr(before, one) == getattr(after, one), (way, one)
+def test_a_recorded_run_has_the_bits_and_the_bytes_of_one_that_is_not(by_way: dict[str, Trained]) -> None:
+    assert by_way["plain"].outcome == by_way["device"].outcome
+    assert by_way["plain"].summary.bytes == by_way["device"].summary.bytes
 
 
 def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
@@ -135,9 +133,8 @@ def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
     assert {one.what for one in begins.values} == {"parameter", "buffer", "state"}
     assert [step.step for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
-        assert {one.what for one in step.values} == {
-            "input", "value", "loss", "gradient", "buffer", "parameter", "state",
-        }  # fmt: skip
+        whats = {"input", "value", "loss", "gradient", "buffer", "parameter", "state"}
+        assert {one.what for one in step.values} == whats
         assert {one.micro_step for one in step.values if one.what in ("input", "loss", "gradient")} == {0, 1}
     states = [one.name for one in steps[0].values if one.what == "state"]
     parameters = [one.name for one in steps[0].values if one.what == "parameter"]
@@ -146,11 +143,18 @@ def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
     kinds = {section.number: section.kind for section in recording.run.sections}
     sections = {(one.what, kinds[one.section]) for one in steps[0].values if one.section is not None}
     assert {("loss", "FWD"), ("value", "FWD"), ("buffer", "FWD"), ("gradient", "BCKWD")} <= sections
+    first, second = (_digests(next(line for line in recording.steps(r) if line.step == 1)) for r in (0, 1))
+    apart = {what for (what, name, micro), digest in first.items() if second.get((what, name, micro)) != digest}
+    assert {"input", "gradient", "loss", "buffer"} <= apart, "replicas have batches of their own"
+    assert "parameter" not in apart
+
+
+def _digests(line: StepDigests) -> dict[tuple[str, str, int | None], str]:
+    return {(one.what, one.name, one.micro_step): one.digest for one in line.values}
 
 
 def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Path, host: Path) -> None:
-    done(record(folder, "lr", "--lr 0.002 --emulate-replicas 2", np=1))
-    found = compared(folder, "host", "lr")
+    found = recorded(folder, "lr", "--lr 0.002")
     assert found.first is not None
     assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
     assert not found.not_comparable
@@ -160,32 +164,34 @@ def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Pa
 
 def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None:
     """Everything before the section that multiplies by the constant is alike."""
-    done(record(folder, "edited_run", "--emulate-replicas 2", np=1, pef="edited"))
-    found = compared(folder, "host", "edited_run")
+    found = recorded(folder, "edited_run", pef="edited")
     assert found.first is not None
     assert [one.name for one in found.not_comparable] == ["PEF"]
-    graph = json.loads(done(sambasim(["inspect", "net", "--json"], folder)).stdout)["graphs"][0]
-    lines = done(sambasim(["inspect", "net", "--section", str(found.first.section)], folder)).stdout
-    assert "1.5" in lines
+    graph = json.loads(sambasim(["inspect", "net", "--json"], folder).stdout)["graphs"][0]
+    assert "1.5" in sambasim(["inspect", "net", "--section", str(found.first.section)], folder).stdout
     assert graph["sections"][found.first.section]["kind"] == "FWD"
     assert (found.first.step, found.first.what, found.first.micro_step) == (1, "value", 0)
     assert place(found.first).startswith(f"step 1, replicas 0, 1, section {found.first.section} FWD net__")
 
 
 def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path) -> None:
-    done(record(folder, "third", "--record-steps 3 --emulate-replicas 2", np=1))
+    found = recorded(folder, "third", "--record-steps 3")
     lines = list(read_recording(folder / "third").steps(1))
     assert [(line.step, line.begins) for line in lines] == [(2, True), (3, False)]
-    found = compared(folder, "third", "host")
     assert found.first is None
     assert found.steps == 1
     assert found.digests > 50
+    late = emulate(folder, "late", "--record-steps 9-12")
+    assert late.exit_code == 2
+    assert f"--record-steps 9-12: the run has {STEPS} steps" in late.stderr
+    assert not (folder / "late").exists()
 
 
-def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path) -> None:
+def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path, host: Path) -> None:
     """Each replica takes 8 samples a step, and its data set breaks in the third."""
-    result = record(folder, "dead", "--data app.py:broken")
-    assert result.exit_code == 2
+    flags = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --record-digests dead --data app.py:broken"
+    result = run_mpi(2, [*SAMBASIM, *shlex.split(flags)], cwd=folder, timeout=120)
+    assert result.returncode == 2
     assert "the disk has gone" in result.stderr
     assert [line.step for line in read_recording(folder / "dead").steps(1)] == [0, 1, 2]
     compare = sambasim(["compare", "dead", "host"], folder)
@@ -193,21 +199,20 @@ def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path) -> None:
     assert f"A ends after step 2, and was to record up to step {STEPS}\n" in compare.stdout
 
 
-def test_steps_that_the_run_does_not_have_are_refused(folder: Path) -> None:
-    result = record(folder, "late", "--record-steps 9-12 --emulate-replicas 2", np=1)
-    assert result.exit_code == 2
-    assert f"--record-steps 9-12: the run has {STEPS} steps" in result.stderr
-    assert not (folder / "late").exists()
+def test_the_digests_of_an_earlier_part_of_a_run_are_kept(folder: Path, host: Path) -> None:
+    recorded(folder, "first", "--checkpoint-dir saved --checkpoint-every 2")
+    again = emulate(folder, "first", "--resume saved/step-0000000002")
+    assert again.exit_code == 2
+    assert "first holds the digests of an earlier part of the run" in again.stderr
 
 
 @whole
 def test_compiled_sections_show_what_can_be_seen_and_say_so(folder: Path, host: Path) -> None:
-    done(record(folder, "compiled", "--engine inductor --emulate-replicas 2", np=1))
+    found = recorded(folder, "compiled", "--engine inductor")
     recording = read_recording(folder / "compiled")
     if recording.run.engine == "plain":
         pytest.skip("this machine has no compiler")
     assert recording.run.sees == "values that leave their unit of compiled sections"
     whats = {one.what for line in recording.steps(0) for one in line.values}
     assert {"input", "loss", "gradient", "buffer", "parameter", "state"} <= whats
-    found = compared(folder, "host", "compiled")
     assert found.verdict.startswith("not comparable bit by bit: engine plain and inductor; they first differ at step 1")

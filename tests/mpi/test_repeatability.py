@@ -1,14 +1,16 @@
-"""What a job does twice it does alike, also where data draw random numbers; ranks that cannot agree are told."""
+"""What a job does twice it does alike, also where data draw random numbers; ranks that cannot agree fail."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sambasim.records.metrics import SummaryRecord
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
+from tests.mpi.training import TWO_NODES, run_of, train
 from tests.support.mpi import Result, run_job, run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.whole import whole
 
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 
@@ -66,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _digest(result: Result | Outcome) -> str:
+def _digest(result: Result) -> str:
     return SummaryRecord.model_validate_json(result.stdout.strip().splitlines()[-1]).state_sha256
 
 
@@ -80,18 +82,24 @@ def test_a_scatter_repeats_with_two_threads(folder: Path) -> None:
     assert len({_digest(run) for run in runs}) == 1
 
 
-@pytest.mark.parametrize("data", [whole_case("drawn"), "Own"])
-def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(folder: Path, data: str) -> None:
-    arguments = ("--pef", "net", "--threads", "1", "--data", f"app.py:{data}")
-    real = _digest(run_mpi(2, _run(*arguments), cwd=folder))
-    assert _digest(run_mpi(2, _run(*arguments, "--reduce-on-rdu"), cwd=folder)) == real
-    assert _digest(sambasim(_run(*arguments, "--emulate-replicas", "2")[len(SAMBASIM) :], folder)) == real
+def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(folder: Path) -> None:
+    ways: dict[str, dict[str, Any]] = {"emulated": {"emulate": 2}, "host": {}, "device": {"reduce_on_rdu": True}}
+    sources = {"drawn": {"source": "app.py:drawn"}, "own": {"source": "app.py:Own"}}
+    path = folder / "out" / "net" / "net.pef"
+    runs = [
+        run_of(f"{name} {way}", path, steps=4, data=data, **how)
+        for name, data in sources.items()
+        for way, how in ways.items()
+    ]
+    found = train(2, runs, cwd=folder)
+    for name in sources:
+        assert len({found[f"{name} {way}"].outcome for way in ways}) == 1, name
 
 
 @whole
 def test_all_ranks_take_the_same_number_of_threads(folder: Path) -> None:
     """Two nodes of unequal size would give their ranks unequal shares of the cores."""
-    env = {"MPIR_CVAR_NUM_CLIQUES": "2", "OMP_NUM_THREADS": ""}
+    env = {**TWO_NODES, "OMP_NUM_THREADS": ""}
     real = run_mpi(3, _run("--pef", "net"), cwd=folder, env=env).check()
     summary = SummaryRecord.model_validate_json(real.stdout.strip().splitlines()[-1])
     fixed = run_mpi(3, _run("--pef", "net", "--threads", str(summary.threads)), cwd=folder, env=env)

@@ -1,29 +1,35 @@
 """A resumed run has the bits of an uninterrupted one, by every way to sync, and whatever else may differ."""
 
-import json
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sambasim.errors import Interrupted
 from sambasim.options.run import RunOptions
+from sambasim.pef import peek
 from sambasim.records.digests import read_recording
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
 from sambasim.runtime.checkpoint.folder import LOCK_FILE
+from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, RunObservers, Step
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
+from tests.mpi.training import WAYS, Run, Trained, run_of, train
 from tests.support.examples import VARIANTS, CompiledExample
-from tests.support.mpi import RANKS, ROOT, Result, run_mpi
+from tests.support.mpi import RANKS, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
-BODY = ROOT / "tests" / "mpi" / "bodies" / "resume.py"
+EPOCH = 3
+"""How many steps make an epoch where each example is resumed."""
+
+_STEP = "step-000000000"
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 DRAWING = """
 import random
@@ -49,8 +55,7 @@ def samples():
 STEPS, SAVED = 6, 4
 """With two micro-steps each, two or three replicas and batches of 4, both lie in the first epoch."""
 
-RUN = ["run", "--threads", "1", "--no-evaluate", "--grad-accumulation-steps", "2"]
-DRAWS = ["--data", "drawing.py:samples"]
+RUN = ["run", "--threads", "1", "--no-evaluate"]
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +64,45 @@ def compiled(examples: list[CompiledExample]) -> list[CompiledExample]:
     return examples if is_whole() else examples[:: VARIANTS + 1]
 
 
-def check_resumed(np: int, paths: Sequence[Path], folder: Path, env: Mapping[str, str] | None = None) -> None:
-    """Each PEF ends alike, whether its run was interrupted or not, and no two PEFs do."""
-    result = run_mpi(np, [sys.executable, str(BODY), str(folder), *map(str, paths)], timeout=280, env=env).check()
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == len(paths) * (1 if np == 1 else 2), result.stdout
-    assert [line["name"] for line in lines if line["whole"] != line["resumed"]] == []
-    assert len({line["whole"][0] for line in lines}) == len(paths), "they cannot all have been trained"
+def resumed_runs(np: int, paths: Sequence[Path], folder: Path) -> list[Run]:
+    """Each PEF by each way to sync, and once more from a checkpoint that another way has written.
+
+    With accumulation and a schedule. The checkpoint lies in the middle of the first of two epochs.
+    """
+    pairs = {"device": ("mpi", "server"), "mpi": ("device",)} if np > 1 else {"mpi": ("mpi",)}
+    runs = []
+    for path in paths:
+        data = {"source": "synthetic", "samples": EPOCH * 2 * peek(path).batch_size * np + 1}
+        asked: dict[str, Any] = {"accumulation": 2, "schedule": {"name": "cosine", "warmup_steps": 2}, "data": data}
+        for way, others in pairs.items():
+            whole = f"{path.stem} {way}"
+            saves = {"dir": str(folder / whole), "every": "1", "keep": 5}
+            runs.append(run_of(whole, path, steps=5, checkpoint=saves, **WAYS[way], **asked))
+            for other in others:
+                name = f"{whole} {other}"
+                resumes = {"dir": str(folder / name), "resume": str(folder / whole / f"{_STEP}2"), "exact": True}
+                runs.append(run_of(name, path, steps=5, checkpoint=resumes, **WAYS[other], **asked))
+    return runs
+
+
+def check_resumed(found: Mapping[str, Trained], folder: Path) -> None:
+    """Runs end alike whether they were interrupted or not, and no two PEFs do."""
+    ends: dict[str, object] = {}
+    for name, run in found.items():
+        pef, way, *by = name.split()
+        assert ends.setdefault(pef, run.outcome) == run.outcome, name
+        if by and by != ["server"]:  # which writes other shards
+            # What a checkpoint holds has the buffers of every replica too, which no other digest covers.
+            shards = [check(folder / one / f"{_STEP}5").manifest.shards for one in (f"{pef} {way}", name)]
+            whole, resumed = [[shard.sha256 for shard in one.values()] for one in shards]
+            assert whole == resumed, name
+    assert len(set(ends.values())) == len(ends), "they cannot all have been trained"
 
 
 @pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS])
 def test_every_example_goes_on_with_its_bits(np: int, compiled: list[CompiledExample], tmp_path: Path) -> None:
     """Within an epoch, with accumulation and a schedule; each way to sync, from what another has written."""
-    check_resumed(np, [one.path for one in compiled], tmp_path)
+    check_resumed(train(np, resumed_runs(np, [one.path for one in compiled], tmp_path)), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -80,35 +111,19 @@ def pefs(examples: list[CompiledExample]) -> Mapping[str, CompiledExample]:
     return {one.example: one for one in examples if one.optimizer == "adamw" and not one.clipped}
 
 
-@pytest.fixture
-def digits(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> list[str]:
-    """A run of STEPS steps on DRAWING, in `tmp_path`."""
+def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
     (tmp_path / "drawing.py").write_text(DRAWING)
-    return [*RUN, "--pef", str(pefs["digits"].path), *DRAWS, "--steps", str(STEPS)]
 
+    def run(name: str, workers: int, checkpoint: Mapping[str, object]) -> Run:
+        data = {"source": "drawing.py:samples", "workers": workers}
+        asked: dict[str, Any] = {"data": data, "record_digests": name, "checkpoint": checkpoint}
+        return run_of(name, pefs["digits"].path, steps=STEPS, accumulation=2, **asked)
 
-def start(np: int, argv: list[str], folder: Path) -> Result:
-    return run_mpi(np, [*SAMBASIM, *argv], cwd=folder)
-
-
-def summary(np: int, argv: list[str], folder: Path) -> SummaryRecord:
-    return SummaryRecord.model_validate_json(start(np, [*argv, "--json"], folder).check().stdout)
-
-
-def saving(where: str) -> list[str]:
-    return ["--checkpoint-dir", where, "--checkpoint-every", str(SAVED)]
-
-
-def going_on(where: str) -> list[str]:
-    return ["--resume", f"{where}/step-{SAVED:010}"]
-
-
-def test_with_another_number_of_data_workers_step_by_step(digits: list[str], tmp_path: Path) -> None:
-    whole = summary(2, [*digits, "--set", "data.workers=1", "--record-digests", "whole", *saving("saved")], tmp_path)
-    workers = ["--set", "data.workers=2", "--exact"]
-    resumed = summary(2, [*digits, *workers, "--record-digests", "rest", *going_on("saved")], tmp_path)
-    assert resumed.resumed_after_step == SAVED
-    assert (resumed.state_sha256, resumed.loss_last) == (whole.state_sha256, whole.loss_last)
+    saved = run("whole", 1, {"dir": "saved", "every": str(SAVED)})
+    rest = run("rest", 2, {"resume": f"saved/{_STEP}{SAVED}", "exact": True})
+    whole, resumed = train(2, [saved, rest], cwd=tmp_path).values()
+    assert resumed.summary.resumed_after_step == SAVED
+    assert resumed.outcome == whole.outcome
     found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
     assert found.alike, found.verdict
     assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
@@ -120,7 +135,7 @@ def overrides(steps: int) -> dict[str, object]:
     return {"training": {"steps": steps, "accumulation_steps": 2, "evaluate": False, "schedule": schedule}}
 
 
-def train(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
+def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryRecord:
     """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
     return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
@@ -139,55 +154,45 @@ class Ends(RunObserver):
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_told_whoever_wrote_it(
+def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_named_whoever_wrote_it(
     goes_on: bool, pefs: Mapping[str, CompiledExample], tmp_path: Path
 ) -> None:
     path, saved = pefs["logistic_regression"].path, tmp_path / "saved"
     checkpoint: dict[str, object] = {"dir": saved, "every": "99"}
     if goes_on:
-        train(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
+        emulate(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
         checkpoint["resume"] = "newest"
-    with pytest.raises(Interrupted) as caught:
-        train(path, Ends(saved), checkpoint=checkpoint)
+    with pytest.raises(Interrupted) as ended:
+        emulate(path, Ends(saved), checkpoint=checkpoint)
     left = f"the last checkpoint is step-{SAVED:010}" if goes_on else "there is no checkpoint yet"
-    assert caught.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
+    assert ended.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
 
 
 @whole
-def test_by_gloo_without_a_promise_of_bits(digits: list[str], tmp_path: Path) -> None:
+def test_by_gloo_without_a_promise_of_bits(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
     """What it does promise: to say so, to refuse --exact where the bits were others', and the same end on all ranks."""
-    whole = summary(3, [*digits, *saving("saved")], tmp_path)
-    by_gloo = [*digits, "--host-sync", "gloo", *going_on("saved")]
-    refused = start(3, [*by_gloo, "--exact"], tmp_path)
+    path, from_there = pefs["digits"].path, f"saved/{_STEP}{SAVED}"
+    saves = run_of("whole", path, steps=STEPS, checkpoint={"dir": "saved", "every": str(SAVED)})
+    resumes = run_of("resumed", path, steps=STEPS, checkpoint={"resume": from_there}, host_sync="gloo")
+    whole, resumed = train(3, [saves, resumes], cwd=tmp_path).values()
+    assert any("from here on, the bits may differ from those of an uninterrupted" in one for one in resumed.notices)
+    assert any("gloo" in reason for reason in resumed.summary.exempt_from_exactness)
+    assert (resumed.summary.steps, resumed.summary.resumed_after_step) == (STEPS, SAVED)
+    assert resumed.summary.loss_last == pytest.approx(whole.summary.loss_last, rel=1e-4)
+    flags = ["--pef", str(path), "--steps", str(STEPS), "--host-sync", "gloo", "--resume", from_there, "--exact"]
+    refused = run_mpi(3, [*SAMBASIM, *RUN, *flags], cwd=tmp_path)
     assert refused.returncode == 2
     assert "gradient sync = gloo (checkpoint: fixed order of addition)" in refused.stderr
-    printed = start(3, [*by_gloo, "--metrics", "m.jsonl"], tmp_path).check().stdout
-    assert "from here on, the bits may differ from those of an uninterrupted run" in printed
-    resumed = SummaryRecord.model_validate_json((tmp_path / "m.jsonl").read_text().splitlines()[-1])
-    assert any("gloo" in reason for reason in resumed.exempt_from_exactness)
-    assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (STEPS, whole.samples, SAVED)
-    assert resumed.loss_last == pytest.approx(whole.loss_last, rel=1e-4)
-
-
-@whole
-def test_a_parameter_server_resumes_what_devices_saved(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
-    flags = ["run", "--threads", "1", "--pef", str(pefs["digits"].path), "--steps", "6", "--no-evaluate"]
-    whole = summary(2, [*flags, "--reduce-on-rdu", "--checkpoint-dir", "a", "--checkpoint-every", "3"], tmp_path)
-    served = ["--host-sync", "parameter-server", "--parameter-servers", "1", "--exact", "--checkpoint-dir", "b"]
-    resumed = summary(3, [*flags, *served, "--checkpoint-every", "5", "--resume", "a/step-0000000003"], tmp_path)
-    assert resumed.state_sha256 == whole.state_sha256
-    back = summary(2, [*flags, "--reduce-on-rdu", "--exact", "--resume", "b/step-0000000005"], tmp_path)
-    assert back.state_sha256 == whole.state_sha256
 
 
 def test_four_replicas_become_two(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
-    flags = ["run", "--threads", "1", "--pef", str(pefs["digits"].path), "--checkpoint-dir", "saved", "--no-evaluate"]
+    flags = [*RUN, "--pef", str(pefs["digits"].path), "--checkpoint-dir", "saved"]
     sambasim([*flags, "--emulate-replicas", "4", "--steps", "10"], tmp_path)
     again = [*flags, "--epochs", "2", "--resume"]
     refused = sambasim([*again, "--emulate-replicas", "2", "--exact"], tmp_path)
     assert refused.exit_code == 2
     assert "replicas = 2 (checkpoint: 4)" in refused.stderr
-    result = start(2, again, tmp_path).check()
+    result = run_mpi(2, [*SAMBASIM, *again], cwd=tmp_path).check()
     assert "notice: changed since the checkpoint: replicas = 2 (checkpoint: 4)" in result.stdout
     # 1,437 samples: 160 by ten steps of four replicas; of the other 1,277, two replicas make 159 steps of 8.
     assert "step 348/348" in result.stdout

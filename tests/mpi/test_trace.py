@@ -1,27 +1,21 @@
 """Traces of real runs, by every way that replicas sync: of the right steps, well formed, and with the bits of a run
 without one."""
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sambasim.compiler.compile import compile_model
-from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.front import compile_from_options
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.pef import read
-from sambasim.records.metrics import SummaryRecord
-from tests.mpi.bodies.trace import AHEAD_NS
+from tests.mpi.training import WAYS, Trained, run_of, train
 from tests.support.examples import example_options
-from tests.support.mpi import ROOT, can_play_hosts, run_mpi
+from tests.support.mpi import can_play_hosts
 from tests.support.trace_format import Trace, read_trace
 from tests.support.whole import whole_case
 
-BODY = ROOT / "tests" / "mpi" / "bodies" / "trace.py"
 STEPS, FIRST, LAST = 6, 3, 5
 TRACED = LAST - FIRST + 1
 MICRO_STEPS = 2
@@ -35,91 +29,75 @@ class Run:
     way: str
     sections: Sequence[Section]
     digest: str
-    plain: SummaryRecord
-    traced: SummaryRecord
-    notes: Sequence[str]
+    plain: Trained
+    traced: Trained
     trace: Trace
 
     @property
     def ranks(self) -> int:
-        return self.traced.world_size + self.traced.parameter_servers
+        return self.traced.summary.world_size + self.traced.summary.parameter_servers
 
     def of_kind(self, *kinds: SectionKind) -> list[int]:
         return [section.index for section in self.sections if section.kind in kinds]
 
 
-@pytest.fixture(scope="module")
-def pefs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """One of little and one of many parameters with clipping, and one of many without."""
-    folder = tmp_path_factory.mktemp("trace")
-    chosen = {
-        "logistic_regression": (),
-        "digits": ("optimizer.max_grad_norm=0.05",),
-        "char_gpt": ("optimizer.max_grad_norm=",),
-    }
-    paths = {}
-    for name, overrides in chosen.items():
-        options = example_options(name, folder, *overrides)
-        model = build_model(options)
-        inputs, by_keyword = example_batch(model, options)
-        paths[name] = compile_model(model, inputs, options, by_keyword=by_keyword).path
-    return paths
+PEFS = {
+    "logistic_regression": (),
+    "digits": ("optimizer.max_grad_norm=0.05",),
+    "char_gpt": ("optimizer.max_grad_norm=",),
+}
+"""One of few and one of many parameters with clipping, and one of many without."""
 
 
 @pytest.fixture(
     scope="module", params=[whole_case((1, 1)), (2, 1), whole_case((2, 2))], ids=["one", "two", "two on two hosts"]
 )
-def lines(
-    request: pytest.FixtureRequest, pefs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> list[Mapping[str, Any]]:
-    """What a job of so many ranks, on so many hosts, printed."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Every PEF by every way that so many ranks, on so many hosts, can sync."""
     ranks, hosts = request.param
     if hosts > 1 and not can_play_hosts():
         pytest.skip("this machine may not play several hosts")
     folder = tmp_path_factory.mktemp("traces")
-    argv = [sys.executable, str(BODY), str(folder), str(STEPS), *map(str, pefs.values())]
-    printed = run_mpi(ranks, argv, timeout=280, hosts=hosts).check().stdout.splitlines()
-    return [json.loads(line) for line in printed if line.startswith("{")]
-
-
-@pytest.fixture(scope="module")
-def runs(lines: list[Mapping[str, Any]], pefs: Mapping[str, Path]) -> list[Run]:
-    documents = {path.stem: read(path) for path in pefs.values()}
-    found = []
-    for line in lines[:-1]:
-        document = documents[line["pef"]]
-        assert document.program.training is not None
-        found.append(
-            Run(
-                line["way"],
-                document.program.training.sections,
-                document.digest,
-                SummaryRecord.model_validate(line["plain"]),
-                SummaryRecord.model_validate(line["traced"]),
-                line["notes"],
-                read_trace(Path(line["file"]).read_text(encoding="utf-8")),
-            )
+    paths = [compile_from_options(example_options(name, folder, *chosen)).path for name, chosen in PEFS.items()]
+    ways = WAYS if ranks > 1 else {"alone": {}, "emulated": {"emulate": 3}}
+    named = {f"{path.stem} {way}": (path, way) for path in paths for way in ways}
+    asked: dict[str, Any] = {"steps": STEPS, "accumulation": MICRO_STEPS}
+    plain = [run_of(name, path, **asked, **ways[way]) for name, (path, way) in named.items()]
+    traced = [
+        run_of(f"{name} traced", path, trace=str(folder / f"{name}.json"), **asked, **ways[way])
+        for name, (path, way) in named.items()
+    ]
+    found = train(ranks, [*plain, *traced], hosts=hosts)
+    documents = {path: read(path) for path in paths}
+    return [
+        Run(
+            way,
+            documents[path].program.training.sections,  # type: ignore[union-attr]
+            documents[path].digest,
+            found[name],
+            found[f"{name} traced"],
+            read_trace((folder / f"{name}.json").read_text(encoding="utf-8")),
         )
-    return found
+        for name, (path, way) in named.items()
+    ]
 
 
 def test_a_trace_leaves_the_bits_of_the_run(runs: list[Run]) -> None:
-    assert {run.way for run in runs} in ({"alone", "emulated"}, {"device", "mpi", "gloo", "server", "servers"})
     for run in runs:
-        for one in ("weights_sha256", "state_sha256", "loss_last", "bytes"):
-            assert getattr(run.plain, one) == getattr(run.traced, one), (run.way, one)
+        assert run.plain.outcome == run.traced.outcome, run.way
+        assert run.plain.summary.bytes == run.traced.summary.bytes, run.way
 
 
 def test_it_says_what_it_is_of(runs: list[Run]) -> None:
     for run in runs:
         facts = run.trace.facts
         assert (facts["first_step"], facts["last_step"], facts["steps_of_run"]) == (FIRST, LAST, STEPS)
-        assert (facts["pef_digest"], facts["replicas"]) == (run.digest, run.traced.world_size)
+        assert (facts["pef_digest"], facts["replicas"]) == (run.digest, run.traced.summary.world_size)
         assert facts["clocks"] == "one clock for all ranks"
         assert facts["spans_left_out"] == 0
         assert "CPU" in facts["device"]
         assert "SN30" in facts["device"]
-        (note,) = run.notes
+        (note,) = run.traced.notes
         assert note.startswith(f"traced steps {FIRST} to {LAST} of {STEPS} (measured): {len(run.trace.spans)} spans")
 
 
@@ -129,11 +107,11 @@ def test_each_replica_is_a_process_that_is_called_measured(runs: list[Run]) -> N
         assert list(names) == list(range(run.ranks))
         workers = [name for name in names.values() if name.startswith("replica ")]
         servers = [name for name in names.values() if name.startswith("parameter server, rank ")]
-        assert (len(workers), len(servers)) == (run.traced.world_size, run.traced.parameter_servers)
-        placement = run.traced.placement
+        assert (len(workers), len(servers)) == (run.traced.summary.world_size, run.traced.summary.parameter_servers)
+        placement = run.traced.summary.placement
         assert placement is not None
-        locations = [name.partition(" as ")[2].partition(",")[0] for name in workers]
-        assert locations == [
+        places = [name.partition(" as ")[2].partition(",")[0] for name in workers]
+        assert places == [
             f"node {node} RDU {rdu}" for node, rdu in zip(placement.node_of, placement.rdu_of, strict=True)
         ]
         assert all(name.endswith(", measured") for name in names.values())
@@ -146,7 +124,7 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
         assert steps == [f"step {number}" for number in range(FIRST, LAST + 1)] * processes
         assert {one.args["step"] for one in run.trace.spans} == set(range(FIRST, LAST + 1))
         passes = run.of_kind(SectionKind.FWD, SectionKind.BCKWD) * MICRO_STEPS * TRACED
-        for replica in range(run.traced.world_size):
+        for replica in range(run.traced.summary.world_size):
             spans = [
                 one
                 for one in run.trace.spans
@@ -159,15 +137,15 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
 def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
     """In each step alike, and over all ranks."""
     for run in runs:
-        moved = run.traced.bytes.model_dump()
+        moved = run.traced.summary.bytes.model_dump()
         for kind, count in moved.items():
-            found = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("sync and update"))
+            counted = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("sync and update"))
             if run.way == "device":  # some groups are read beside the backward, and parameters travel after REDUCE
                 reduced = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("REDUCE"))
-                assert max(found, reduced) * STEPS <= count * TRACED, (run.way, kind)
-                assert bool(max(found, reduced)) == bool(count), (run.way, kind)
-                found = max(found, reduced) if kind == "peer" else count * TRACED // STEPS
-            assert found * STEPS == count * TRACED, (run.way, kind)
+                assert max(counted, reduced) * STEPS <= count * TRACED, (run.way, kind)
+                assert bool(max(counted, reduced)) == bool(count), (run.way, kind)
+                counted = max(counted, reduced) if kind == "peer" else count * TRACED // STEPS
+            assert counted * STEPS == count * TRACED, (run.way, kind)
         if run.way in PARTS:
             copies = {name: run.trace.named(name) for name in ("device to host", "host to device")}
             copied = {name: sum(one.args["bytes"] for one in spans) for name, spans in copies.items()}
@@ -181,10 +159,3 @@ def test_the_steps_of_all_ranks_are_at_one_time(runs: list[Run]) -> None:
         for number in range(FIRST, LAST + 1):
             steps = run.trace.named(f"step {number}")
             assert max(one.start_ns for one in steps) < min(one.stop_ns for one in steps), run.way
-
-
-def test_clocks_that_are_apart_are_found_to_be(lines: list[Mapping[str, Any]]) -> None:
-    found = lines[-1]
-    assert set(found["together"]) == {0}, "ranks of one host read one clock"
-    for rank, (ahead_ns, accuracy_ns) in enumerate(found["clocks"]):
-        assert abs(ahead_ns - rank * AHEAD_NS) <= accuracy_ns < AHEAD_NS

@@ -166,48 +166,19 @@ def test_gradients_are_synced_in_one_mode(compiled: Path) -> None:
         replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.HOST)
 
 
-KINDS = ("FWD", "BCKWD", "REDUCE", "OPT", "OPT", "GATHER")
-SECTIONS = [Section(index, SectionKind(kind), f"net__{index}", index, index + 1) for index, kind in enumerate(KINDS)]
-
-
-def rows(clock: SectionClock) -> list[tuple[int, ...]]:
-    """The indices of the sections of each time of the last pass."""
-    return [tuple(section.index for section in one.sections) for one in clock.passes[-1]]
-
-
-def test_each_section_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = 0
-
-    def clock_ns() -> int:
-        return now_ns
-
-    monkeypatch.setattr("sambasim.runtime.tracing.perf_counter_ns", clock_ns)
-    clock = SectionClock()
-    clock.begin(SECTIONS)
-    for number, section in enumerate(SECTIONS):
+def test_sections_that_are_reported_together_have_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a pass has all its sections, reported or not."""
+    kinds = ("FWD", "BCKWD", "REDUCE", "OPT", "OPT", "GATHER")
+    sections = [
+        Section(index, SectionKind(kind), f"net__{index}", index, index + 1) for index, kind in enumerate(kinds)
+    ]
+    clock, now_ns = SectionClock(), 0
+    monkeypatch.setattr("sambasim.runtime.tracing.perf_counter_ns", lambda: now_ns)
+    clock.begin(sections)
+    for number, reported in enumerate((sections[:1], sections[1:4], sections[4:5])):
         now_ns = 10**9 * 2**number
-        clock.sections_end(0, [section], now_ns // 2)
+        clock.sections_end(0, reported, now_ns // 2)
     clock.end()
-    assert rows(clock) == [(index,) for index in range(6)]
-    assert [one.elapsed_s for one in clock.passes[-1]] == [2.0**number / 2 for number in range(6)]
-
-
-def test_sections_that_are_reported_together_have_one_time() -> None:
-    clock = SectionClock()
-    for _ in range(2):
-        clock.begin(SECTIONS)
-        clock.sections_end(0, SECTIONS[:2], 0)
-        clock.sections_end(0, SECTIONS[2:], 0)
-        clock.end()
-    assert rows(clock) == [(0, 1), (2, 3, 4, 5)]
-    assert len(clock.passes) == 2
-
-
-@pytest.mark.parametrize("reported", [0, 2, 6])
-def test_a_pass_has_all_its_sections(reported: int) -> None:
-    clock = SectionClock()
-    clock.begin(SECTIONS)
-    for section in SECTIONS[:reported]:
-        clock.sections_end(0, [section], 0)
-    clock.end()
-    assert [index for row in rows(clock) for index in row] == list(range(6))
+    (times,) = clock.passes
+    assert [tuple(section.index for section in one.sections) for one in times] == [(0,), (1, 2, 3), (4,), (5,)]
+    assert [one.elapsed_s for one in times][:3] == [0.5, 1.0, 2.0]

@@ -28,7 +28,7 @@ JOB_KEY = "SAMBASIM_TEST_JOB"
 """Every process of a job has this in its environment."""
 
 _GOODBYE_S = 5.0
-"""What a job that has ended gets until its last process and its last segment must be gone."""
+"""How long processes and segments of a job may outlive it."""
 _LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "PRTE_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
 _FOR_OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -37,11 +37,11 @@ _FOR_OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 """Without these it refuses root, and more ranks than cores; and ranks that wait take the cores from those that compute.
-Other MPIs do not look at them."""
+Other MPIs ignore them."""
 
 _RULE = "-" * 74
 _NOTICE = re.compile(rf"^{_RULE}\n.*?^{_RULE}\n\0?", re.DOTALL | re.MULTILINE)
-"""What mpirun of Open MPI says on stderr of a job that has failed. No rank can keep it from that."""
+"""What mpirun of Open MPI prints to stderr when a job has failed; ranks cannot prevent it."""
 
 
 @dataclass(frozen=True, slots=True)

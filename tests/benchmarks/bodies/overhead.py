@@ -18,7 +18,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver, Step
 from sambasim.runtime.supervision.supervisor import Failure, Supervisor
-from tests.benchmarks.training import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
+from tests.benchmarks.figures import CHECKPOINT_EVERY, OVERHEAD_STEPS, Overhead
 
 WARM_UP_STEPS = 5
 

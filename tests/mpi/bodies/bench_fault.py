@@ -14,7 +14,6 @@ from sambasim.runtime import capacity, shared_memory
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.shared_memory import Demand
 from sambasim.runtime.transports import gloo
-from sambasim.runtime.transports.host import Host
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window_reduce import WindowReduce
 from sambasim.units import KIB
@@ -29,34 +28,12 @@ def mpi_multiplies_by_size() -> None:
     MpiCommunicator.all_reduce_sum_for_comparison = multiply  # type: ignore[method-assign]  # the fault
 
 
-def mpi_does_nothing() -> None:
-    MpiCommunicator.all_reduce_sum_for_comparison = lambda self, send, receive: None  # type: ignore[method-assign]  # the fault
-
-
-def mpi_keeps_the_first_result() -> None:
-    whole, results = MpiCommunicator.all_reduce_sum_for_comparison, dict[int, NDArray[np.float32]]()
-
-    def keep(self: MpiCommunicator, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
-        whole(self, send, receive)
-        receive[:] = results.setdefault(receive.size, receive.copy())
-
-    MpiCommunicator.all_reduce_sum_for_comparison = keep  # type: ignore[method-assign]  # the fault
-
-
-def gloo_does_nothing() -> None:
-    dist.all_reduce = lambda tensor, op=None, group=None, async_op=False: None
-
-
 def device_does_nothing() -> None:
     WindowReduce.finish = lambda self: None  # type: ignore[method-assign]  # the fault
 
 
 def small_device_does_nothing() -> None:
     SmallWindow.reduce = lambda self: None  # type: ignore[method-assign]  # the fault
-
-
-def host_forgets_to_gather() -> None:
-    Host.all_gather = lambda self, groups: None  # type: ignore[method-assign]  # the fault
 
 
 def host_adds_one_replica_twice_by_gloo() -> None:

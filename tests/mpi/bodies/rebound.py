@@ -1,8 +1,8 @@
 """A replica driven from outside whose graph is replaced between a backward and the optimizer step that uses it.
 
-    rebound.py PEF MODE
+    rebound.py PEF MODE...
 
-Prints, on rank 0, the sum of squares of every parameter after three steps, without and with the replacement.
+For each mode, rank 0 prints the sum of squares of every parameter after three steps, without and with the replacement.
 """
 
 import json
@@ -19,7 +19,7 @@ from sambasim.runtime.communicator import connect
 from sambasim.runtime.executor import tangent_of
 from sambasim.runtime.stepwise import Mode, StepwiseReplica
 
-PEF, MODE = Path(sys.argv[1]), Mode(sys.argv[2])
+PEF = Path(sys.argv[1])
 communicator = connect(sys.argv)
 program = read(PEF).program
 assert program.training is not None
@@ -41,18 +41,18 @@ def batch(number: int) -> dict[str, Tensor]:
     return found
 
 
-def trained(*, replaces: bool) -> list[float]:
+def trained(mode: Mode, *, replaces: bool) -> list[float]:
     replica = StepwiseReplica(program, communicator)
     for name, tensor in map_weights(PEF).items():
         replica.write(name, tensor)
     tangent = tangent_of(program, 1.0)
     for step in range(3):
         for half in range(2):
-            replica.run({SectionKind.FWD}, batch(2 * step + half), None, MODE)
-            replica.run({SectionKind.BCKWD}, {}, tangent, MODE)
+            replica.run({SectionKind.FWD}, batch(2 * step + half), None, mode)
+            replica.run({SectionKind.BCKWD}, {}, tangent, mode)
             if replaces and half == 0 and program.training is not None:
                 replica.run_graph(program.training)
-        replica.run({SectionKind.OPT}, {}, None, MODE)
+        replica.run({SectionKind.OPT}, {}, None, mode)
         communicator.barrier()
     return [
         float(replica.read(symbol.name).double().square().sum())
@@ -61,6 +61,7 @@ def trained(*, replaces: bool) -> list[float]:
     ]
 
 
-plain, replaced = trained(replaces=False), trained(replaces=True)
-if communicator.rank == 0:
-    print(json.dumps({"plain": plain, "replaced": replaced}))
+for mode in map(Mode, sys.argv[2:]):
+    plain, replaced = trained(mode, replaces=False), trained(mode, replaces=True)
+    if communicator.rank == 0:
+        print(json.dumps({"mode": mode, "plain": plain, "replaced": replaced}))

@@ -1,13 +1,22 @@
 """Every method of the communicator, on data that depends on the rank. Rank 0 prints how many ranks got through."""
 
+import os
 import sys
 from collections.abc import Callable
+from time import perf_counter_ns
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from sambasim.runtime.communicator import Communicator, connect
 from sambasim.runtime.ranks import WINDOW_ALIGNMENT_BYTES, ByteArray
+from sambasim.runtime.torch_process_group import bring_up, take_down
+from sambasim.runtime.tracing import compare_clocks
 from sambasim.units import MIB
+
+AHEAD_NS = 1_000_000_000
+"""By how much the clock of each rank is set ahead of that of the rank before."""
 
 
 def expect(condition: bool, what: str) -> None:
@@ -144,8 +153,33 @@ def large_window(c: Communicator) -> None:
     c.node_barrier()
 
 
+def clocks(c: Communicator) -> None:
+    expect({one.ahead_ns for one in compare_clocks(c)} == {0}, "ranks of one host read one clock")
+    for rank, one in enumerate(compare_clocks(c, lambda: perf_counter_ns() + c.rank * AHEAD_NS)):
+        expect(abs(one.ahead_ns - rank * AHEAD_NS) <= one.accuracy_ns < AHEAD_NS, f"the clock of rank {rank}")
+
+
+def process_group(c: Communicator) -> None:
+    """torch.distributed over the communicator: brought up, used by the ranks, taken down, and up again."""
+    for _ in range(2):
+        bring_up(c, timeout_s=30)
+        found = (dist.get_rank(), dist.get_world_size(), dist.get_backend())
+        expect(found == (c.rank, c.world_size, "gloo"), "the process group")
+        values = torch.tensor([10**c.rank, c.rank], dtype=torch.int64)
+        dist.all_reduce(values)
+        ranks = range(c.world_size)
+        expect(values.tolist() == [sum(10**rank for rank in ranks), sum(ranks)], "all_reduce by gloo")
+        dist.new_group([c.world_size - 1])
+        dist.barrier()
+        take_down()
+        expect(not dist.is_initialized(), "the process group is down")
+    take_down()
+    expect("MASTER_PORT" not in os.environ, "no environment")
+
+
 PARTS: tuple[Callable[[Communicator], None], ...] = (
     topology, objects, all_to_all, all_gather, messages, messages_asked_for, shared_window, large_window,
+    clocks, process_group,
 )  # fmt: skip
 
 

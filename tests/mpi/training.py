@@ -1,0 +1,114 @@
+"""Many trainings in one MPI job, and what they came to."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from sambasim.records.metrics import SummaryRecord
+from tests.support.mpi import run_mpi
+
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
+EACH_ALONE = {"MPIR_CVAR_NOLOCAL": "1"}
+"""Environments in which MPICH makes several nodes of one machine: two, or one for each rank."""
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "device": {"reduce_on_rdu": True},
+    "mpi": {},
+    "gloo": {"host_sync": "gloo"},
+    "server": {"host_sync": "parameter-server"},
+    "servers": {"host_sync": "parameter-server", "parameter_servers": 1},
+}
+"""By name of a way to sync: its options."""
+
+EXACT = ("device", "mpi", "server")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training of a PEF.
+
+    alone: by one of the processes, which emulates all replicas
+    counted: the calls of what the handler table binds
+    round_elements: of an exchange through the host; None for the usual number
+    """
+
+    name: str
+    pef: str
+    options: Mapping[str, object]
+    alone: bool = False
+    counted: bool = False
+    round_elements: int | None = None
+
+
+class Trained(BaseModel):
+    """What a run said on rank 0 or on the emulating one, and what it came to.
+
+    calls: by node, of the function that its handler bound, if the run is counted
+    fused: by the operators of a fusion, of the function that it bound, likewise
+    """
+
+    name: str
+    sync: str
+    notices: Sequence[str]
+    notes: Sequence[str]
+    summary: SummaryRecord
+    calls: Mapping[str, int]
+    fused: Mapping[str, int]
+
+    @property
+    def outcome(self) -> tuple[object, ...]:
+        """What two runs have in common that have the same bits."""
+        evaluation, one = self.summary.evaluation, self.summary
+        judged = evaluation and (evaluation.samples, evaluation.loss, evaluation.accuracy)
+        return one.weights_sha256, one.state_sha256, one.loss_last, one.samples, judged
+
+
+def run_of(
+    name: str,
+    pef: Path,
+    *,
+    steps: int,
+    accumulation: int = 1,
+    evaluate: bool = False,
+    schedule: Mapping[str, object] | None = None,
+    data: Mapping[str, object] | None = None,
+    emulate: int | None = None,
+    counted: bool = False,
+    round_elements: int | None = None,
+    **options: object,
+) -> Run:
+    """A run of `steps` steps at one thread. `emulate`: alone, with so many replicas."""
+    training: dict[str, Any] = {"steps": steps, "accumulation_steps": accumulation, "evaluate": evaluate}
+    overrides = {"training": training | ({"schedule": schedule} if schedule else {})} | ({"data": data} if data else {})
+    given = {"pef": str(pef), "threads": 1, "overrides": overrides, **options}
+    if emulate is not None:
+        given["emulate_replicas"] = emulate
+    return Run(name, str(pef), given, emulate is not None, counted, round_elements)
+
+
+def train(
+    np: int,
+    runs: Sequence[Run],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    hosts: int = 1,
+) -> dict[str, Trained]:
+    """Train `runs` in one job of `np` ranks; what each came to, by name."""
+    spec = json.dumps([asdict(run) for run in runs], default=str)
+    argv = [sys.executable, "-m", "tests.mpi.bodies.train", spec]
+    lines = run_mpi(np, argv, timeout=280, env=env, cwd=cwd, hosts=hosts).check().stdout.splitlines()
+    found = [Trained.model_validate_json(line) for line in lines if line.startswith("{")]
+    assert sorted(one.name for one in found) == sorted(run.name for run in runs)
+    return {one.name: one for one in found}
+
+
+def of_pef(found: Mapping[str, Trained], path: Path) -> dict[str, Trained]:
+    """Of runs that are called `PEF WAY`, those of the PEF at `path`, by way."""
+    start = f"{path.stem} "
+    return {name.removeprefix(start): one for name, one in found.items() if name.startswith(start)}
