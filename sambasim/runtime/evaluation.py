@@ -1,24 +1,21 @@
 """The evaluation graph on held-out samples, during a run and for `run --inference`.
 
-Each sample is used once, with the running statistics of replica 0. Rank r of N takes the samples r, r + N, …; its last
-batch is padded by repeating a sample, and the padding is discarded. The sums are added in rank order. Evaluation uses
-buffers of its own, so it changes nothing in the run.
+Each sample is used once, with the running statistics of replica 0. Rank r of N takes the samples r, r + N, …; padding
+of its last batch is discarded. Evaluation uses buffers of its own, so it changes nothing in the run.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from sambasim.data.batches import bind, check, collate
+from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
-from sambasim.data.workers import batches_of
-from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
@@ -48,12 +45,7 @@ class Sums:
     judged: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.samples + other.samples,
-            self.loss + other.loss,
-            self.correct + other.correct,
-            self.judged + other.judged,
-        )
+        return Sums(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Evaluator:
@@ -80,13 +72,12 @@ class Evaluator:
         }
         self._batch = Executor(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
         self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in self._inputs}
-        self._single = self._bind_single(program.single, memory)
-
-    def _bind_single(self, graph: Graph | None, memory: DeviceMemory) -> Executor | None:
-        if graph is None:
-            return None
         own = {**self._own, **self._single_inputs}
-        return Executor(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
+        self._single = (
+            Executor(program.single, program, lambda name: own.get(name, memory.tensor(name)))
+            if program.single is not None
+            else None
+        )
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Use these running statistics: those of replica 0."""
@@ -259,8 +250,7 @@ class PredictionJob:
         everybody = self._communicator.gather_object(own)
         if everybody is None:
             return
-        with_samples = [parts for parts in everybody if parts]  # a rank may have none
-        columns = zip(*with_samples, strict=True)
+        columns = zip(*[parts for parts in everybody if parts], strict=True)  # a rank may have no samples
         tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(columns)}
         write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
 

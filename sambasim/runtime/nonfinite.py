@@ -128,6 +128,6 @@ def as_typed(command: Sequence[str], ranks: int) -> str:
 def _named(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"replica {numbers[0]}"
-    if len(numbers) > _MOST_REPLICAS:
-        return f"replicas {', '.join(map(str, numbers[:_MOST_REPLICAS]))} and {len(numbers) - _MOST_REPLICAS} more"
-    return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    more = len(numbers) - _MOST_REPLICAS
+    last = f"{more} more" if more > 0 else str(numbers[-1])
+    return f"replicas {', '.join(map(str, numbers[: min(len(numbers) - 1, _MOST_REPLICAS)]))} and {last}"

@@ -65,17 +65,12 @@ def test_a_neighbour_can_be_imported_while_loading_and_later(folder: Path) -> No
     ("target", "what", "text"),
     [
         ("net", "model", 'the model "net" must be package.module:name or path/file.py:name'),
-        ("net.py", "model", "try:   add the name: net.py:NAME"),
         ("none.py:Net", "model", "the model none.py:Net: there is no file {folder}/none.py"),
         ("nets.py:Net", "model", "did you mean {folder}/net.py?"),
         ("no_such_module:Net", "data source", "the data source no_such_module:Net: there is no module no_such_module"),
-        ("package.nothing:Net", "model", "there is no module package.nothing"),
         ("net.py:Nett", "model", "the model net.py:Nett: {folder}/net.py has no Nett\n  try:   did you mean Net?"),
-        ("needs.py:Net", "model", "its module raised ModuleNotFoundError: No module named 'torchvisionn'"),
-        ("needs.py:Net", "model", "where: {folder}/needs.py:2: import torchvisionn"),
         ("needs.py:Net", "model", "try:   install torchvisionn, or run where it can be imported"),
         ("package.needs:Net", "model", "where: {folder}/package/needs.py:1: import package.gone"),
-        ("raises.py:Net", "model", "its module raised ZeroDivisionError: division by zero"),
         ("raises.py:Net", "model", "where: {folder}/raises.py:3: return 1 / 0"),
         ("broken.py:Net", "model", "where: {folder}/broken.py:2: class Net(:"),
         ("exits.py:Net", "data source", 'put the code that ends the program under `if __name__ == "__main__":`'),
@@ -95,14 +90,6 @@ def test_what_cannot_be_found_is_told(folder: Path, target: str, what: str, text
     with pytest.raises(ModelError if what == "model" else DataError) as caught:
         load_object(target, what)
     assert text.format(folder=folder) in str(caught.value)
-
-
-def test_a_module_that_failed_is_loaded_anew(folder: Path) -> None:
-    (folder / "net.py").write_text("1 / 0\n")
-    with pytest.raises(ModelError):
-        load_object("net.py:value", "model")
-    (folder / "net.py").write_text("value = 'now it is well'\n")
-    assert load_object("net.py:value", "model") == "now it is well"
 
 
 def test_arguments_that_do_not_fit_are_told_with_the_signature(folder: Path) -> None:

