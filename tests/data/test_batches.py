@@ -76,7 +76,7 @@ def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
         ([(torch.ones(2), None)], "sample 0 of the batch gives None for value 1, which is no tensor or number"),
     ],
 )
-def test_samples_that_do_not_match_are_told(samples: Sequence[object], text: str) -> None:
+def test_samples_that_do_not_match_are_reported(samples: Sequence[object], text: str) -> None:
     with pytest.raises(DataError) as caught:
         bind(collate(samples), ["x", "y"])
     assert text in caught.value.what
@@ -105,7 +105,7 @@ def test_a_batch_is_checked_against_what_the_pef_takes() -> None:
 
 @pytest.mark.parametrize("dataset", [Fragile(), FragileTogether()])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_read_is_told_with_file_line_and_index(dataset: Fragile, workers: int) -> None:
+def test_a_sample_that_cannot_be_read_is_reported_with_file_line_and_index(dataset: Fragile, workers: int) -> None:
     watched = WatchedDataset(dataset, "pictures", chosen=[1, 3, 5, 7])
     loader: DataLoader[object] = DataLoader(watched, batch_size=2, collate_fn=collate, num_workers=workers)
     batches: Iterator[Batch] = iter(loader)

@@ -34,13 +34,6 @@ def test_a_name_in_a_file_and_in_a_module_of_the_working_directory(folder: Path)
     assert net.__module__ == "sambasim_file_net", "a name that does not depend on the machine"
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(folder: Path) -> None:
-    for name, value in (("a", 1), ("b", 2)):
-        (folder / name).mkdir()
-        (folder / name / "same.py").write_text(f"value = {value}\n")
-    assert [load_object(f"{name}/same.py:value", "data source") for name in ("a", "b", "a")] == [1, 2, 1]
-
-
 def test_a_file_named_as_a_module_of_python_shadows_nothing(folder: Path) -> None:
     (folder / "colorsys.py").write_text("value = 1\n")
     sys.modules.pop("colorsys", None)
@@ -77,7 +70,7 @@ def test_a_neighbour_can_be_imported_while_loading_and_later(folder: Path) -> No
         ("package/relative.py:x", "model", "name it as package.module:NAME, so that relative imports work"),
     ],
 )
-def test_what_cannot_be_found_is_told(folder: Path, target: str, what: str, text: str) -> None:
+def test_what_cannot_be_found_is_reported(folder: Path, target: str, what: str, text: str) -> None:
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("")
     (folder / "package" / "needs.py").write_text("import package.gone\n")
@@ -92,7 +85,7 @@ def test_what_cannot_be_found_is_told(folder: Path, target: str, what: str, text
     assert text.format(folder=folder) in str(caught.value)
 
 
-def test_arguments_that_do_not_fit_are_told_with_the_signature(folder: Path) -> None:
+def test_arguments_that_do_not_fit_are_reported_with_the_signature(folder: Path) -> None:
     (folder / "data.py").write_text("number = 3\ndef f(path, size=3): raise ValueError('no such corpus')\n")
     with pytest.raises(DataError) as caught:
         call_object("data.py:f", {"pth": "x"}, "data source")

@@ -1,4 +1,4 @@
-"""A worker process that dies is told where a batch is read, wherever the main process was when it died."""
+"""A worker process that dies is expected where a batch is read, wherever the main process was when it died."""
 
 import os
 import signal

@@ -121,7 +121,7 @@ def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.Monk
     assert "apt install g++" in (caught.value.remedy or "")
 
 
-def test_a_compiler_that_only_cxx_names_is_told_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_only_cxx_names_is_reported_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "g++").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")

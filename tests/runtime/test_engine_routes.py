@@ -106,13 +106,6 @@ def test_a_gradient_that_lies_otherwise_than_its_place_goes_on_being_copied() ->
         assert _only(counted).equal((X @ X).t())
 
 
-def test_views_of_symbols_are_taken_once() -> None:
-    nodes = (node(T, ("x",), "turned"), node(MM, ("turned", "x"), "value"))
-    counted = Counted(nodes, "value")
-    assert counted.calls() == ["aten::mm", "aten::copy_"]
-    assert _only(counted).equal(X.t() @ X)
-
-
 def _only(counted: Counted) -> Tensor:
     (place,) = counted.places.values()
     return place
@@ -148,42 +141,6 @@ def test_a_product_that_is_only_a_gradient_comes_last_with_the_views_that_it_alo
     )
     steps = planned(nodes, [Unit(0, 5, 1)], ["gradient", "loss"])
     assert steps == [[Region((), (0, 4), ("x",), ("a", "loss")), 1, 2, 3]]
-
-
-def test_a_product_that_others_read_is_compiled_with_them() -> None:
-    nodes = (node("mm.default", ("x", "x"), "gradient"), node("relu.default", ("gradient",), "loss"))
-    steps = planned(nodes, [Unit(0, 2, 1)], ["gradient", "loss"])
-    assert steps == [[Region((), (0, 1), ("x",), ("gradient", "loss"))]]
-
-
-def test_a_view_of_what_another_unit_makes_is_taken_again() -> None:
-    nodes = (
-        node("relu.default", ("x",), "a"),
-        node("t.default", ("a",), "a_t"),
-        node("relu.default", ("a_t",), "b"),
-        node("neg.default", ("a_t",), "c"),
-    )
-    steps = planned(nodes, [Unit(0, 3, 1), Unit(3, 4, 1)], ["b", "c"])
-    assert steps == [[Region((), (0, 1, 2), ("x",), ("a", "b"))], [Region((1,), (3,), ("a",), ("c",))]]
-
-
-def test_a_recurrent_layer_is_carried_out_by_its_own_kernel_in_between() -> None:
-    nodes = (
-        node("relu.default", ("x",), "a"),
-        node("lstm_cell.default", ("a",), "b"),
-        node("relu.default", ("b",), "c"),
-    )
-    steps = planned(nodes, [Unit(0, 3, 1)], ["c"])
-    assert steps == [[Region((), (0,), ("x",), ("a",)), 1, Region((), (2,), ("b",), ("c",))]]
-
-
-def test_a_view_of_a_symbol_that_is_taken_already_is_an_input() -> None:
-    nodes = (node("t.default", ("weight",), "turned"), node("mm.default", ("x", "turned"), "y"))
-    steps = planned(nodes, [Unit(0, 2, 1)], ["y"], taken=[0])
-    assert steps == [[1]]  # the product is all that is left, and is stored
-    more = (*nodes, node("relu.default", ("y",), "z"))
-    steps = planned(more, [Unit(0, 3, 1)], ["z"], taken=[0])
-    assert steps == [[Region((), (1, 2), ("x", "turned"), ("z",))]]
 
 
 PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1

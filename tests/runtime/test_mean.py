@@ -192,9 +192,9 @@ def test_without_a_compiler_that_works_torch_does_the_same(
     build.cache_clear()
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "another"))
-    told = tree_mean_build(torch.float32)
-    assert told.library is None
-    assert told.trouble is not None
-    assert told.trouble.what == trouble
+    expected = tree_mean_build(torch.float32)
+    assert expected.library is None
+    assert expected.trouble is not None
+    assert expected.trouble.what == trouble
     tree_mean(operands, without, len(operands))
     assert torch.equal(with_kernel, without)

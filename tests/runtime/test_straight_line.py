@@ -55,8 +55,8 @@ def test_a_list_of_another_length_than_stated_is_refused() -> None:
     ],
 )
 def test_a_constant_that_torch_has_as_something_else_is_refused(constant: TorchConstant) -> None:
-    told = re.escape(f"the PEF uses '{constant.name}' as a {constant.kind}, which torch {torch.__version__} does not")
-    with pytest.raises(PefError, match=told) as caught:
+    text = re.escape(f"the PEF uses '{constant.name}' as a {constant.kind}, which torch {torch.__version__} does not")
+    with pytest.raises(PefError, match=text) as caught:
         aten_instruction(node("aten.sum.default", (X,), (("dtype", constant),), ("z",)), RegisterFile(), {})
     assert caught.value.remedy == "compile the model again: sambasim compile"
 
@@ -143,7 +143,7 @@ def test_what_a_part_stores_to_goes_with_it() -> None:
     ],
     ids=["it fails", "too few", "no list", "nothing to store"],
 )
-def test_the_instruction_that_failed_is_told(wrong: int, changes: dict[str, object], error: type[Exception]) -> None:
+def test_the_failed_instruction_is_reported(wrong: int, changes: dict[str, object], error: type[Exception]) -> None:
     instructions = [_instruction(n, **(changes if n == wrong else {})) for n in range(4)]
     line = StraightLine(Part(1, tuple(instructions)), accumulate=False)
     with pytest.raises(error) as caught:
@@ -159,7 +159,7 @@ def test_what_a_pef_calls_its_values_is_not_run() -> None:
     assert runs.run()["out"].tolist() == [1.0, 2.0]
 
 
-def test_an_operator_that_fails_is_told_by_its_own_line() -> None:
+def test_an_operator_that_fails_is_reported_by_its_own_line() -> None:
     fails = Node("n", "aten.mm.default", (X, X), (), ("y",), "", SourceLine("net.py", 9, "return x @ x"))
     with pytest.raises(InternalError, match=r"the operator aten\.mm\.default failed") as caught:
         executable(node("aten.relu.default", (X,), (), ("z",)), fails).run()
