@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
-from sambasim.collectives.tree import Addition, additions, around, blocks, inside, is_subtree
+from sambasim.collectives.tree import Addition, additions, around, blocks, inside
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 
@@ -71,16 +71,6 @@ def test_an_owner_adds_up_the_same_tree_from_what_arrives(nodes: list[int]) -> N
             arrived |= _carried_out(inside(ranks), leaves) if layout.summed[node] else leaves
             assert set(layout.travelling(node)) <= set(arrived)
         assert _carried_out(around(node_of, own), arrived) == whole
-
-
-def test_which_blocks_are_subtrees() -> None:
-    assert is_subtree([0, 1], 4)
-    assert is_subtree([4, 5, 6], 7), "the world ends inside the block"
-    assert not is_subtree([4, 5, 6], 8), "rank 7 is missing"
-    assert not is_subtree([1, 2], 4), "it starts in the middle of two"
-    assert not is_subtree([0, 2], 4), "dealt round the nodes"
-    assert not is_subtree([2, 3, 4, 5], 8)
-    assert is_subtree([0, 1, 2], 3)
 
 
 @given(

@@ -20,7 +20,7 @@ from sambasim.options.training import LossOptions, ModelOptions, OptimizerOption
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import inductor as module
-from sambasim.runtime.engine.inductor import FEWEST_FLOPS, Inductor, by_onednn, fake_values, mkl_favours, rebuild
+from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.executor import Executor, tangent_of
 from sambasim.runtime.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.observer import StepObserver
@@ -140,31 +140,6 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch: pytest.Mon
 
 
 SIDE = 256
-
-
-@pytest.mark.parametrize(("vendor", "favoured"), [("GenuineIntel", True), ("AuthenticAMD", False)])
-def test_mkl_favours_the_processors_of_its_maker(tmp_path: Path, vendor: str, favoured: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    assert mkl_favours(tmp_path / "cpuinfo") is (favoured and torch.backends.mkl.is_available())
-
-
-@pytest.mark.parametrize(
-    ("rows", "dtype", "favoured", "chosen"),
-    [
-        (SIDE, torch.float32, False, True),
-        (SIDE, torch.float32, True, False),
-        (1, torch.float32, False, False),
-        (SIDE, torch.bfloat16, False, False),
-    ],
-    ids=["large", "on a processor that MKL favours", "little work", "narrow"],
-)
-def test_large_products_are_onednns_where_mkl_is_not_at_home(
-    monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype, favoured: bool, chosen: bool
-) -> None:
-    monkeypatch.setattr(module, "mkl_favours", lambda processors: favoured)
-    assert 2 * SIDE**2 < FEWEST_FLOPS <= 2 * SIDE**3
-    x, weight = torch.empty(rows, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
-    assert by_onednn(x, weight) is (chosen and torch.backends.mkldnn.is_available())
 
 
 @pytest.mark.parametrize("onednn", [True, False])

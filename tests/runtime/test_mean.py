@@ -44,15 +44,6 @@ def test_the_bits_are_those_of_the_tree(count: int, numel: int) -> None:
     assert torch.equal(out, _by_hand(operands))
 
 
-@pytest.mark.parametrize("count", range(1, 8))
-def test_the_mean_may_replace_any_of_the_operands(count: int) -> None:
-    for own in range(count):
-        operands = _operands(count, 200)
-        expected = _by_hand(operands)
-        tree_mean(operands, operands[own], len(operands))
-        assert torch.equal(operands[own], expected)
-
-
 def test_a_missing_leaf_is_skipped_so_that_a_negative_zero_stays_one() -> None:
     operands = [torch.tensor([-0.0])] * 3
     out = torch.empty(1)

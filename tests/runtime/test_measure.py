@@ -7,11 +7,9 @@ import torch
 
 from sambasim.runtime.measure.collectives import (
     order,
-    runs_of_turns,
     sizes_between,
 )
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
-from sambasim.runtime.measure.paths import PATHS, needed_bytes
 from sambasim.units import KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100
@@ -74,32 +72,8 @@ def test_sizes_grow_by_four_in_whole_cuts() -> None:
     assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
 
 
-@pytest.mark.parametrize(
-    ("paths", "rank", "node_count", "buffers"),
-    [
-        (["gloo"], 0, 1, 2),
-        (["mpi", "mpi-in-place"], 0, 1, 3),
-        (["device"], 0, 2, 4),
-        (["host-mpi", "host-gloo"], 1, 1, 4),
-        (["host-parameter-server"], 0, 1, 4),
-        (["host-parameter-server"], 1, 1, 3),
-        (list(PATHS), 0, 1, 7),
-    ],
-)
-def test_memory_is_counted_by_path(paths: list[str], rank: int, node_count: int, buffers: int) -> None:
-    assert needed_bytes(MIB, paths, rank, node_count) == buffers * MIB
-
-
 @pytest.mark.parametrize("count", range(2, 10))
 def test_each_turn_has_all_candidates_and_none_follows_itself(count: int) -> None:
     turns = [order(count, turn) for turn in range(2 * count + 1)]
     assert all(sorted(turn) == list(range(count)) for turn in turns)
     assert all(before[-1] != after[0] for before, after in pairwise(turns))
-
-
-def test_turns_have_about_ten_runs_and_fewer_where_runs_are_few() -> None:
-    for runs in range(1, 130):
-        turns = runs_of_turns(runs)
-        assert sum(turns) == runs
-        assert max(turns) - min(turns) <= 1
-        assert len(turns) == min(runs, max(4, runs // 10))
