@@ -37,8 +37,8 @@ _SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop 
 def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate.
 
-    Python floats become float32, where default_collate makes float64 of them; tensors and arrays keep their dtype.
-    Returns a Failure, which `bind` raises, if samples do not fit together without widening a dtype.
+    Python floats become float32, not float64. Returns a Failure, which `bind` raises, if samples do not fit together
+    without widening a dtype.
     """
     for sample in samples:
         if isinstance(sample, Failure):
@@ -131,8 +131,7 @@ def _batched_kind(value: object) -> str:
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
     """The batch, checked: `batch_size` samples of each input's dtype and shape.
 
-    float64 is converted to float32, because NumPy creates float64 by default, and both to bfloat16, which datasets
-    rarely hold; nothing else is converted. Raises DataError with the input, what it is, and what the PEF takes.
+    Only wider floating-point dtypes are converted. Raises DataError with the input, what it is, and what the PEF takes.
     """
     checked: dict[str, Tensor] = {}
     for spec in inputs:
@@ -152,10 +151,7 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
 
 
 def _disagreement(samples: Sequence[object]) -> Failure | None:
-    """Which sample differs from the first one, and how; None if all agree.
-
-    Called only if collating failed or widened a dtype, so it costs nothing for good batches.
-    """
+    """Which sample differs from the first one, and how; None if all agree."""
     first = dict(_values(samples[0]))
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):

@@ -45,8 +45,7 @@ class ArraysDataset(Dataset[dict[str, Tensor]]):
 def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
     """The samples of a file: the arrays named by `inputs`, or all of them in the file's order.
 
-    A `.safetensors` file is memory-mapped; an `.npz` file is read whole. Raises DataError if the file cannot be read,
-    lacks an input, or if its arrays have different numbers of samples.
+    Raises DataError if the file cannot be read, lacks an input, or has arrays with different numbers of samples.
     """
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")

@@ -35,8 +35,7 @@ class Source:
 def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
     """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling.
 
-    Raises DataError if none is named, if the user's function fails or returns no map-style dataset, if a file lacks an
-    input, if a dataset is empty, or if `evaluation_fraction` is set for a source that has an evaluation set.
+    Raises DataError if there is none, if it fails, and if it gives no samples to train or to evaluate.
     """
     if options.source is None:
         raise DataError(

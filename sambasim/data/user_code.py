@@ -1,8 +1,7 @@
 """User code: loading an object by its target, calling it, and locating the line that raised.
 
-A target is `package.module:name` or `path/file.py:name`. While its module loads, the folder of the file, or the working
-directory for a module, is first on `sys.path`; afterwards it is last. So a module finds its neighbours, also in
-imports inside functions that run later, and shadows nothing for others.
+A target is `package.module:name` or `path/file.py:name`. While its module loads, its folder (the working directory for
+a module) is first on `sys.path`, and afterwards last: later imports of its neighbours work, and it shadows no module.
 """
 
 import importlib
@@ -57,8 +56,7 @@ def load_object(target: str, what: str) -> object:
     """The object that a target names. `what` is its purpose in messages: "model", "loss" or "data source".
 
     A file's module is loaded once, under a name that depends on the file's name only. Raises ModelError for a model or
-    a loss, else DataError: if the target is malformed, if its file, module or name does not exist, and, with the
-    user's file and line, if the module raises.
+    a loss, else DataError, with the user's file and line if the module raises.
     """
     error = _ERRORS.get(what, DataError)
     problem = target_problem(target)

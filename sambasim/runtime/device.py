@@ -29,7 +29,7 @@ def private_storage(size_bytes: int) -> Storage:
         pages = private_pages(size_bytes)
     except (OSError, OverflowError) as error:
         what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
-        raise MachineError(what, remedy="look at `ulimit -v`, or compile a smaller model or batch") from error
+        raise MachineError(what, remedy="raise `ulimit -v`, or compile a smaller model or batch") from error
     return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 

@@ -48,8 +48,8 @@ class Again:
     _reserved_bytes: int
 
     def gather(self, ranges: Iterable[Range]) -> int:
-        """Collapse the small pages in `ranges` of the view into huge ones, keeping the contents. Returns the number of
-        bytes: of the huge pages that lie wholly in a range. These are then allocated, so ranges should be in use."""
+        """Collapse the small pages in `ranges` of the view into huge ones, keeping the contents. They are allocated, so
+        ranges should be in use. Returns the bytes of the huge pages that lie wholly in a range."""
         huge, asked = huge_bytes(), 0
         for start, stop in merged(ranges):
             first = self.view.ctypes.data + start

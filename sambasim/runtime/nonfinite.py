@@ -4,8 +4,7 @@
     skip      the step is not applied (see `Replica`), and the run continues, unless all steps are skipped
     ignore    the run continues; its summary names the first such step
 
-Only the loss is checked in each step. If a gradient overflows while the loss is finite, a later loss shows it, or the
-next checkpoint, which is not written if parameters are not finite.
+Only the loss is checked in each step. Parameters are checked before a checkpoint is written.
 """
 
 import math

@@ -1,8 +1,5 @@
 """The engine that compiles units of sections with torch's inductor.
 
-Nodes of our graph become a torch.fx graph; inductor writes C++ for it, the machine's compiler builds that, and the
-cache folder keeps the result for the next start.
-
 The engine's bits are its own. It draws the same random numbers as the plain engine: dropout stays torch's operator, and
 operators that draw keep their order.
 

@@ -142,7 +142,7 @@ def operator_error(
             where=where,
             remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
         )
-    suspects = [found for symbol in inputs if (found := _suspect(symbol, tensors[symbol.name]))]
+    suspects = [found for symbol in inputs if (found := _unseen(symbol, tensors[symbol.name]))]
     if suspects:
         return DataError(
             f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",
@@ -152,7 +152,8 @@ def operator_error(
     return InternalError(f"the operator {node.operator} failed: {text}", where=where)
 
 
-def _suspect(symbol: Symbol, tensor: Tensor) -> str | None:
+def _unseen(symbol: Symbol, tensor: Tensor) -> str | None:
+    """The range of an input's integers, if it exceeds the one at compile time."""
     if symbol.exclusive_bound is None or tensor.numel() == 0:
         return None
     least, largest = int(tensor.min()), int(tensor.max())

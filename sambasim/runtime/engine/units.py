@@ -1,8 +1,7 @@
 """Chooses what inductor compiles together: units of sections, and in each unit the regions of nodes.
 
-A single section is too small: nothing is fused across units, values between them go through memory, and each call of
-compiled code has a cost. So the forward is one unit and the backward at most four. At the end of a unit, its gradients
-are complete and can be reduced while the next unit computes.
+Nothing is fused across units, so a single section is too small: the forward is one unit and the backward at most four.
+At the end of a unit, its gradients are complete and can be reduced while the next unit computes.
 
 Some nodes keep torch's own kernel. Recurrent layers only work where torch records gradients, which compiled code does
 not. Products that are only gradients come last in their unit, because their kernels write directly into the gradient's
