@@ -13,7 +13,7 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.nonfinite import MOST_NOTES, as_typed, which
+from sambasim.runtime.nonfinite import which
 from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
