@@ -174,7 +174,7 @@ def kernels() -> Finding:
     """Whether the kernels of gradient sync are built; builds them if not."""
     import torch
 
-    from sambasim.runtime.kernels.tree_mean import tree_mean_build
+    from sambasim.runtime.mean import tree_mean_build
 
     error = tree_mean_build(torch.float32).trouble
     if error is None:

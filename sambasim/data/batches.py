@@ -1,17 +1,27 @@
-"""From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
+"""From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes.
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+PyTorch's handler of SIGCHLD raises the death of a worker process wherever the main process happens to be: in an
+operator, a collective or a checkpoint, which then seem to have failed. Here it is raised when a batch is read.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.util import get_temp_dir
+from types import FrameType
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from sambasim.data.datasets import Failure, Samples
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
+
+T = TypeVar("T")
 
 Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
 
@@ -27,8 +37,8 @@ _SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop 
 def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate.
 
-    Python floats become float32, where default_collate makes float64 of them; tensors and arrays keep their dtype.
-    Returns a Failure, which `bind` raises, if samples do not fit together without widening a dtype.
+    Python floats become float32, not float64. Returns a Failure, which `bind` raises, if samples do not fit together
+    without widening a dtype.
     """
     for sample in samples:
         if isinstance(sample, Failure):
@@ -45,13 +55,10 @@ def collate(samples: Sequence[object]) -> Batch:
 
 def _widened(batch: Batch, sample: object) -> bool:
     """Whether a value of the batch is floating-point while that of its first sample is an integer."""
-    if isinstance(batch, Mapping) and isinstance(sample, Mapping):
-        pairs = [(value, sample[name]) for name, value in batch.items()]
-    elif isinstance(sample, tuple | list) and isinstance(batch, list):
-        pairs = list(zip(batch, sample, strict=True))
-    else:
-        pairs = [(batch, sample)]
-    return any(isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of) for value, of in pairs)
+    for (_, value), (_, of) in zip(_values(batch), _values(sample), strict=False):
+        if isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of):
+            return True
+    return False
 
 
 def _is_integer(value: object) -> bool:
@@ -124,8 +131,7 @@ def _batched_kind(value: object) -> str:
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
     """The batch, checked: `batch_size` samples of each input's dtype and shape.
 
-    float64 is converted to float32, because NumPy creates float64 by default, and both to bfloat16, which datasets
-    rarely hold; nothing else is converted. Raises DataError with the input, what it is, and what the PEF takes.
+    Only wider floating-point dtypes are converted. Raises DataError with the input, what it is, and what the PEF takes.
     """
     checked: dict[str, Tensor] = {}
     for spec in inputs:
@@ -145,10 +151,7 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
 
 
 def _disagreement(samples: Sequence[object]) -> Failure | None:
-    """Which sample differs from the first one, and how; None if all agree.
-
-    Called only if collating failed or widened a dtype, so it costs nothing for good batches.
-    """
+    """Which sample differs from the first one, and how; None if all agree."""
     first = dict(_values(samples[0]))
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):
@@ -188,3 +191,75 @@ def _kind(value: object) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
+    """`iter(loader)`; `name` is the data source's. Raises DataError, now or for any batch, if a worker process died."""
+    return _Batches(loader, name) if loader.num_workers else iter(loader)
+
+
+class _Batches:
+    """The batches of a loader with worker processes."""
+
+    def __init__(self, loader: "DataLoader[object]", name: str) -> None:
+        self._name = name
+        get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
+        self._deaths = _deaths()
+        self._deaths.kept = None  # of workers of an earlier loader
+        self._batches: Iterator[Batch] = self._reading(lambda: iter(loader))
+        self._deaths = _deaths()  # PyTorch sets its handler when the first worker starts
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._reading(self._batches.__next__)
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        """The result of `read`. Raises DataError if a worker process died during it or before."""
+        deaths = self._deaths
+        try:
+            deaths.are_raised = True
+            try:
+                kept, deaths.kept = deaths.kept, None
+                if kept is not None:
+                    raise kept
+                return read()
+            finally:
+                deaths.are_raised = False
+        except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two if it died while it sent a batch
+            if isinstance(raised, RuntimeError) and "DataLoader worker (pid" not in str(raised):
+                raise
+            raise DataError(
+                f"a worker process that reads {self._name} died: {summary(raised)}",
+                remedy="--workers 0 reads in the main process; check the free memory and the size of /dev/shm",
+            ) from None
+
+
+class _Deaths:
+    """A handler of SIGCHLD that calls PyTorch's and keeps its exception, unless `are_raised`."""
+
+    def __init__(self, pytorch_handler: Callable[[int, FrameType | None], object]) -> None:
+        self._pytorch_handler = pytorch_handler
+        self.kept: RuntimeError | None = None
+        self.are_raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._pytorch_handler(number, frame)
+        except RuntimeError as death:
+            if self.are_raised:
+                raise
+            self.kept = death
+
+
+def _deaths() -> _Deaths:
+    """The handler of this process, installed if it can be."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    if isinstance(handler, _Deaths):
+        return handler
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        return _Deaths(lambda number, frame: None)
+    deaths = _Deaths(handler)
+    signal.signal(signal.SIGCHLD, deaths)
+    return deaths

@@ -1,8 +1,7 @@
 """Datasets: the user's, with errors attributed to a sample; plain tensors, read in batches; and random samples.
 
-An exception loses its parts on the way out of a DataLoader's worker process, where PyTorch turns it into text. So a
-failure travels as a value: WatchedDataset returns a Failure in place of the sample, `batches.collate` in place of the
-batch, and `batches.bind` raises it in the main process.
+PyTorch turns an exception of a DataLoader's worker process into text. So a failure is returned as a value: as a Failure
+in place of a sample (WatchedDataset) or of a batch (`batches.collate`), which `batches.bind` raises.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,11 +84,10 @@ class WatchedDataset(Dataset[object]):
         try:
             return Samples(many(chosen), self.name, chosen)
         except (Exception, SystemExit) as raised:
-            samples = Samples(map(self._read, chosen), self.name, chosen)  # finds the sample that raises
-            if any(isinstance(sample, Failure) for sample in samples):
-                return samples
             failure = Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
-            return Samples([failure], self.name, chosen)
+            alone = map(self._read, chosen)  # finds the sample that raises
+            found = next((one for one in alone if isinstance(one, Failure)), failure)
+            return Samples([found], self.name, chosen)
 
     def _read(self, index: int) -> object:
         try:

@@ -1,18 +1,15 @@
 """Samples from `.npz` and `.safetensors` files: named arrays whose first axis is the samples.
 
-Files may come from anyone: before memory is allocated, the sizes that an `.npz` file claims are checked.
+Files may come from anyone: numpy unpickles no objects, and the sizes that an `.npz` file claims must fit into memory.
 """
 
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -23,9 +20,6 @@ from sambasim.options.grammar import InputSpec
 from sambasim.units import format_bytes
 
 _REMEDY = "write it with one array for each input, as many samples along the first axis of each"
-_SUFFIX = ".npy"
-_PIECE_BYTES = 1 << 20
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy.savez and numpy.savez_compressed write
 
 
 class ArraysDataset(Dataset[dict[str, Tensor]]):
@@ -51,8 +45,7 @@ class ArraysDataset(Dataset[dict[str, Tensor]]):
 def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
     """The samples of a file: the arrays named by `inputs`, or all of them in the file's order.
 
-    A `.safetensors` file is memory-mapped; an `.npz` file is read whole. Raises DataError if the file cannot be read,
-    lacks an input, or if its arrays have different numbers of samples.
+    Raises DataError if the file cannot be read, lacks an input, or has arrays with different numbers of samples.
     """
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
@@ -66,8 +59,8 @@ def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
             raise DataError(what, where=str(path), remedy=_REMEDY)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise DataError(f"the arrays differ in their number of samples: {told}", where=str(path), remedy=_REMEDY)
+        found = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise DataError(f"the arrays differ in their number of samples: {found}", where=str(path), remedy=_REMEDY)
     return ArraysDataset(arrays)
 
 
@@ -86,15 +79,20 @@ def _choose(held: Sequence[str], wanted: Sequence[str] | None, path: Path) -> Se
 
 
 def _open_npz(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
-    arrays: dict[str, Tensor] = {}
     try:
-        arrays.update(_read_npz(path, wanted))
+        with zipfile.ZipFile(path) as archive:
+            sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
+        names = _choose(list(sizes), wanted, path)
+        needed = sum(sizes[name] for name in names)
+        if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+            raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in names}
     except DataError:
         raise
     except Exception as raised:
         remedy = "write it with numpy.savez, arrays of numbers only"
         raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
-    return arrays
 
 
 def _open_safetensors(path: Path, wanted: Sequence[str] | None) -> dict[str, Tensor]:
@@ -104,55 +102,3 @@ def _open_safetensors(path: Path, wanted: Sequence[str] | None) -> dict[str, Ten
     except (SafetensorError, OSError) as raised:
         remedy = "write it with safetensors.torch.save_file"
         raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
-
-
-def _read_npz(path: Path, wanted: Sequence[str] | None) -> Iterator[tuple[str, Tensor]]:
-    """The wanted arrays, one after another. Raises ValueError for one that differs from its header, or is too large."""
-    with zipfile.ZipFile(path) as archive:
-        members = _members(archive, path)
-        names = _choose(tuple(members), wanted, path)
-        needed = sum(members[name].file_size for name in names)
-        if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-            raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
-        for name in names:
-            with archive.open(members[name]) as file:
-                yield name, torch.from_numpy(_read(file, name, members[name].file_size))
-
-
-def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
-    found: dict[str, zipfile.ZipInfo] = {}
-    for member in archive.infolist():
-        name = member.filename.removesuffix(_SUFFIX)
-        if name in found:
-            raise ValueError(f"the array {name[:80]!r} appears twice")
-        if member.compress_type not in _PLAIN or member.flag_bits & 0x1:
-            raise ValueError(f"the array {name[:80]!r} is encrypted, or compressed in a way that numpy does not write")
-        found[name] = member
-    stored = sum(member.compress_size for member in found.values())
-    if stored > path.stat().st_size:
-        raise ValueError("its members overlap")
-    return found
-
-
-def _read(file: IO[bytes], name: str, member_bytes: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"the array {name[:80]!r} has a header of version {version[0]}.{version[1]}")
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, by_columns, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError(f"Object arrays cannot be loaded: {name[:80]!r} holds Python objects, which may run code")
-    claimed, held = prod(shape) * dtype.itemsize, member_bytes - file.tell()
-    if claimed != held or min(shape, default=0) < 0:
-        raise ValueError(f"the array {name[:80]!r} claims {claimed} bytes, and has {held}")
-    data = bytearray(claimed)
-    view, filled = memoryview(data), 0
-    while filled < claimed:
-        piece = file.read(min(claimed - filled, _PIECE_BYTES))
-        count = len(piece)
-        view[filled : filled + count] = piece
-        if not count:
-            raise ValueError(f"the array {name[:80]!r} ends after {filled} of {claimed} bytes")
-        filled += count
-    file.read(1)  # at the end, zipfile compares the checksum
-    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if by_columns else "C")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -34,8 +35,7 @@ class Source:
 def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
     """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling.
 
-    Raises DataError if none is named, if the user's function fails or returns no map-style dataset, if a file lacks an
-    input, if a dataset is empty, or if `evaluation_fraction` is set for a source that has an evaluation set.
+    Raises DataError if there is none, if it fails, and if it gives no samples to train or to evaluate.
     """
     if options.source is None:
         raise DataError(
@@ -49,32 +49,30 @@ def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
     count = _length(train, name, "training")
     if evaluation is not None:
         _length(evaluation, name, "evaluation")
-        return _source(name, WatchedDataset(train, name), WatchedDataset(evaluation, name))
-    if options.evaluation_fraction == 0:
-        return _source(name, WatchedDataset(train, name), None)
-    kept, held = split_indices(count, options.evaluation_fraction)
-    if not kept or not held:
-        raise DataError(
-            f"{name} has {count} samples: data.evaluation_fraction = {options.evaluation_fraction} leaves "
-            f"{len(kept)} to train and {len(held)} to evaluate",
-            remedy="give more samples, or another data.evaluation_fraction",
-        )
-    return _source(name, WatchedDataset(train, name, kept), WatchedDataset(train, name, held))
+        held_out: WatchedDataset | None = WatchedDataset(evaluation, name)
+        kept = None
+    elif options.evaluation_fraction > 0:
+        kept, held = split_indices(count, options.evaluation_fraction)
+        if not kept or not held:
+            raise DataError(
+                f"{name} has {count} samples: data.evaluation_fraction = {options.evaluation_fraction} leaves "
+                f"{len(kept)} to train and {len(held)} to evaluate",
+                remedy="give more samples, or another data.evaluation_fraction",
+            )
+        held_out = WatchedDataset(train, name, held)
+    else:
+        kept, held_out = None, None
+    watched = WatchedDataset(train, name, kept)
+    described = "" if held_out is None else f", {len(held_out):,} held out"
+    return Source(name, watched, held_out, f"{name}: {len(watched):,} samples to train{described}")
 
 
 def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
     """Indices to train on and indices to hold out, both ascending. They depend on the arguments only."""
-    import numpy as np
-
     # RandomState's stream is frozen by NumPy's policy: the split stays the same from one release to the next.
     order = np.random.RandomState(SPLIT_SEED).permutation(count).tolist()
     held = round(count * fraction)
     return sorted(order[held:]), sorted(order[:held])
-
-
-def _source(name: str, train: WatchedDataset, evaluation: WatchedDataset | None) -> Source:
-    held_out = f", {len(evaluation):,} held out" if evaluation is not None else ""
-    return Source(name, train, evaluation, f"{name}: {len(train):,} samples to train{held_out}")
 
 
 def _datasets(options: DataOptions, inputs: InputSpecs | None) -> tuple[MapStyle, MapStyle | None]:
@@ -97,39 +95,27 @@ def _datasets(options: DataOptions, inputs: InputSpecs | None) -> tuple[MapStyle
 def _pair(given: object, name: str) -> tuple[MapStyle, MapStyle | None]:
     if not isinstance(given, tuple):
         return _map_style(given, name), None
-    if given and all(isinstance(item, Tensor) for item in given):
-        raise DataError(
-            f"{name} gave a tuple of {len(given)} tensors, which is no dataset",
-            remedy="return torch.utils.data.TensorDataset(*tensors)",
-        )
-    if len(given) != 2:
-        raise DataError(
-            f"{name} gave a tuple of {len(given)}; it must give a dataset, or (train, evaluation)",
-            remedy="return (train, evaluation)",
-        )
-    train, evaluation = given
-    return _map_style(train, name), None if evaluation is None else _map_style(evaluation, name)
+    if len(given) == 2 and not all(isinstance(item, Tensor) for item in given):
+        train, evaluation = given
+        return _map_style(train, name), None if evaluation is None else _map_style(evaluation, name)
+    raise DataError(
+        f"{name} gave a tuple of {len(given)}; it must give a dataset, or (train, evaluation)",
+        remedy="return (train, evaluation), or torch.utils.data.TensorDataset(*tensors)",
+    )
 
 
 def _map_style(given: object, name: str) -> MapStyle:
-    kind = type(given).__name__
-    if isinstance(given, IterableDataset):
-        raise DataError(
-            f"{name} gave {kind}, an IterableDataset, which cannot be shared out among replicas",
-            remedy="give a map-style Dataset, one with __len__ and __getitem__",
-        )
-    if isinstance(given, DataLoader):
-        raise DataError(
-            f"{name} gave a DataLoader; sambasim makes its own, one for each replica", remedy="return its dataset"
-        )
-    if isinstance(given, Tensor):
-        raise DataError(f"{name} gave a tensor, which is no dataset", remedy="return TensorDataset(tensor)")
-    if not isinstance(given, MapStyle) or isinstance(given, Mapping | str | bytes):
-        raise DataError(
-            f"{name} gave {kind}, which is no dataset",
-            remedy="return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)",
-        )
-    return given
+    others = (IterableDataset, DataLoader, Tensor, Mapping, str, bytes)
+    if isinstance(given, MapStyle) and not isinstance(given, others):
+        return given
+    remedies = {
+        IterableDataset: "give a map-style Dataset: replicas share its samples by index",
+        DataLoader: "return its dataset: sambasim makes a DataLoader for each replica",
+        Tensor: "return TensorDataset(tensor)",
+    }
+    remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)"
+    remedy = next((found for kind, found in remedies.items() if isinstance(given, kind)), remedy)
+    raise DataError(f"{name} gave {type(given).__name__}, which is no map-style dataset", remedy=remedy)
 
 
 def _length(dataset: MapStyle, name: str, what: str) -> int:

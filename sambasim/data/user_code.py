@@ -1,8 +1,7 @@
 """User code: loading an object by its target, calling it, and locating the line that raised.
 
-A target is `package.module:name` or `path/file.py:name`. While its module loads, the folder of the file, or the working
-directory for a module, is first on `sys.path`; afterwards it is last. So a module finds its neighbours, also in
-imports inside functions that run later, and shadows nothing for others.
+A target is `package.module:name` or `path/file.py:name`. While its module loads, its folder (the working directory for
+a module) is first on `sys.path`, and afterwards last: later imports of its neighbours work, and it shadows no module.
 """
 
 import importlib
@@ -40,9 +39,7 @@ def user_line(error: BaseException) -> str | None:
     """`file:line: code` of the deepest frame of user code, or the deepest frame if there is none of user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
-    frames = [
-        frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if not frame.filename.startswith("<")
-    ]
+    frames = [one for one in traceback.extract_tb(error.__traceback__)[::-1] if not one.filename.startswith("<")]
     users = (f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in _NOT_USER_CODE))
     frame = next(users, frames[0] if frames else None)
     return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
@@ -59,8 +56,7 @@ def load_object(target: str, what: str) -> object:
     """The object that a target names. `what` is its purpose in messages: "model", "loss" or "data source".
 
     A file's module is loaded once, under a name that depends on the file's name only. Raises ModelError for a model or
-    a loss, else DataError: if the target is malformed, if its file, module or name does not exist, and, with the
-    user's file and line, if the module raises.
+    a loss, else DataError, with the user's file and line if the module raises.
     """
     error = _ERRORS.get(what, DataError)
     problem = target_problem(target)
@@ -126,12 +122,10 @@ def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         guess = nearest(path.name, beside)
-        raise error(
-            f"the {what} {target}: there is no file {path}",
-            remedy=f"did you mean {path.parent / guess}?"
-            if guess
-            else f"check the path, or name another: {_another(what)}",
-        )
+        names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}
+        another = names.get(what, "--set data.source=…")
+        remedy = f"did you mean {path.parent / guess}?" if guess else f"check the path, or name another: {another}"
+        raise error(f"the {what} {target}: there is no file {path}", remedy=remedy)
     name = _MODULE_PREFIX + path.stem
     if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
         name += f"_{zlib.crc32(str(path).encode()):08x}"  # another file of the same name was loaded before
@@ -199,11 +193,6 @@ def check_arguments(function: Callable[..., object], args: Mapping[str, object],
             f"the {what} {target}{signature} cannot be called with {table}.args {dict(args)}: {raised}",
             remedy=f"did you mean {table}.args.{guess}?" if guess else remedy,
         ) from None
-
-
-def _another(what: str) -> str:
-    """The argument that names another model, loss or data source."""
-    return {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}.get(what, "--set data.source=…")
 
 
 def _table(error: type[UserError], what: str) -> str:

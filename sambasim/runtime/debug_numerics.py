@@ -1,8 +1,7 @@
 """`run --debug-numerics`: where NaN and infinities begin.
 
-A probe checks every value that a replica computes. It raises nothing within a pass, because a non-finite value may not
-reach the loss (`exp(-inf)`). If the loss, a gradient or a buffer is not finite at the end of the pass, the error names
-the earliest origin of that value. Non-finite inputs and parameters come before all operators.
+A probe checks every value that a replica computes. If the loss, a gradient or a buffer is not finite at the end of a
+pass, the error names the earliest origin of that value: other non-finite values may be harmless (`exp(-inf)`).
 
 An origin is a node whose operator made a non-finite value: NaN from operands without NaN, or an infinity from finite
 operands. A node with an infinite constant (a mask) is intended, and named only if there is no other origin.
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
-from sambasim.ir.graph import Argument, Graph, Node, Section, SectionKind, node_references
+from sambasim.ir.graph import Argument, SectionKind, node_references
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.device import DeviceMemory
@@ -57,48 +56,6 @@ def count(tensor: Tensor) -> Count:
 _FINITE, _INFINITE, _NAN = range(3)
 
 
-class Lineage:
-    """Which node computes which value of `graph`."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._nodes = graph.nodes
-        self._maker = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name is not None}
-
-    def reached(self, values: Iterable[str], seen: Mapping[str, Count]) -> set[str]:
-        """The non-finite values that caused `values` to be non-finite, including these.
-
-        `seen` has the counts of checked values; all others are views that were not evaluated, and have the counts of
-        what they are views of."""
-        reached: set[str] = set()
-        waiting = list(values)
-        while waiting:
-            name = waiting.pop()
-            if name in reached or self._kind(name, seen) == _FINITE:
-                continue
-            reached.add(name)
-            kinds = {operand: self._kind(operand, seen) for operand in self._operands(name)}
-            # NaN comes from NaN if there is any, else from infinities.
-            worst = max(kinds.values(), default=_FINITE) if self._kind(name, seen) == _NAN else _INFINITE
-            waiting += [operand for operand, kind in kinds.items() if kind >= worst]
-        return reached
-
-    def position(self, value: str) -> int:
-        """The position of the node that computes `value`; -1 for a symbol."""
-        return self._maker.get(value, -1)
-
-    def node(self, value: str) -> Node | None:
-        """The node that computes `value`; None for a symbol."""
-        return self._nodes[self._maker[value]] if value in self._maker else None
-
-    def _operands(self, name: str) -> Sequence[str]:
-        return list(node_references(self._nodes[self._maker[name]])) if name in self._maker else ()
-
-    def _kind(self, name: str, seen: Mapping[str, Count]) -> int:
-        if name in seen:
-            return _NAN if seen[name].nan else _INFINITE if seen[name].infinite else _FINITE
-        return max((self._kind(operand, seen) for operand in self._operands(name)), default=_FINITE)
-
-
 def is_origin(result: Count, operands: Sequence[Count]) -> bool:
     """Whether a node turned `operands` into the non-finite `result`, instead of passing non-finite values on."""
     if result.nan and not any(operand.nan for operand in operands):
@@ -106,21 +63,15 @@ def is_origin(result: Count, operands: Sequence[Count]) -> bool:
     return bool(result.infinite) and all(operand.finite for operand in operands)
 
 
-def is_uninitialized(node: Node) -> bool:
-    """Whether the result of `node` is uninitialized memory."""
-    return node.operator.split(".")[1] in ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
-
-
-def has_infinite_constant(node: Node) -> bool:
-    """Whether a constant argument of `node` is infinite."""
-    return any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
-
-
 def _is_infinite(argument: Argument) -> bool:
+    """Whether an argument of a node is an infinite constant."""
     if isinstance(argument, tuple):
         return any(map(_is_infinite, argument))
     return isinstance(argument, float) and math.isinf(argument)
 
+
+_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
+"""Operators whose result is uninitialized memory."""
 
 _TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
@@ -151,7 +102,8 @@ class Probe:
         self._graph = program.training
         self._memory = memory
         self._samples = samples
-        self._lineage = Lineage(program.training)
+        nodes = program.training.nodes
+        self._node_of = {name: at for at, node in enumerate(nodes) for name in node.results if name is not None}
         symbols = program.symbols
         given = [symbols[name] for name in program.training.inputs]
         self._given = [symbol for symbol in given if symbol.kind in _GIVEN]
@@ -186,18 +138,43 @@ class Probe:
             ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
             least = min((float(one.min) for one in ranges), default=0.0)
             largest = max((float(one.max) for one in ranges), default=0.0)
-            meant = not made.nan and has_infinite_constant(instruction.node)
+            node = instruction.node
+            meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
             self._origins[name] = _Origin(made, least, largest, meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
         """The earliest origin of the non-finite values `bad`."""
-        reached = self._lineage.reached(bad, self._seen)
+        reached = self._causes(bad)
         given = [symbol.name for symbol in self._given if symbol.name in reached]
         origins = [name for name in self._origins if name in reached]
         # Symbols with NaN come before those with infinities, which may be masks.
-        order = {name: (self._meant(name), self._lineage.position(name), not self._seen[name].nan) for name in origins}
+        order = {name: (self._meant(name), self._node_of[name], not self._seen[name].nan) for name in origins}
         order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in given}
         return min(order, key=lambda name: order[name], default=None)
+
+    def _causes(self, values: Iterable[str]) -> set[str]:
+        """The non-finite values that caused `values` to be non-finite, including these."""
+        causes: set[str] = set()
+        waiting = list(values)
+        while waiting:
+            name = waiting.pop()
+            if name in causes or self._kind(name) == _FINITE:
+                continue
+            causes.add(name)
+            kinds = {operand: self._kind(operand) for operand in self._operands(name)}
+            # NaN comes from NaN if there is any, else from infinities.
+            worst = max(kinds.values(), default=_FINITE) if self._kind(name) == _NAN else _INFINITE
+            waiting += [operand for operand, kind in kinds.items() if kind >= worst]
+        return causes
+
+    def _operands(self, name: str) -> Sequence[str]:
+        return list(node_references(self._graph.nodes[self._node_of[name]])) if name in self._node_of else ()
+
+    def _kind(self, name: str) -> int:
+        if name in self._seen:
+            return _NAN if self._seen[name].nan else _INFINITE if self._seen[name].infinite else _FINITE
+        # A view that was not evaluated is like what it is a view of.
+        return max((self._kind(operand) for operand in self._operands(name)), default=_FINITE)
 
     def _meant(self, name: str) -> bool:
         """Whether a value is probably infinite on purpose: from an infinite constant, or in an unchanged buffer."""
@@ -211,10 +188,11 @@ class Probe:
         ended = f"{self._called(ended_in)} is not finite on {when}"
         if first is None:
             raise InternalError(f"{ended}, but no operator made a non-finite value")
-        node = self._lineage.node(first)
-        if node is None:
+        if first not in self._node_of:
             return self._of_symbol(ended, self._program.symbols[first])
-        origin, section = self._origins[first], self._section(self._lineage.position(first))
+        position, origin = self._node_of[first], self._origins[first]
+        node = self._graph.nodes[position]
+        section = next(one for one in self._graph.sections if one.start <= position < one.stop)
         module = f" of the module {node.module}" if node.module else ""
         return NumericsError(
             f"{ended}: it begins in section {section.index} ({section.kind} {section.name}), where {node.operator} "
@@ -257,9 +235,6 @@ class Probe:
         known = symbol.torch_names[0] if symbol.torch_names else name
         return f"the {symbol.kind} {known}"
 
-    def _section(self, position: int) -> Section:
-        return next(section for section in self._graph.sections if section.start <= position < section.stop)
-
 
 _REMEDIES = {
     True: "keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such steps out",
@@ -294,7 +269,7 @@ class Probes(StepObserver):
     def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
         """The function of `instruction`, wrapped so that the probe checks its results."""
         node, function = instruction.node, instruction.function
-        if is_uninitialized(node):
+        if node.operator.split(".")[1] in _UNINITIALIZED:
             return function
 
         def checked(*operands: object, **keywords: object) -> object:

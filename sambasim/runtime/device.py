@@ -1,7 +1,7 @@
 """The device memory of one replica: symbols at the byte offsets that the PEF gives them.
 
-The storage is private memory, or this rank's part of a window that all ranks of the node can read; nothing else here
-knows which. Activations are not here: they are torch allocations, freed at their last use.
+The storage is private memory, or this rank's part of a window that all ranks of the node can read. Activations are
+torch allocations instead, freed at their last use.
 """
 
 from functools import cached_property
@@ -23,13 +23,13 @@ Storage = NDArray[np.uint8]
 def private_storage(size_bytes: int) -> Storage:
     """Zeroed private memory, page-aligned like a shared window, in huge pages if possible.
 
-    Raises MachineError if the machine does not give so much.
+    Raises MachineError if there is too little memory.
     """
     try:
         pages = private_pages(size_bytes)
     except (OSError, OverflowError) as error:
         what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
-        raise MachineError(what, remedy="look at `ulimit -v`, or compile a smaller model or batch") from error
+        raise MachineError(what, remedy="raise `ulimit -v`, or compile a smaller model or batch") from error
     return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 
@@ -46,14 +46,10 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 class DeviceMemory:
     """Typed views of one replica's device memory. Views share the storage; none copies.
 
-    `shared`, if given, holds parameters and constants, at the same offsets: the storage of the one replica of the node
-    in which the others read them too.
+    `shared`, if given, holds parameters and constants at the same offsets: the storage of another replica of the node.
     """
 
     def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
-        for one in (storage, storage if shared is None else shared):
-            if one.nbytes < program.device_bytes:
-                raise InternalError(f"{one.nbytes} bytes of storage for {program.device_bytes} bytes of device memory")
         self._program = program
         self._bytes = torch.from_numpy(storage)
         self._shared = self._bytes if shared is None else torch.from_numpy(shared)

@@ -1,24 +1,21 @@
 """The evaluation graph on held-out samples, during a run and for `run --inference`.
 
-Each sample is used once, with the running statistics of replica 0. Rank r of N takes the samples r, r + N, …; its last
-batch is padded by repeating a sample, and the padding is discarded. The sums are added in rank order. Evaluation uses
-buffers of its own, so it changes nothing in the run.
+Each sample is used once, with the running statistics of replica 0. Rank r of N takes the samples r, r + N, …; padding
+of its last batch is discarded. Evaluation uses buffers of its own, so it changes nothing in the run.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from sambasim.data.batches import bind, check, collate
+from sambasim.data.batches import batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
-from sambasim.data.workers import batches_of
-from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions, resolve_run
@@ -40,20 +37,15 @@ TARGET = "target"
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums of one rank over its samples. `correct` of `judged` elements are classified correctly."""
+    """The sums of one rank over its samples. `correct` of `classified` elements have the right class."""
 
     samples: int = 0
     loss: float = 0.0
     correct: int = 0
-    judged: int = 0
+    classified: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.samples + other.samples,
-            self.loss + other.loss,
-            self.correct + other.correct,
-            self.judged + other.judged,
-        )
+        return Sums(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Evaluator:
@@ -80,13 +72,12 @@ class Evaluator:
         }
         self._batch = Executor(program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)))
         self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in self._inputs}
-        self._single = self._bind_single(program.single, memory)
-
-    def _bind_single(self, graph: Graph | None, memory: DeviceMemory) -> Executor | None:
-        if graph is None:
-            return None
         own = {**self._own, **self._single_inputs}
-        return Executor(graph, self._program, lambda name: own.get(name, memory.tensor(name)))
+        self._single = (
+            Executor(program.single, program, lambda name: own.get(name, memory.tensor(name)))
+            if program.single is not None
+            else None
+        )
 
     def use_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Use these running statistics: those of replica 0."""
@@ -98,7 +89,7 @@ class Evaluator:
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
         total = Sums()
         for batch, count in self._batches(dataset, rank, world_size):
-            total += self._judge(self._run(batch), batch, count)
+            total += self._sums_of(self._run(batch), batch, count)
         return total
 
     def predict(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
@@ -110,7 +101,7 @@ class Evaluator:
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch)
             kept = outputs[1:] if self._has_loss else outputs
-            yield self._judge(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
+            yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
     def _batches(
         self, dataset: WatchedDataset, rank: int, world_size: int
@@ -134,20 +125,20 @@ class Evaluator:
             self._own[name].copy_(tensor)
         return outputs_in_order(self._program.evaluation, self._batch.run())
 
-    def _judge(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
+    def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
         if not self._has_loss:
             return Sums(samples=count)
         loss = outputs[0]
         if self._program.per_sample_loss:
-            correct, judged = self._count_correct(outputs[1:], batch, count)
-            return Sums(count, float(loss[:count].double().sum()), correct, judged)
+            correct, classified = self._count_correct(outputs[1:], batch, count)
+            return Sums(count, float(loss[:count].double().sum()), correct, classified)
         if count == self._program.batch_size:
             return Sums(count, float(loss) * count)
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
-        return sum((self._judge_single(batch, index) for index in range(count)), Sums())
+        return sum((self._sums_of_single(batch, index) for index in range(count)), Sums())
 
-    def _judge_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
+    def _sums_of_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
         if self._single is None or self._program.single is None:
             return Sums()
         for name, tensor in batch.items():
@@ -181,7 +172,7 @@ def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) ->
         epoch=epoch + 1,
         samples=sums.samples,
         loss=sums.loss / sums.samples if has_loss and sums.samples else None,
-        accuracy=sums.correct / sums.judged if sums.judged else None,
+        accuracy=sums.correct / sums.classified if sums.classified else None,
         evaluation_s=time.perf_counter() - began_s,
     )
 
@@ -259,8 +250,7 @@ class PredictionJob:
         everybody = self._communicator.gather_object(own)
         if everybody is None:
             return
-        with_samples = [parts for parts in everybody if parts]  # a rank may have none
-        columns = zip(*with_samples, strict=True)
+        columns = zip(*[parts for parts in everybody if parts], strict=True)  # a rank may have no samples
         tensors = {f"output_{index}": _interleave(parts) for index, parts in enumerate(columns)}
         write_tensors(path, tensors, "the predictions", "--predictions FILE.safetensors")
 

@@ -20,12 +20,19 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.straight_line import Misfit, PassLines, StraightLine, by_part, merged, misfit
+from sambasim.runtime.engine.straight_line import (
+    Misfit,
+    PassLines,
+    StraightLine,
+    by_part,
+    merged,
+    misfit,
+    operator_error,
+)
 from sambasim.runtime.handlers import Binding
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers
 from sambasim.runtime.lowering import lower, lower_update
 from sambasim.runtime.observer import StepObserver
-from sambasim.runtime.operator_failure import operator_error
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.transports.base import EndOfStep, Overlapped, Transport
 from sambasim.runtime.transports.in_process import finished

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from sambasim.errors import PefError
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant, node_references
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.builtins import builtin
+from sambasim.runtime.engine.routes import builtin
 
 if TYPE_CHECKING:
     from sambasim.runtime.transports.base import Communication

@@ -4,8 +4,7 @@
     skip      the step is not applied (see `Replica`), and the run continues, unless all steps are skipped
     ignore    the run continues; its summary names the first such step
 
-Only the loss is checked in each step. If a gradient overflows while the loss is finite, a later loss shows it, or the
-next checkpoint, which is not written if parameters are not finite.
+Only the loss is checked in each step. Parameters are checked before a checkpoint is written.
 """
 
 import math
@@ -128,6 +127,6 @@ def as_typed(command: Sequence[str], ranks: int) -> str:
 def _named(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"replica {numbers[0]}"
-    if len(numbers) > _MOST_REPLICAS:
-        return f"replicas {', '.join(map(str, numbers[:_MOST_REPLICAS]))} and {len(numbers) - _MOST_REPLICAS} more"
-    return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    more = len(numbers) - _MOST_REPLICAS
+    last = f"{more} more" if more > 0 else str(numbers[-1])
+    return f"replicas {', '.join(map(str, numbers[: min(len(numbers) - 1, _MOST_REPLICAS)]))} and {last}"

@@ -1,23 +1,41 @@
 """OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
 
 Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
-group. Views, lists and the choice of the kernel are prepared once. 16-bit parameters are updated in float32: see
-`wide_update`.
+group. Views, lists and the choice of the kernel are prepared once.
+
+16-bit parameters and states are widened to float32, updated by the kernel for float32, and rounded once: to nearest, or
+stochastically. Torch's own kernels for 16 bits are not used: in torch 2.13, the fused SGD for CPUs does not change such
+parameters. Its Adam and AdamW give the same bits as this module.
+
+Stochastic rounding adds 16 random bits to the 16 low bits of a float32 that bfloat16 lacks, then cuts these off. The
+mean over many draws is the number itself, where rounding to nearest would lose every update below half a step of
+bfloat16. Sources: Gupta et al., Deep Learning with Limited Numerical Precision, ICML 2015, arXiv:1502.02551; Zamirai et
+al., Revisiting BFloat16 Training, 2020, arXiv:2010.06192.
+
+The random bits come from Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC11,
+doi:10.1145/2063384.2063405), a counter-based generator without state. It is numpy's, whose stream numpy keeps stable.
+
+    key       (seed, step)
+    counter   (position in the group / 16 + 1, number of the group, number of the tensor in it, 0)
+
+So neither the rank that rounds nor the slice that it rounds changes the bits.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
 from sambasim.ir.program import ROUNDING_SEED, ParameterGroup, Program
-from sambasim.optimizers import OPTIMIZERS, Fused, Written
+from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.wide_update import WideUpdates
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
@@ -96,7 +114,13 @@ def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scala
         return lambda gradient: None
     update, keywords = scalars.entry.update, scalars.keywords
     if not isinstance(update, Fused):
-        return partial(_write, update, parameter, states, keywords, divisor)
+
+        def written(gradient: Tensor) -> None:
+            if divisor != 1:
+                gradient.div_(divisor)
+            update(parameter, gradient, states, keywords)
+
+        return written
     scale = None if divisor == 1 else torch.tensor(float(divisor))
     kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
     tensors = {**states, "step": scalars.number}
@@ -114,17 +138,84 @@ def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scala
     return fused if needs is None else fused_if_needed
 
 
-def _write(
-    update: Written,
+_DRAWS_OF_A_COUNTER = 16
+"""Each counter gives four 64-bit numbers; a draw has 16 bits."""
+
+_LOST_BITS_MASK = -(1 << 16)  # of an int32
+
+PIECE_ELEMENTS = 32_768
+"""Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
+
+
+def draw(seed: int, step: int, group: int, tensor: int, start: int, stop: int) -> Tensor:
+    """Random int32 from 0 to 65,535, one for each element from `start` to `stop`, multiples of 16.
+
+    step: the optimizer step, from 1
+    group, tensor: the number of the group, and of the tensor in it; parameters have 0
+    """
+    # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
+    words = np.array([start // _DRAWS_OF_A_COUNTER, group, tensor, 0], dtype=np.uint64)
+    generator = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=words)
+    drawn = generator.random_raw((stop - start) // 4).view(np.uint16)
+    if sys.byteorder == "big":
+        drawn = drawn.byteswap()
+    return torch.from_numpy(drawn.astype(np.int32))
+
+
+def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
+    """Round `values` (float32, overwritten) to `out` (bfloat16); all are flat and of one length.
+
+    Numbers that bfloat16 can represent, infinities and NaN keep their value. A finite number beyond the largest
+    bfloat16 may become infinite, as when it is rounded to nearest.
+    """
+    lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
+    bits = values.view(torch.int32)
+    bits.add_(draws).bitwise_and_(_LOST_BITS_MASK)
+    out.copy_(values.masked_fill_(lost, torch.nan))
+
+
+def wide_update(
     parameter: Tensor,
     states: Mapping[str, Tensor],
-    keywords: Mapping[str, float | bool],
-    divisor: int,
-    gradient: Tensor,
-) -> None:
-    if divisor != 1:
-        gradient.div_(divisor)
-    update(parameter, gradient, states, keywords)
+    scalars: Scalars,
+    scratch: list[Tensor],
+    seed: int | None,
+    group: int,
+    start: int,
+) -> SliceUpdate:
+    """As `slice_update`, computed in float32, for parameters and states of 16 bits.
+
+    scratch: float32 buffers that all slices share; grows as needed
+    seed: for stochastic rounding; None rounds to nearest
+    group, start: the number of the group, and the offset of the slice in it, a multiple of 64
+    """
+    stored = [parameter, *states.values()]
+    while len(scratch) <= len(stored):
+        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
+
+    def rounded(tensor: int, a: int, b: int) -> Callable[[], object]:
+        place, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
+        if seed is None:
+            return partial(place.copy_, value)
+        return lambda: round_stochastically(value, draw(seed, scalars.step, group, tensor, start + a, start + b), place)
+
+    done = []
+    for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
+        gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
+        compute = slice_update(wide[0], dict(zip(states, wide[1:], strict=True)), scalars)
+        copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
+        done.append((slice(a, b), gradient, copies, compute, [rounded(tensor, a, b) for tensor in range(len(stored))]))
+
+    def update_slice(narrow_gradient: Tensor) -> None:
+        for where, gradient, copies, compute, roundings in done:
+            gradient.copy_(narrow_gradient[where])
+            for value, place in copies:
+                value.copy_(place)
+            compute(gradient)
+            for round_piece in roundings:
+                round_piece()
+
+    return update_slice
 
 
 class Optimizers:
@@ -136,7 +227,8 @@ class Optimizers:
         self._scalars = [Scalars(one.kind, of_optimizer(arguments, one.name)) for one in program.optimizers]
         self._number_of = {group.name: number for number, group in enumerate(program.groups)}
         seed = arguments.get(ROUNDING_SEED)
-        self._wide = WideUpdates(None if seed is None else int(seed))
+        self._rounding_seed = None if seed is None else int(seed)
+        self._scratch: list[Tensor] = []
 
     def begin(self, step: int, rate: float) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rates."""
@@ -146,8 +238,7 @@ class Optimizers:
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, both multiples of 64, in every step.
 
-        It divides the gradient by `divisor`, in place. Raises InternalError for another than 1 where the type of the
-        group is not one that `divides_exactly`.
+        It divides the gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`.
         """
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
@@ -156,10 +247,8 @@ class Optimizers:
         }
         if divides_exactly(group.dtype):
             return slice_update(parameter, states, scalars, divisor)
-        if divisor != 1:
-            raise InternalError(f"an update of {group.dtype} does not divide its gradient")
-        update = partial(slice_update, scalars=scalars)
-        return self._wide.slice(self._number_of[group.name], start, parameter, states, lambda: scalars.step, update)
+        number = self._number_of[group.name]
+        return wide_update(parameter, states, scalars, self._scratch, self._rounding_seed, number, start)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         """Set hyperparameters of optimizer number `index`, by name, from the next step on."""

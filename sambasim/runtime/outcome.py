@@ -16,7 +16,7 @@ from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.verify import state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.engine.choice import EXEMPT as INDUCTOR_EXEMPT
+from sambasim.runtime.engine import INDUCTOR_EXEMPT
 from sambasim.runtime.plan import Plan
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import Start
@@ -24,7 +24,7 @@ from sambasim.runtime.setup import Setup
 from sambasim.runtime.team import Team, changes_buffers
 from sambasim.runtime.training import Totals
 from sambasim.runtime.transports.factory import Way
-from sambasim.runtime.transports.gloo import EXEMPT as GLOO_EXEMPT
+from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.weights import state_sha256, weights_sha256
 from sambasim.simulation.backing import backing_of

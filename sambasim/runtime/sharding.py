@@ -11,9 +11,8 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.batches import Batch, batches_of, bind, check, collate
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
-from sambasim.data.workers import batches_of
 from sambasim.errors import InternalError
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import DataOptions

@@ -1,8 +1,7 @@
-"""The shared memory of this machine: how much is free, whether a window can be had, and how names are taken away.
+"""The shared memory of this node: how much is free, whether a window can be created, and unlinking its files.
 
-A segment of shared memory is a file under /dev/shm. Once every process that needs it has it mapped, its name can go:
-the memory lives on until the last mapping does, and then nothing is left behind, however the processes ended. (MPICH
-leaves 2 MB a job behind otherwise when a job is aborted or killed.)
+A segment is a file in /dev/shm. Once every process that needs it has mapped it, its name is removed: the memory is
+freed with the last mapping, however the processes end. (MPICH leaves 2 MB behind when a job is aborted or killed.)
 """
 
 import errno
@@ -18,16 +17,14 @@ from sambasim.errors import MachineError
 from sambasim.units import MIB, format_bytes
 
 MPI_RESERVE_BYTES = 5 * MIB
-"""What an MPI takes for each rank of a node while it runs; measured, see docs/operations.md."""
+"""What MPI uses for each rank of a node while it runs; measured, see docs/operations.md."""
 
 MPI_START_BYTES = 12 * MIB
-"""What one takes more than that while it starts, once for a node. With less they crash or give up sharing memory."""
+"""What MPI uses in addition while it starts, once for each node. With less, it crashes or stops sharing memory."""
 
 FOLDER = Path("/dev/shm")
 _LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remount,size=SIZE {FOLDER})"
 _MAPS = Path("/proc/self/maps")
-_MAPS_FIELDS_BEFORE_PATH = 5
-_GONE = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,9 @@ def free_bytes() -> int | None:
 
 def names_in(maps: str) -> frozenset[Path]:
     """The named segments in the text of a /proc/PID/maps file: those under /dev/shm whose name still exists."""
-    paths = (line.split(maxsplit=_MAPS_FIELDS_BEFORE_PATH)[_MAPS_FIELDS_BEFORE_PATH:] for line in maps.splitlines())
-    named = (path[0] for path in paths if path)
-    return frozenset(Path(name) for name in named if name.startswith(f"{FOLDER}/") and not name.endswith(_GONE))
+    fields = (line.split(maxsplit=5) for line in maps.splitlines())  # the last one is the path, if there is one
+    named = (line[5] for line in fields if len(line) > 5)
+    return frozenset(Path(name) for name in named if name.startswith(f"{FOLDER}/") and not name.endswith(" (deleted)"))
 
 
 def mapped_names() -> frozenset[Path]:

@@ -8,7 +8,7 @@ from sambasim.data.sources import Source
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
 from sambasim.runtime.device import DeviceMemory
-from sambasim.runtime.engine.choice import Engine, choose_engine
+from sambasim.runtime.engine import Engine, choose_engine
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.replica import Replica, input_specs, place_weights

@@ -1,7 +1,6 @@
-"""`torch.distributed` for the model's and the dataset's own use: gloo, brought up over MPI.
+"""`torch.distributed` with gloo, for the model's and the dataset's own use, and for `--host-sync gloo`.
 
-No environment and no fixed port is needed: rank 0 lets the system choose a free one, and MPI tells the others.
-Gradients travel this way with `--host-sync gloo` alone.
+It needs neither environment variables nor a fixed port: the system chooses a free one, which rank 0 broadcasts by MPI.
 """
 
 import atexit
@@ -25,12 +24,8 @@ _ANY_OUTSIDE_ADDRESS = ("192.0.2.1", 9)  # reserved for documentation (RFC 5737)
 
 
 def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Collective: initialise the default process group, with the job's ranks and world size.
-
-    timeout_s: how long the store, and later every collective of the group, waits for a peer
-
-    Raises MachineError if the ranks cannot reach each other.
-    """
+    """Collective. Initialize the default process group with the job's ranks. The store, and every collective of the
+    group, waits `timeout_s` for a peer. Raises MachineError if the ranks cannot reach each other."""
     timeout = timedelta(seconds=timeout_s)
     one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
     if one_host:
@@ -46,7 +41,7 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
         dist.init_process_group(
             "gloo", store=store, rank=communicator.rank, world_size=communicator.world_size, timeout=timeout
         )
-        # Torch's own holds back what a hook prints until it returns, and one that ends the process never does.
+        # Torch's own hook prints only after ours returns, and ours may end the process.
         sys.excepthook = hook
     except (RuntimeError, ValueError) as error:
         raise MachineError(
@@ -57,8 +52,8 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
 
 
 def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
-    """From now on the first call of `torch.distributed` that needs the default process group brings it up, if `connect`
-    gives a communicator. Until then `is_initialized` is False, and the app may make a group itself."""
+    """Initialize the default process group at the first call of `torch.distributed` that needs it, if `connect` returns
+    a communicator. Until then `is_initialized` is False, and the app may create a group itself."""
     ask = distributed_c10d._get_default_group
 
     def asked() -> dist.ProcessGroup:
@@ -80,11 +75,9 @@ def take_down() -> None:
 
 
 def _use_loopback() -> None:
-    """Let gloo talk through the loopback interface, so that it needs neither a network nor a host name that resolves.
+    """Let gloo use the loopback interface, so that it needs neither a network nor a host name that resolves.
 
-    gloo reads its interface from the environment only, also when the user makes further groups: so it is set for the
-    life of the process, unless the user has set one.
-    """
+    The variable stays set, because gloo reads it again for each group that the user creates."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         os.environ.setdefault(_INTERFACE_KEY, loopback[0])

@@ -66,13 +66,6 @@ def test_an_aligned_node_sends_one_sum() -> None:
     assert messages.reads == 2, "its own slice of its neighbour, and the neighbour's operand of the sum"
 
 
-@pytest.mark.parametrize("node_of", [[0], [0, 0], [0, 1], [0, 0, 1, 1], [0, 1, 0, 1]])
-def test_a_price_grows_with_the_bytes(node_of: list[int]) -> None:
-    messages, on_node = reduce_scatter_messages(node_of, 0), node_of.count(0)
-    small, large = (price(messages, size, on_node, LINKS, adds=True) for size in (100.0, 1000.0))
-    assert (small.predicted_s < large.predicted_s) == (len(node_of) > 1)
-
-
 def test_a_price_is_what_its_messages_cost() -> None:
     """Two nodes of two ranks, slices of 1,000 bytes: two reads, one message in each direction on a shared link."""
     found = price(reduce_scatter_messages([0, 0, 1, 1], 0), 1000.0, 2, LINKS, adds=True)

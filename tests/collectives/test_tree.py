@@ -1,13 +1,15 @@
-"""The order of additions, as text with every addition in brackets."""
+"""The order of additions, as text with every addition in brackets; and how buffers are cut into slices."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.collectives.tree import Addition, additions, around, blocks, inside, is_subtree
-from sambasim.errors import InternalError
+from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
+from sambasim.collectives.tree import Addition, additions, around, blocks, inside
+from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 
 def _tree(world_size: int) -> str:
@@ -46,11 +48,6 @@ def test_an_aligned_block_of_ranks_is_a_subtree(world_size: int) -> None:
             assert shifted in whole
 
 
-def test_a_sum_over_nobody_is_refused() -> None:
-    with pytest.raises(InternalError, match="a sum over 0 replicas"):
-        additions(0)
-
-
 def _carried_out(steps: Sequence[Addition], operands: dict[int, str]) -> dict[int, str]:
     """The operands after `steps`, as text that shows who was added to whom."""
     sums = dict(operands)
@@ -76,22 +73,26 @@ def test_an_owner_adds_up_the_same_tree_from_what_arrives(nodes: list[int]) -> N
         assert _carried_out(around(node_of, own), arrived) == whole
 
 
-def test_which_blocks_are_subtrees() -> None:
-    assert is_subtree([0, 1], 4)
-    assert is_subtree([4, 5, 6], 7), "the world ends inside the block"
-    assert not is_subtree([4, 5, 6], 8), "rank 7 is missing"
-    assert not is_subtree([1, 2], 4), "it starts in the middle of two"
-    assert not is_subtree([0, 2], 4), "dealt round the nodes"
-    assert not is_subtree([2, 3, 4, 5], 8)
-    assert is_subtree([0, 1, 2], 3)
+@given(
+    numel=st.integers(0, 10**7),
+    world_size=st.integers(1, 17),
+    granule=st.sampled_from([CUT_ELEMENTS, NORM_BLOCK_ELEMENTS]),
+)
+def test_slices_are_disjoint_cover_everything_and_are_cut_at_granules(
+    numel: int, world_size: int, granule: int
+) -> None:
+    slices = cut(numel, world_size, granule)
+    assert len(slices) == world_size
+    assert slices[0][0] == 0
+    assert slices[-1][1] == numel
+    for (_, stop), (start, _) in pairwise(slices):
+        assert stop == start
+        assert start % granule == 0 or start == numel
+    sizes = [stop - start for start, stop in slices]
+    assert max(sizes) - min(sizes) <= 2 * granule
 
 
-def test_of_two_aligned_nodes_one_operand_travels() -> None:
-    layout = blocks([0, 0, 0, 0, 1, 1, 1, 1])
-    assert [layout.travelling(node) for node in (0, 1)] == [(0,), (4,)]
-    assert around([0, 0, 0, 0, 1, 1, 1, 1], 0) == ((0, 1), (2, 3), (0, 2), (0, 4))
-
-
-def test_of_ranks_dealt_round_every_operand_travels() -> None:
-    layout = blocks([0, 1, 0, 1])
-    assert [layout.travelling(node) for node in (0, 1)] == [(0, 2), (1, 3)]
+@given(start=st.integers(0, 1000), length=st.integers(0, 1000), limit=st.integers(1, 300))
+def test_pieces_cover_a_slice_in_order(start: int, length: int, limit: int) -> None:
+    covered = [element for a, b in pieces(start, start + length, limit) for element in range(a, b)]
+    assert covered == list(range(start, start + length))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from sambasim.data.batches import Batch, bind, check, collate
-from sambasim.data.datasets import Failure, WatchedDataset, tensor_batches
+from sambasim.data.datasets import WatchedDataset, tensor_batches
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 
@@ -36,21 +36,10 @@ class FragileTogether(Fragile):
         return [self[index] for index in indices]
 
 
-class OnlyTogether(FragileTogether):
-    """Fails for many at once, but not for each alone."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor(index)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
-        raise OSError("too many open files")
-
-
 @pytest.mark.parametrize(
     "samples",
     [
         [(torch.ones(3), 1), (torch.zeros(3), 2)],
-        [[torch.ones(3), 1], [torch.zeros(3), 2]],
         [Sample(torch.ones(3), 1), Sample(torch.zeros(3), 2)],
         [{"y": 1, "x": np.ones(3, np.float32)}, {"y": 2, "x": np.zeros(3, np.float32)}],
     ],
@@ -61,11 +50,6 @@ def test_samples_are_bound_by_position_or_by_name(samples: Sequence[object]) -> 
     assert bound["x"].tolist() == [[1, 1, 1], [0, 0, 0]]
     assert bound["y"].tolist() == [1, 2]
     assert bound["y"].dtype is torch.int64
-
-
-def test_single_tensors_are_the_only_input() -> None:
-    assert bind(collate([torch.ones(2), torch.zeros(2)]), ["x"])["x"].shape == (2, 2)
-    assert bind(collate([1, 2, 3]), ["x"])["x"].tolist() == [1, 2, 3]
 
 
 def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
@@ -79,12 +63,9 @@ def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
 @pytest.mark.parametrize(
     ("samples", "text"),
     [
-        ([(torch.ones(2),)], "a sample has 1 value, and the inputs are (x, y)"),
         ([(torch.ones(2),) * 3], "a sample has 3 values, and the inputs are (x, y)"),
         ([{"x": 1, "label": 2}], "a sample has (x, label), and the inputs are (x, y)"),
-        ([{"x": 1, "y": 2, "id": 3}], "a sample has (x, y, id), and the inputs are (x, y)"),
         ([(torch.ones(2), "seven")], "what a sample gives for y is no tensor or number, but text"),
-        ([(torch.ones(2), (1, 2))], "what a sample gives for y is no tensor or number, but a list"),
         (
             [(torch.ones(2), 1), (torch.ones(3), 1)],
             "sample 1 of the batch gives float32[3] for value 0, and sample 0 of the batch gives float32[2]",
@@ -95,7 +76,7 @@ def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
         ([(torch.ones(2), None)], "sample 0 of the batch gives None for value 1, which is no tensor or number"),
     ],
 )
-def test_samples_that_do_not_match_are_told(samples: Sequence[object], text: str) -> None:
+def test_samples_that_do_not_match_are_reported(samples: Sequence[object], text: str) -> None:
     with pytest.raises(DataError) as caught:
         bind(collate(samples), ["x", "y"])
     assert text in caught.value.what
@@ -122,14 +103,9 @@ def test_a_batch_is_checked_against_what_the_pef_takes() -> None:
         check({**batch, "x": torch.zeros(2, 3, dtype=torch.float16)}, specs, 2)
 
 
-def test_a_wide_input_is_not_narrowed() -> None:
-    wide = {"x": torch.zeros(2, 3, dtype=torch.float64)}
-    assert check(wide, [InputSpec("x", "float64", (3,))], 2)["x"] is wide["x"]
-
-
 @pytest.mark.parametrize("dataset", [Fragile(), FragileTogether()])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_read_is_told_with_file_line_and_index(dataset: Fragile, workers: int) -> None:
+def test_a_sample_that_cannot_be_read_is_reported_with_file_line_and_index(dataset: Fragile, workers: int) -> None:
     watched = WatchedDataset(dataset, "pictures", chosen=[1, 3, 5, 7])
     loader: DataLoader[object] = DataLoader(watched, batch_size=2, collate_fn=collate, num_workers=workers)
     batches: Iterator[Batch] = iter(loader)
@@ -141,13 +117,6 @@ def test_a_sample_that_cannot_be_read_is_told_with_file_line_and_index(dataset: 
     assert caught.value.where.endswith('raise ValueError("a truncated image")')
     with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image"):
         watched[2]
-
-
-def test_reading_many_at_once_may_fail_alone() -> None:
-    [failure] = WatchedDataset(OnlyTogether(), "pictures").__getitems__([1, 2])
-    assert isinstance(failure, Failure)
-    with pytest.raises(DataError, match=r"__getitems__ of pictures raised OSError: too many open files"):
-        bind(collate([failure]), ["x"])
 
 
 def test_a_sample_that_differs_is_called_by_its_index_in_the_users_dataset() -> None:
@@ -191,7 +160,7 @@ def test_batches_are_those_of_samples_put_together() -> None:
             assert ours.dtype is theirs.dtype
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 3, 5, 100])
+@pytest.mark.parametrize("ahead", [0, 3, 100])
 def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     row_bytes = 3 * 2 * 4 + 8
     monkeypatch.setattr("sambasim.data.datasets._AHEAD_BYTES", ahead * 2 * row_bytes)
@@ -205,7 +174,3 @@ def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.M
 def test_a_dataset_with_code_of_its_own_is_read_by_that_code() -> None:
     assert tensor_batches(WatchedDataset(Noisy(torch.zeros(4, 2)), "here")) is None
     assert tensor_batches(WatchedDataset([torch.zeros(2)] * 4, "here")) is None
-
-
-def test_tensors_that_ask_for_gradients_are_left_to_their_dataset() -> None:
-    assert tensor_batches(WatchedDataset(TensorDataset(torch.zeros(4, 2, requires_grad=True)), "here")) is None

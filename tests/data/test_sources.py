@@ -65,11 +65,8 @@ def test_a_split_is_disjoint_covering_and_always_the_same(count: int, fraction: 
     assert kept == sorted(kept)
 
 
-def test_a_split_is_drawn_from_all_over() -> None:
-    _, held = split_indices(1000, 0.1)
-    assert held[:3] != [0, 1, 2]
-    assert sum(index < 500 for index in held) in range(30, 70)
-    assert held[:5] == [7, 13, 14, 26, 31], "frozen: another split would make old results incomparable"
+def test_the_split_is_frozen_because_another_would_make_old_results_incomparable() -> None:
+    assert split_indices(1000, 0.1)[1][:5] == [7, 13, 14, 26, 31]
 
 
 def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,26 +79,19 @@ def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> Non
     assert none.evaluation is None
 
 
-def test_a_fraction_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source(DataOptions(source=given_by(ten(), monkeypatch), evaluation_fraction=0.3), None)
-    train, held = values(source)
-    assert sorted(train + held) == list(range(10))
-    assert len(held) == 3
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Stream(), "gave Stream, an IterableDataset, which cannot be shared out among replicas"),
-        (lambda: DataLoader(ten()), "gave a DataLoader; sambasim makes its own, one for each replica"),
+        (lambda: Stream(), "gave Stream, which is no map-style dataset"),
+        (lambda: DataLoader(ten()), "try:   return its dataset"),
         (lambda: torch.zeros(3), "try:   return TensorDataset(tensor)"),
-        (lambda: (torch.zeros(3), torch.zeros(3)), "gave a tuple of 2 tensors, which is no dataset"),
+        (
+            lambda: (torch.zeros(3), torch.zeros(3)),
+            "or torch.utils.data.TensorDataset(*tensors)",
+        ),
         (lambda: (ten(), ten(), ten()), "gave a tuple of 3; it must give a dataset, or (train, evaluation)"),
-        (lambda: {"x": [1, 2]}, "gave dict, which is no dataset"),
-        (lambda: None, "gave NoneType, which is no dataset"),
         (lambda: iter([1]), "return a map-style Dataset, one with __len__ and __getitem__"),
         (lambda: [], "the training set of given_data:_result is empty"),
-        (lambda: (ten(), []), "the evaluation set of given_data:_result is empty"),
         (lambda: Broken(), "the length of the training set of given_data:_result raised RuntimeError: the index file"),
     ],
 )
@@ -122,11 +112,6 @@ def test_fractions_that_cannot_be_held_out_are_refused(monkeypatch: pytest.Monke
         DataError, match=r"has 1 samples: data.evaluation_fraction = 0.4 leaves 1 to train and 0 to eval"
     ):
         open_source(single, None)
-
-
-def test_no_source_is_refused() -> None:
-    with pytest.raises(DataError, match=r"no data source is named"):
-        open_source(DataOptions(), None)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -76,10 +76,10 @@ def test_sums_over_replicas_are_those_of_eager_over_all_samples(
     if world_size == SAMPLES:
         assert [part.loss for part in parts] == pytest.approx(losses.tolist(), rel=1e-5)
     if example == "char_gpt":
-        assert (total.correct, total.judged) == (0, 0), "a model with a loss of its own says nothing about classes"
+        assert (total.correct, total.classified) == (0, 0), "a model with a loss of its own says nothing about classes"
     else:
         correct = int(one.logits().argmax(1).eq(one.batch[-1]).sum())
-        assert (total.correct, total.judged) == (correct, SAMPLES)
+        assert (total.correct, total.classified) == (correct, SAMPLES)
     assert (one.storage == before).all(), "evaluation has buffers and inputs of its own"
 
 

@@ -82,7 +82,7 @@ def _train(pef: Path, damage: dict[str, object] | None = None, **asked: object) 
     return TrainingJob(pef, RunOptions.model_validate(whole), single_rank("here"), RunObserver()).run().state_sha256
 
 
-def _told(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:
+def _error(pef: Path, damage: dict[str, object] | None = None, **asked: object) -> NumericsError:
     with pytest.raises(NumericsError) as raised:
         _train(pef, damage, **asked)
     return raised.value
@@ -100,7 +100,7 @@ def _told(pef: Path, damage: dict[str, object] | None = None, **asked: object) -
     ],
 )
 def test_the_operator_is_named_with_the_line_of_the_model(kind: str, what: str, line: str, tmp_path: Path) -> None:
-    error = _told(_deep(tmp_path, kind))
+    error = _error(_deep(tmp_path, kind))
     assert re.search(what, error.what), error.what
     assert "on replica 0, step 1, micro-step 1: it begins in section" in error.what
     assert "of the module head: " in error.what
@@ -115,34 +115,28 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "expected"),
     [
         ({"inputs": {"9": "nan"}}, "step 3, micro-step 1: the input x of the batch of replica 0 holds nan (sample 9)"),
         ({"inputs": {"6": "inf", "4": "-inf"}}, "the input x of the batch of replica 0 holds inf (samples 4, 6)"),
         ({"targets": {"6": "nan"}}, "the input target of the batch of replica 0 holds nan (sample 6)"),
     ],
 )
-def test_a_batch_is_named_with_its_samples(damage: dict[str, object], told: str, pef: Path) -> None:
-    assert told in _told(pef, damage).what
+def test_a_batch_is_named_with_its_samples(damage: dict[str, object], expected: str, pef: Path) -> None:
+    assert expected in _error(pef, damage).what
 
 
 def test_samples_have_the_numbers_that_the_data_set_knows_them_by(pef: Path) -> None:
     """Shuffled, some held out, several micro-steps, several epochs: only one sample is not finite."""
     data = {"args": {"inputs": {"30": "nan"}}, "shuffle": True, "evaluation_fraction": 0.25}
     training = {"evaluate": False, "epochs": 9, "accumulation_steps": 3}
-    error = _told(pef, overrides={"data": data, "training": training})
+    error = _error(pef, overrides={"data": data, "training": training})
     assert "holds nan (sample 30): 1 nan of 32 elements" in error.what
     assert re.search(r"micro-step [123]: ", error.what)
 
 
 def test_the_replica_that_has_it_is_named(pef: Path) -> None:
-    assert "batch of replica 1 holds nan (sample 9)" in _told(pef, {"inputs": {"9": "nan"}}, emulate_replicas=2).what
-
-
-def test_an_overflow_of_the_loss_is_named(pef: Path) -> None:
-    error = _told(pef, {"targets": {"6": "1e30"}})
-    assert re.search(r"aten\.(pow|mul|square)\.\w+ makes the tensor .*: 1 inf of 4 elements, of operands", error.what)
-    assert "damaged.py:" in str(error.where)
+    assert "batch of replica 1 holds nan (sample 9)" in _error(pef, {"inputs": {"9": "nan"}}, emulate_replicas=2).what
 
 
 def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: Path) -> None:
@@ -151,23 +145,17 @@ def test_parameters_that_were_not_finite_before_are_named(pef: Path, tmp_path: P
     tensors = load_file(weights)
     tensors["last.weight"][0, 3] = torch.nan
     save_file(tensors, weights)
-    told = _told(pef, weights=weights).what
-    assert "the parameter last.weight held nan before the step: 1 nan of 16 elements" in told
+    expected = _error(pef, weights=weights).what
+    assert "the parameter last.weight held nan before the step: 1 nan of 16 elements" in expected
 
 
 def test_an_update_that_overflows_is_named(pef: Path) -> None:
     overrides = {"optimizer": {"lr": 1e38}, "training": {"steps": 3, "evaluate": False}}
-    error = _told(pef, overrides=overrides)
+    error = _error(pef, overrides=overrides)
     assert re.search(r"the update of step 1 made inf of the parameter \S+: \d+ inf of \d+ elements", error.what)
 
 
-@pytest.mark.parametrize("choice", ["skip", "ignore"])
-def test_it_stops_also_where_a_run_would_go_on(choice: str, pef: Path) -> None:
-    assert "sample 9" in _told(pef, {"inputs": {"9": "nan"}}, on_nonfinite=choice).what
-
-
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("accumulation", "replicas"), [(1, 1), (2, 2)])
 def test_the_bits_of_a_run_that_stays_finite_are_the_same(accumulation: int, replicas: int, pef: Path) -> None:
     training = {"evaluate": False, "steps": 5, "accumulation_steps": accumulation}
     digests = {

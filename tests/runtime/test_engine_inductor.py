@@ -20,17 +20,9 @@ from sambasim.options.training import LossOptions, ModelOptions, OptimizerOption
 from sambasim.pef import map_weights, read
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.engine import inductor as module
-from sambasim.runtime.engine.choice import CACHE_VARIABLE, find_compiler, use_cache_folder
-from sambasim.runtime.engine.inductor import (
-    FEWEST_FLOPS,
-    Compiling,
-    Inductor,
-    by_onednn,
-    fake_values,
-    mkl_favours,
-    rebuild,
-)
+from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.observer import StepObserver
 from sambasim.runtime.replica import place_inputs, place_weights
 
@@ -54,13 +46,13 @@ class Net(nn.Module):
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(INDUCTOR_CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache: Path) -> None:
     try:
-        find_compiler()
+        find_cpp_compiler()
     except MachineError:
         pytest.skip("there is no C++ compiler here")
     torch.manual_seed(0)
@@ -82,10 +74,11 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
     place_weights(program, memory, map_weights(path))
     place_inputs(memory, inputs)
     names = [member.gradient for group in program.groups for member in group.members]
-    told: list[Compiling] = []
+    progress: list[tuple[int, int]] = []
     plain = Executor(program.training, program, memory.tensor)
-    compiled = Executor(program.training, program, memory.tensor, Inductor(told.append))
-    assert [one.done for one in told] == list(range(told[0].parts + 1))
+    inductor = Inductor(lambda done, parts, elapsed_s: progress.append((done, parts)))
+    compiled = Executor(program.training, program, memory.tensor, inductor)
+    assert [done for done, _ in progress] == list(range(progress[0][1] + 1))
     written = "".join(path.read_text() for path in cache.rglob("*.py"))
     assert "torch.ops.aten.gelu.default(" in written
     assert "torch.ops.aten.gelu_backward.default(" in written
@@ -124,73 +117,29 @@ def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.Monk
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match=r"needs a C\+\+ compiler, and there is no g\+\+ in PATH") as caught:
-        find_compiler()
+        find_cpp_compiler()
     assert "apt install g++" in (caught.value.remedy or "")
 
 
-def test_a_compiler_that_only_cxx_names_is_told_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_only_cxx_names_is_reported_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "g++").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MachineError, match="CXX names no-such-compiler, which does not exist") as caught:
-        find_compiler()
+        find_cpp_compiler()
     assert caught.value.remedy == "unset CXX"
 
 
-def test_an_empty_cxx_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "g++").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "")
-    assert find_compiler() == str(tmp_path / "g++")
-
-
 def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, "")
+    monkeypatch.setenv(INDUCTOR_CACHE_VARIABLE, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    use_cache_folder()
-    folder = Path(os.environ[CACHE_VARIABLE])
+    use_inductor_cache()
+    folder = Path(os.environ[INDUCTOR_CACHE_VARIABLE])
     assert folder.parent == tmp_path / "sambasim" / "inductor"
     assert folder.is_dir()
 
 
-def test_a_folder_that_the_user_names_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "mine"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    use_cache_folder()
-    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "mine")
-    assert not list(tmp_path.iterdir())
-
-
 SIDE = 256
-
-
-@pytest.mark.parametrize(("vendor", "favoured"), [("GenuineIntel", True), ("AuthenticAMD", False)])
-def test_mkl_favours_the_processors_of_its_maker(tmp_path: Path, vendor: str, favoured: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    assert mkl_favours(tmp_path / "cpuinfo") is (favoured and torch.backends.mkl.is_available())
-
-
-def test_a_machine_that_does_not_describe_itself_is_not_favoured(tmp_path: Path) -> None:
-    assert not mkl_favours(tmp_path / "cpuinfo")
-
-
-@pytest.mark.parametrize(
-    ("rows", "dtype", "favoured", "chosen"),
-    [
-        (SIDE, torch.float32, False, True),
-        (SIDE, torch.float32, True, False),
-        (1, torch.float32, False, False),
-        (SIDE, torch.bfloat16, False, False),
-    ],
-    ids=["large", "on a processor that MKL favours", "little work", "narrow"],
-)
-def test_large_products_are_onednns_where_mkl_is_not_at_home(
-    monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype, favoured: bool, chosen: bool
-) -> None:
-    monkeypatch.setattr(module, "mkl_favours", lambda processors: favoured)
-    assert 2 * SIDE**2 < FEWEST_FLOPS <= 2 * SIDE**3
-    x, weight = torch.empty(rows, SIDE, dtype=dtype), torch.empty(SIDE, SIDE, dtype=dtype)
-    assert by_onednn(x, weight) is (chosen and torch.backends.mkldnn.is_available())
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -1,17 +1,24 @@
-"""Which gradients kernels write directly to their destination, and which nodes inductor compiles together."""
+"""Operators as Python functions; gradients that kernels write in place; nodes that inductor compiles together."""
 
-from collections.abc import Sequence
+# torch.utils._python_dispatch is untyped.
+# mypy: no-disallow-untyped-calls
+
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.routes import find_routes
+from sambasim.runtime.engine.routes import BUILTINS, WRITES_OUT, builtin, find_routes
 from sambasim.runtime.engine.units import BACKWARD_UNITS, Region, Step, Steps, Unit, choose_units
 from sambasim.runtime.executor import Executor
+from sambasim.runtime.instructions import find_operator
 
 SQUARE = TensorType("float32", (2, 2))
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -53,10 +60,6 @@ def test_what_a_later_section_reads_is_copied() -> None:
 def test_what_is_handed_out_or_is_two_gradients_is_copied() -> None:
     assert positions(TWICE, (0, 0, 0), keep=["turned"]) == []
     assert positions(TWICE, (0, 0, 0), also=["product"]) == []
-
-
-def test_an_operator_that_cannot_write_to_a_place_is_copied() -> None:
-    assert positions((node("relu.default", ("x",), "value"),), (0,)) == []
 
 
 class Counted:
@@ -103,13 +106,6 @@ def test_a_gradient_that_lies_otherwise_than_its_place_goes_on_being_copied() ->
         assert _only(counted).equal((X @ X).t())
 
 
-def test_views_of_symbols_are_taken_once() -> None:
-    nodes = (node(T, ("x",), "turned"), node(MM, ("turned", "x"), "value"))
-    counted = Counted(nodes, "value")
-    assert counted.calls() == ["aten::mm", "aten::copy_"]
-    assert _only(counted).equal(X.t() @ X)
-
-
 def _only(counted: Counted) -> Tensor:
     (place,) = counted.places.values()
     return place
@@ -126,12 +122,6 @@ def test_the_forward_is_one_unit_and_the_backward_a_few_of_about_the_same_size()
     assert [unit.sections for unit in units[1:]] == [7, 6, 7, 6]
     assert [unit.start for unit in units[1:]] == [unit.stop for unit in units[:-1]]
     assert units[-1].stop == 12 + 3 * 26
-
-
-def test_few_sections_are_a_unit_each() -> None:
-    assert choose_units([(FWD, 4)]) == [Unit(0, 4, 1)]
-    assert choose_units([(FWD, 4), (BCKWD, 1), (BCKWD, 9)]) == [Unit(0, 4, 1), Unit(4, 14, 2)]
-    assert choose_units([(FWD, 4), (BCKWD, 9), (BCKWD, 1)]) == [Unit(0, 4, 1), Unit(4, 13, 1), Unit(13, 14, 1)]
 
 
 def planned(nodes: Sequence[Node], units: Sequence[Unit], stored: Sequence[str], taken: Sequence[int] = ()) -> (
@@ -153,37 +143,96 @@ def test_a_product_that_is_only_a_gradient_comes_last_with_the_views_that_it_alo
     assert steps == [[Region((), (0, 4), ("x",), ("a", "loss")), 1, 2, 3]]
 
 
-def test_a_product_that_others_read_is_compiled_with_them() -> None:
-    nodes = (node("mm.default", ("x", "x"), "gradient"), node("relu.default", ("gradient",), "loss"))
-    steps = planned(nodes, [Unit(0, 2, 1)], ["gradient", "loss"])
-    assert steps == [[Region((), (0, 1), ("x",), ("gradient", "loss"))]]
+PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1
+ROW = torch.tensor([[0.5, -1.0, 2.0, 0.25]])
+
+OPERANDS: Mapping[str, Sequence[object]] = {
+    "aten.mm.default": (PLAIN, PLAIN.t()),
+    "aten.addmm.default": (PLAIN[:, :3], PLAIN, PLAIN.t()),
+    "aten.bmm.default": (PLAIN[None], PLAIN.t()[None]),
+    "aten.baddbmm.default": (PLAIN[None, :, :3], PLAIN[None], PLAIN.t()[None]),
+    "aten.t.default": (PLAIN,),
+    "aten.transpose.int": (PLAIN, 0, 1),
+    "aten.permute.default": (PLAIN, [1, 0]),
+    "aten.unsqueeze.default": (PLAIN, 1),
+    "aten.squeeze.dim": (ROW, 0),
+    "aten.select.int": (PLAIN, 0, 1),
+    "aten.view.default": (PLAIN, [2, 6]),
+    "aten.expand.default": (ROW, [3, 4]),
+    "aten.sum.dim_IntList": (PLAIN, [0], True),
+    "aten.mean.dim": (PLAIN, [0], True),
+    "aten._log_softmax.default": (PLAIN, 1, False),
+    "aten._softmax.default": (PLAIN, 1, False),
+    "aten._log_softmax_backward_data.default": (PLAIN, PLAIN, 1, torch.float32),
+    "aten._softmax_backward_data.default": (PLAIN, PLAIN, 1, torch.float32),
+    "aten.native_layer_norm.default": (PLAIN, [4], None, None, 1e-5),
+    "aten.embedding.default": (PLAIN, torch.tensor([0, 2]), -1, False, False),
+    "aten.native_dropout.default": (PLAIN, 0.5, True),
+}
+"""By operator: operands as the schema has them. An operator that is not here takes PLAIN, or two of it, or a row."""
+
+TWO = ("add", "sub", "mul", "div")
 
 
-def test_a_view_of_what_another_unit_makes_is_taken_again() -> None:
-    nodes = (
-        node("relu.default", ("x",), "a"),
-        node("t.default", ("a",), "a_t"),
-        node("relu.default", ("a_t",), "b"),
-        node("neg.default", ("a_t",), "c"),
-    )
-    steps = planned(nodes, [Unit(0, 3, 1), Unit(3, 4, 1)], ["b", "c"])
-    assert steps == [[Region((), (0, 1, 2), ("x",), ("a", "b"))], [Region((1,), (3,), ("a",), ("c",))]]
+def operands(name: str) -> Sequence[object]:
+    return OPERANDS.get(name, (PLAIN, ROW) if name.split(".")[1] in TWO else (PLAIN,))
 
 
-def test_a_recurrent_layer_is_carried_out_by_its_own_kernel_in_between() -> None:
-    nodes = (
-        node("relu.default", ("x",), "a"),
-        node("lstm_cell.default", ("a",), "b"),
-        node("relu.default", ("b",), "c"),
-    )
-    steps = planned(nodes, [Unit(0, 3, 1)], ["c"])
-    assert steps == [[Region((), (0,), ("x",), ("a",)), 1, Region((), (2,), ("b",), ("c",))]]
+class Recorder(TorchDispatchMode):
+    """Writes down which overloads are reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
-def test_a_view_of_a_symbol_that_is_taken_already_is_an_input() -> None:
-    nodes = (node("t.default", ("weight",), "turned"), node("mm.default", ("x", "turned"), "y"))
-    steps = planned(nodes, [Unit(0, 2, 1)], ["y"], taken=[0])
-    assert steps == [[1]]  # the product is all that is left, and is stored
-    more = (*nodes, node("relu.default", ("y",), "z"))
-    steps = planned(more, [Unit(0, 3, 1)], ["z"], taken=[0])
-    assert steps == [[Region((), (1, 2), ("x", "turned"), ("z",))]]
+def same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.equal(other) and one.stride() == other.stride()
+    assert isinstance(one, tuple)
+    assert isinstance(other, tuple)
+    return all(map(same, one, other))
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_quick_function_reaches_its_operator_and_gives_the_same(name: str) -> None:
+    recorder = Recorder()
+    torch.manual_seed(1)
+    with recorder:
+        quick = BUILTINS[name](*operands(name))
+    torch.manual_seed(1)
+    assert recorder.seen == [name]
+    assert same(quick, find_operator(name)(*operands(name)))
+
+
+@pytest.mark.parametrize("name", sorted(WRITES_OUT))
+def test_what_is_written_out_is_what_is_returned(name: str) -> None:
+    returned = BUILTINS[name](*operands(name))
+    assert isinstance(returned, Tensor)
+    out = torch.full_like(returned, torch.nan)
+    recorder = Recorder()
+    with recorder:
+        assert BUILTINS[name](*operands(name), out=out) is out
+    assert out.equal(returned)
+    assert len(recorder.seen) == 1, "no copy"
+
+
+def test_every_row_is_an_operator_of_the_table() -> None:
+    assert set(OPERATORS) > set(BUILTINS) > WRITES_OUT
+    assert set(OPERANDS) <= set(BUILTINS)
+
+
+def test_a_number_in_the_place_of_a_tensor_is_left_to_the_operator() -> None:
+    schema = find_operator("aten.mul.Tensor")._schema
+    assert builtin(Node("n", "aten.mul.Tensor", (Ref("x"), Ref("y"))), schema) is torch.mul
+    assert builtin(Node("n", "aten.mul.Tensor", (Ref("x"), 2.0)), schema) is None

@@ -3,8 +3,6 @@
 import mmap
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sambasim.runtime import huge_pages
 from sambasim.runtime.huge_pages import huge_bytes, mapped_again, merged, private_pages
 from sambasim.runtime.ranks import ByteArray
 
@@ -86,14 +83,6 @@ def test_what_is_written_to_one_mapping_is_read_from_the_other(shared: ByteArray
     assert (shared[-1], shared[0]) == (252, 253)
 
 
-@needs_huge_pages
-def test_it_lies_where_huge_pages_can(shared: ByteArray) -> None:
-    again = mapped_again(shared)
-    assert again is not None
-    assert again.view.ctypes.data % HUGE == mmap.PAGESIZE
-    again.release()
-
-
 @pytest.mark.skipif(not HUGE or not _gathers(), reason="this system gathers no pages of shared memory")
 def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(file: Shared) -> None:
     file.view[HUGE + 5] = 7
@@ -120,27 +109,9 @@ def test_private_memory_comes_in_huge_pages() -> None:
 
 
 @needs_huge_pages
-def test_where_address_space_is_scarce_none_is_spent() -> None:
-    code = """
-import mmap, resource, numpy
-from tests.runtime.test_huge_pages import HUGE
-from sambasim.runtime.huge_pages import mapped_again
-resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
-print(mapped_again(numpy.frombuffer(mmap.mmap(-1, 4 * HUGE), dtype=numpy.uint8)))
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert result.stdout == "None\n"
-
-
-@needs_huge_pages
 def test_memory_that_is_too_little_or_private_is_mapped_once(shared: ByteArray) -> None:
     assert mapped_again(shared[:HUGE]) is None
     assert mapped_again(np.frombuffer(mmap.mmap(-1, 4 * HUGE, mmap.MAP_PRIVATE), dtype=np.uint8)) is None
-
-
-def test_without_huge_pages_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "huge_bytes", lambda: 0)
-    assert mapped_again(np.frombuffer(mmap.mmap(-1, 1 << 23), dtype=np.uint8)) is None
 
 
 def test_ranges_are_merged() -> None:

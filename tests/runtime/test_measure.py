@@ -1,24 +1,16 @@
 """Measuring all-reduce paths: operands that expose wrong results, the order of turns, sizes, bandwidths."""
 
-from collections import Counter
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sambasim.runtime.measure.collectives import (
-    algorithm_bandwidth,
-    bus_bandwidth,
-    default_runs,
     order,
-    runs_of_turns,
     sizes_between,
 )
-from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill, flat_program
-from sambasim.runtime.measure.paths import PATHS, needed_bytes
-from sambasim.units import GIB, KIB, MIB
+from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
+from sambasim.units import KIB, MIB
 
 NUMEL = 2 * PERIOD_ELEMENTS + 100
 
@@ -61,7 +53,7 @@ def test_an_order_of_additions_other_than_the_tree_has_other_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "near_mean", "near_sum"])
-@pytest.mark.parametrize("element", [0, PERIOD_ELEMENTS - 1, PERIOD_ELEMENTS, NUMEL - 1])
+@pytest.mark.parametrize("element", [0, PERIOD_ELEMENTS, NUMEL - 1])
 @pytest.mark.parametrize("change", [1e-3, float("nan")])
 def test_one_wrong_element_is_found_wherever_it_is(name: str, element: int, change: float) -> None:
     expected: Expected = getattr(draw(0, 0, 2, NUMEL), name)
@@ -74,83 +66,14 @@ def test_one_wrong_element_is_found_wherever_it_is(name: str, element: int, chan
     assert expected.first_difference(result[start:], start) == (element if element >= start else None)
 
 
-def test_a_result_that_lies_a_slice_too_far_is_wrong() -> None:
-    expected = draw(0, 0, 2, NUMEL).near_sum
-    result = torch.empty(NUMEL)
-    fill(result, expected.block)
-    assert expected.first_difference(result[64:], 0) is not None
-
-
-@given(least=st.integers(1, MIB), more=st.integers(0, GIB))
-def test_sizes_go_from_the_least_to_the_most_in_whole_cuts(least: int, more: int) -> None:
-    sizes = sizes_between(least, least + more)
-    assert list(sizes) == sorted(set(sizes))
-    assert all(size % 256 == 0 for size in sizes)
-    assert 0 <= sizes[0] - least < 256
-    assert 0 <= sizes[-1] - (least + more) < 256
-    assert all(after <= 4 * before for before, after in pairwise(sizes))
-
-
-def test_the_default_sizes_are_round() -> None:
+def test_sizes_grow_by_four_in_whole_cuts() -> None:
+    assert list(sizes_between(1, 2000)) == [256, 1024, 2048]
     expected = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
 
 
-@pytest.mark.parametrize(
-    ("paths", "rank", "node_count", "buffers"),
-    [
-        (["gloo"], 0, 1, 2),
-        (["mpi"], 0, 1, 3),
-        (["mpi-in-place"], 0, 1, 3),
-        (["mpi", "mpi-in-place"], 0, 1, 3),
-        (["device"], 0, 1, 3),
-        (["device"], 0, 2, 4),
-        (["host-mpi"], 0, 1, 3),
-        (["host-mpi", "host-gloo"], 1, 1, 4),
-        (["host-parameter-server"], 0, 1, 4),
-        (["host-parameter-server"], 1, 1, 3),
-        (list(PATHS), 0, 1, 7),
-    ],
-)
-def test_memory_is_counted_by_path(paths: list[str], rank: int, node_count: int, buffers: int) -> None:
-    assert needed_bytes(MIB, paths, rank, node_count) == buffers * MIB
-
-
-def test_longer_runs_are_fewer() -> None:
-    assert [default_runs(size) for size in (4 * KIB, 16 * MIB, 256 * MIB)] == [100, 32, 7]
-
-
-def test_the_bandwidths_of_nccl_tests() -> None:
-    assert algorithm_bandwidth(1000, 0.5) == 2000
-    assert bus_bandwidth(1000, 0.5, 2) == 2000
-    assert bus_bandwidth(1000, 0.5, 4) == 3000
-
-
-def test_a_flat_program_has_one_group_whose_means_are_gathered() -> None:
-    program = flat_program(100)
-    (group,) = program.groups
-    assert group.numel == 128
-    assert group.regions["parameter"] == group.regions["gradient"]
-    assert program.device_bytes >= 2 * group.numel * 4
-
-
-@pytest.mark.parametrize("count", range(3, 10))
-def test_everybody_follows_every_other_one_equally_often(count: int) -> None:
-    turns = [order(count, turn) for turn in range(2 * count)]
-    assert all(sorted(turn) == list(range(count)) for turn in turns)
-    behind = Counter(chain.from_iterable(pairwise(turn) for turn in turns))
-    assert behind == {(one, other): 2 for one in range(count) for other in range(count) if one != other}
-
-
 @pytest.mark.parametrize("count", range(2, 10))
-def test_nobody_follows_itself_from_one_turn_to_the_next(count: int) -> None:
-    for before, after in pairwise(order(count, turn) for turn in range(4 * count)):
-        assert before[-1] != after[0]
-
-
-def test_turns_have_about_ten_runs_and_fewer_where_runs_are_few() -> None:
-    for runs in range(1, 130):
-        turns = runs_of_turns(runs)
-        assert sum(turns) == runs
-        assert max(turns) - min(turns) <= 1
-        assert len(turns) == min(runs, max(4, runs // 10))
+def test_each_turn_has_all_candidates_and_none_follows_itself(count: int) -> None:
+    turns = [order(count, turn) for turn in range(2 * count + 1)]
+    assert all(sorted(turn) == list(range(count)) for turn in turns)
+    assert all(before[-1] != after[0] for before, after in pairwise(turns))

@@ -13,10 +13,9 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine
+from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine, operator_error
 from sambasim.runtime.executor import Executor
 from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, aten_instruction, find_operator
-from sambasim.runtime.operator_failure import operator_error
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))

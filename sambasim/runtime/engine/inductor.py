@@ -1,8 +1,5 @@
 """The engine that compiles units of sections with torch's inductor.
 
-Nodes of our graph become a torch.fx graph; inductor writes C++ for it, the machine's compiler builds that, and the
-cache folder keeps the result for the next start.
-
 The engine's bits are its own. It draws the same random numbers as the plain engine: dropout stays torch's operator, and
 operators that draw keep their order.
 
@@ -33,7 +30,6 @@ from torch.library import Library
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Argument, Node, Ref, SectionKind, node_references
 from sambasim.ir.operators import OPERATORS
-from sambasim.runtime.engine.choice import find_compiler, use_cache_folder
 from sambasim.runtime.engine.routes import find_routes
 from sambasim.runtime.engine.straight_line import Part, by_part
 from sambasim.runtime.engine.units import Region, Steps, choose_units
@@ -46,6 +42,7 @@ from sambasim.runtime.instructions import (
     plain_argument,
     returns_one_tensor,
 )
+from sambasim.runtime.kernels.build import find_cpp_compiler, use_inductor_cache
 
 _LIBRARY = Library("sambasim", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight) -> Tensor")
@@ -198,19 +195,10 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Compiling:
-    """Progress of the compiler: `done` parts of `parts` after `elapsed_s` seconds."""
-
-    done: int
-    parts: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Inductor:
-    """Compiles with the compiler that `find_compiler` found. `progress` is called before each part and at the end."""
+    """Compiles passes. `progress(done, parts, elapsed_s)` is called before each part and at the end."""
 
-    progress: Callable[[Compiling], None] = lambda compiling: None
+    progress: Callable[[int, int, float], None] = lambda done, parts, elapsed_s: None
 
     def lower(
         self,
@@ -253,36 +241,34 @@ class Inductor:
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], fakes: Mapping[str, Tensor]
     ) -> dict[Region, Callable[..., object]]:
-        use_cache_folder()
+        use_inductor_cache()
         began_s = time.perf_counter()
         compiled = {}
         for done, region in enumerate(regions):
-            self.progress(Compiling(done, len(regions), time.perf_counter() - began_s))
+            self.progress(done, len(regions), time.perf_counter() - began_s)
             positions = sorted((*region.views, *region.nodes))
             body = [nodes[p] for p in positions]
             module = rebuild(body, region.inputs, region.outputs, fakes)
             compiled[region] = _compile_module(module, [fakes[name] for name in region.inputs])
-        self.progress(Compiling(len(regions), len(regions), time.perf_counter() - began_s))
+        self.progress(len(regions), len(regions), time.perf_counter() - began_s)
         return compiled
 
 
 def _compile_module(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
 
-    settings = {**_SETTINGS, "cpp.cxx": (None, find_compiler())}  # inductor itself would call an empty CXX
+    settings = {**_SETTINGS, "cpp.cxx": (None, find_cpp_compiler())}  # inductor itself would call an empty CXX
     try:
         tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # made at import
         with torch.no_grad(), tagged:
             compiled = compile_fx(module, inputs, config_patches=settings, decompositions=decompositions())
+            return cast("Callable[..., object]", compiled)
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise MachineError(
             f"torch's inductor cannot compile this PEF here: {type(error).__name__}: {first_line[:300]}",
             remedy="run it with --engine plain",
         ) from error
-    if not callable(compiled):
-        raise MachineError("torch's inductor returned nothing callable", remedy="run it with --engine plain")
-    return compiled
 
 
 def _name_unread_draws(nodes: Sequence[Node]) -> tuple[list[Node], list[str]]:

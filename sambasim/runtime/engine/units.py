@@ -1,8 +1,7 @@
 """Chooses what inductor compiles together: units of sections, and in each unit the regions of nodes.
 
-A single section is too small: nothing is fused across units, values between them go through memory, and each call of
-compiled code has a cost. So the forward is one unit and the backward at most four. At the end of a unit, its gradients
-are complete and can be reduced while the next unit computes.
+Nothing is fused across units, so a single section is too small: the forward is one unit and the backward at most four.
+At the end of a unit, its gradients are complete and can be reduced while the next unit computes.
 
 Some nodes keep torch's own kernel. Recurrent layers only work where torch records gradients, which compiled code does
 not. Products that are only gradients come last in their unit, because their kernels write directly into the gradient's
@@ -10,7 +9,7 @@ group; so do the views that only these products read.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Node, SectionKind, node_references
@@ -53,22 +52,16 @@ def choose_units(sections: Sequence[tuple[SectionKind, int]]) -> list[Unit]:
     """The units of a pass. `sections` gives the kind and number of nodes of each section."""
     backward = sum(count for kind, count in sections if kind is SectionKind.BCKWD)
     units: list[Unit] = []
-    start = stop = number = done = 0
+    start = stop = number = done = made = 0
     for index, (kind, count) in enumerate(sections):
         stop, number = stop + count, number + 1
-        done += count if kind is SectionKind.BCKWD else 0
-        last = index + 1 == len(sections)
-        kind_changes = not last and sections[index + 1][0] is not kind
-        enough = kind is SectionKind.BCKWD and done * BACKWARD_UNITS >= backward * (len(_backward(units, sections)) + 1)
-        if last or kind_changes or enough:
+        is_backward = kind is SectionKind.BCKWD
+        done += count if is_backward else 0
+        following = sections[index + 1][0] if index + 1 < len(sections) else None
+        if following is not kind or (is_backward and done * BACKWARD_UNITS >= backward * (made + 1)):
             units.append(Unit(start, stop, number))
-            start, number = stop, 0
+            start, number, made = stop, 0, made + is_backward
     return units
-
-
-def _backward(units: Sequence[Unit], sections: Sequence[tuple[SectionKind, int]]) -> list[Unit]:
-    forward = sum(count for kind, count in sections if kind is not SectionKind.BCKWD)
-    return [unit for unit in units if unit.start >= forward]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +112,8 @@ class Steps:
     def _region(
         self, nodes: tuple[int, ...], views: tuple[int, ...], inputs: tuple[str, ...], outside: Collection[str]
     ) -> Region:
-        outputs: list[str] = []
-        for position in nodes:
-            node = self.nodes[position]
-            outputs += [result for result in node.results if result is not None and result in outside]
-        return Region(views, nodes, inputs, tuple(outputs))
+        results = (result for position in nodes for result in self.nodes[position].results)
+        return Region(views, nodes, inputs, tuple(one for one in results if one is not None and one in outside))
 
     def _inputs(self, nodes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The views to evaluate again for `nodes`, and the values that are then read from outside."""
@@ -145,7 +135,10 @@ class Steps:
     def _gradient_products(self) -> set[int]:
         """The products that are only gradients, the views from them to the gradient, and the views that only they
         read."""
-        readers = self._readers()
+        readers: dict[str, list[int]] = defaultdict(list)
+        for position, node in enumerate(self.nodes):
+            for name in set(node_references(node)):
+                readers[name].append(position)
         last: set[int] = set()
         for route in self.routes:
             members = {route.maker, *route.views}
@@ -161,13 +154,6 @@ class Steps:
                 if found and all(reader in last for reader in found):
                     last.add(position)
         return last
-
-    def _readers(self) -> Mapping[str, list[int]]:
-        readers: dict[str, list[int]] = defaultdict(list)
-        for position, node in enumerate(self.nodes):
-            for name in set(node_references(node)):
-                readers[name].append(position)
-        return readers
 
 
 def _is_plain_view(node: Node) -> bool:

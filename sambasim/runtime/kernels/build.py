@@ -1,4 +1,4 @@
-"""Build a C file of this folder, once for each kind of processor, and load it."""
+"""The C and C++ compilers of this machine, the cache of what they build, and the kernels in C of this folder."""
 
 import ctypes
 import hashlib
@@ -22,8 +22,7 @@ _FLAGS = (
     # The kernels are limited by memory, so the widest loads win even if they lower the clock.
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
-_TIMEOUT_S = 60.0
-_DIGEST_BYTES = 16
+INDUCTOR_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ def build(name: str, *definitions: str) -> Build:
     key = hashlib.blake2b("\n".join([source.read_text(encoding="utf-8"), *flags]).encode(), digest_size=8).hexdigest()
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
-    if kept is not None and _is_whole(kept):
-        with suppress(OSError):  # e.g. a noexec mount, or another C library
+    with suppress(OSError):  # e.g. a noexec mount, or another C library
+        if kept is not None and kept.exists():
             return Build(ctypes.CDLL(str(kept)))
     try:
         with tempfile.TemporaryDirectory() as scratch:  # a loaded library may be deleted
@@ -71,47 +70,42 @@ def find_c_compiler() -> list[str]:
     raise MachineError("there is no C compiler", remedy="install gcc, or set CC to your C compiler")
 
 
+def find_cpp_compiler() -> str:
+    """The C++ compiler that inductor will call, by path. Raises MachineError if there is none."""
+    name = os.environ.get("CXX") or "g++"
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    if shutil.which("g++") is not None:
+        what = f"--engine inductor needs a C++ compiler, but CXX names {name}, which does not exist"
+        raise MachineError(what, remedy="unset CXX")
+    raise MachineError(
+        f"--engine inductor needs a C++ compiler, and there is no {name} in PATH",
+        remedy="install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++",
+    )
+
+
 def _compile(source: Path, flags: list[str], path: Path) -> Path:
     command = [*find_c_compiler(), *flags, "-o", str(path), str(source)]
     try:
-        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
         raise MachineError(f"{command[0]} cannot build {source.name}: {said}", remedy="set CC to gcc") from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(f"{command[0]} did not end in {_TIMEOUT_S:.0f} s", remedy="set CC to gcc") from error
     return path
 
 
 def _keep(built: Path, kept: Path) -> bool:
-    """Copy `built` to `kept`; returns whether a whole copy is there. If several ranks build at the same time, the first
-    copy stays: a file that another process has mapped must not be replaced."""
-    content = built.read_bytes()
+    """Copy `built` to `kept`; returns whether that worked. A rename, so that no process loads a part of it."""
+    part = kept.with_name(f"{kept.name}.{os.getpid()}")
     try:
-        if kept.exists() and not _is_whole(kept):
-            kept.unlink()
-        with tempfile.NamedTemporaryFile(dir=kept.parent) as copy:
-            copy.write(content + _digest(content))
-            copy.flush()
-            with suppress(FileExistsError):
-                os.link(copy.name, kept)
+        shutil.copyfile(built, part)
+        part.replace(kept)
     except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         return False
-    return _is_whole(kept)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether `path` is a library followed by its digest, which the loader ignores. A truncated library would crash the
-    process that loads it."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+    return True
 
 
 def cache_folder(name: str) -> Path | None:
@@ -126,6 +120,18 @@ def cache_folder(name: str) -> Path | None:
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
     return folder
+
+
+def use_inductor_cache() -> None:
+    """Let inductor store compiled code in the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another one.
+
+    If the folder cannot be created or written, torch uses one in /tmp.
+    """
+    if os.environ.get(INDUCTOR_CACHE_VARIABLE):
+        return
+    folder = cache_folder("inductor")
+    if folder is not None and os.access(folder, os.W_OK):
+        os.environ[INDUCTOR_CACHE_VARIABLE] = str(folder)
 
 
 def _cpu_digest() -> str:

@@ -1,9 +1,8 @@
 """Measure the all-reduce paths, size by size: interleaved in one run, at the same time on all ranks.
 
-Runs are divided into turns. In each turn, every path runs several times in a row, as other benchmarks do, so that its
-own bytes and code are in the caches. Before each run the operands are written again, and a barrier lets all ranks begin
-together; after the first and the last run of a turn, every rank checks the whole result. The copy bound takes its turn
-like a path.
+In each turn, every path runs several times in a row, as other benchmarks do, so that its own bytes and code are in the
+caches. Before each run the operands are written again, and a barrier lets all ranks begin together; after the first and
+the last run of a turn, every rank checks the whole result. The copy bound takes its turn like a path.
 """
 
 import statistics
@@ -26,51 +25,30 @@ from sambasim.runtime.measure.paths import (
     PATHS,
     THROUGH_GLOO,
     AllReduce,
-    CopyBound,
-    DevicePath,
     Measured,
     Setting,
     check_host_memory,
+    copy_bound,
     private_buffers,
 )
 from sambasim.runtime.ranks import Communicator, SharedWindow
 from sambasim.units import MIB, format_bytes
 
 
-def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
-    """Bytes of the buffer per second, as nccl-tests defines it in PERFORMANCE.md."""
-    return size_bytes / time_s
-
-
-def bus_bandwidth(size_bytes: int, time_s: float, world_size: int) -> float:
-    """The algorithm bandwidth times 2 (n - 1) / n, as nccl-tests defines it: the number of buffers that every rank must
-    send and receive. It can be compared with the bandwidth of a link and between numbers of ranks."""
-    return algorithm_bandwidth(size_bytes, time_s) * 2 * (world_size - 1) / world_size
-
-
-_FEWEST_TURNS = 4
-_RUNS_FOR_A_TURN = 10
-
-
 def runs_of_turns(runs: int) -> Sequence[int]:
     """The number of runs in each turn: about ten, in at least four turns if there are enough runs."""
-    turns = min(max(_FEWEST_TURNS, runs // _RUNS_FOR_A_TURN), runs)
+    turns = min(max(4, runs // 10), runs)
     return [runs // turns + (turn < runs % turns) for turn in range(turns)]
 
 
 def order(count: int, turn: int) -> Sequence[int]:
-    """The order of `count` candidates in turn number `turn`: a Williams design.
+    """The order of `count` candidates in turn number `turn`.
 
-    A candidate affects the next one through the caches and the core frequency. In `count` turns, twice as many if that
-    is odd, each candidate follows every other one equally often, and no turn begins with the one that ended the
-    previous turn. Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects of
-    treatments, 1949.
+    A candidate affects the next one through the caches and the core frequency. So the order alternates and
+    rotates, and no turn begins with the one that ended the previous turn.
     """
-    if count == 2:
-        return (0, 1)  # in alternating order, each would follow itself
-    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
-    shifted = tuple((place + turn) % count for place in zigzag)
-    return shifted[::-1] if count % 2 and turn % 2 else shifted
+    forward = [(place + turn) % count for place in range(count)]
+    return forward[::-1] if turn % 2 else forward
 
 
 _LEAST_RUNS, _MOST_RUNS = 7, 100
@@ -143,7 +121,7 @@ def _fitting(
     while True:
         try:
             check_host_memory(communicator, sizes[-1], request.paths)
-            window = _window(communicator, sizes[-1]) if DevicePath.name in request.paths else None
+            window = _window(communicator, sizes[-1]) if "device" in request.paths else None
         except MachineError as error:
             if len(sizes) == 1:
                 raise
@@ -166,8 +144,8 @@ def _measure_size(
     numel = program.groups[0].numel
     memory = DeviceMemory(program, private_storage(program.device_bytes))
     setting = Setting(program, communicator, window, memory, *private_buffers(numel))
-    copy = CopyBound(setting)
-    paths = [make(setting) for name, make in PATHS.items() if name in request.paths]
+    copy = copy_bound(setting)
+    paths = [make(name, setting) for name, make in PATHS.items() if name in request.paths]
     times_s = _times_s(communicator, [*paths, copy], numel, runs)
     copy_bound_s = statistics.median(times_s[copy.name])
     world_size, size_bytes = communicator.topology.world_size, numel * ELEMENT_BYTES
@@ -180,15 +158,15 @@ def _measure_size(
             checked=path.checked,
             measured_s=measured_s,
             least_s=min(times_s[path.name]),
-            algorithm_bytes_per_s=algorithm_bandwidth(size_bytes, measured_s),
-            bus_bytes_per_s=bus_bandwidth(size_bytes, measured_s, world_size),
+            algorithm_bytes_per_s=size_bytes / measured_s,
+            bus_bytes_per_s=size_bytes / measured_s * 2 * (world_size - 1) / world_size,
             to_copy_bound=measured_s / copy_bound_s,
         )
 
     return SizeRecord(
         size_bytes=size_bytes,
         runs=runs,
-        copy_bytes=copy.bytes_of_all_ranks,
+        copy_bytes=world_size * copy.operand.nbytes,
         copy_bound_s=copy_bound_s,
         paths=tuple(record(path) for path in paths),
     )
@@ -229,7 +207,7 @@ def _turn_s(
 
 def _check(candidate: Measured, expected: Expected, where: str) -> None:
     """Raise the candidate's error if its result is wrong."""
-    for start, part in candidate.readable():
+    for start, part in candidate.parts:
         wrong = expected.first_difference(part, start)
         if wrong is not None:
             raise candidate.wrong_result(

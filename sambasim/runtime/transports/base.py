@@ -8,9 +8,10 @@ order of the tree and updates it, and the other ranks read it from the owner.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, final
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
@@ -43,11 +44,16 @@ BYTE_COUNTS = ("device_to_host_bytes", "host_to_device_bytes", "peer_bytes", "ne
 """What traces call the counts of `BytesMoved`."""
 
 
-class Communication(ABC):
+R = TypeVar("R", default=object, covariant=True)
+
+
+class Communication(ABC, Generic[R]):
     """One communication of a step: `begin` with this rank's operands, then `finish` once `is_ready`."""
 
-    @abstractmethod
-    def begin(self, *operands: object) -> None:
+    update_s = 0.0
+    """Seconds of the last `finish` spent in a fused optimizer, which do not count as communication."""
+
+    def begin(self, *operands: object) -> None:  # many need other ranks at once
         """Start with this rank's operands. Does not wait for other ranks."""
 
     def is_ready(self) -> bool:
@@ -55,13 +61,19 @@ class Communication(ABC):
         return True
 
     @abstractmethod
-    def finish(self) -> object:
+    def finish(self) -> R:
         """The result, or None where it is in device memory. May wait for other processes."""
 
-    @property
-    def update_s(self) -> float:
-        """Seconds of the last `finish` spent in a fused optimizer, which do not count as communication."""
-        return 0.0
+
+@final
+class Finishing(Communication[R]):
+    """A communication that `function` carries out as a whole."""
+
+    def __init__(self, function: Callable[[], R]) -> None:
+        self._function = function
+
+    def finish(self) -> R:
+        return self._function()
 
 
 class Overlapped(Communication):
@@ -88,12 +100,9 @@ class Shared(NamedTuple):
     request: int
 
 
-class EndOfStep(Communication):
-    """The communication that ends every step: all ranks receive what all have offered (`Transport.offer`)."""
-
-    @abstractmethod
-    def finish(self) -> Shared:
-        """What all ranks offered. All replicas see all updates."""
+EndOfStep: TypeAlias = Communication[Shared]
+"""The communication that ends every step, after which all replicas see all updates. All ranks receive what all have
+offered (`Transport.offer`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +120,43 @@ class Fusion:
 class Transport(ABC):
     """Connects one rank to the ranks along a mesh axis (`line`), with which it shares the parameter groups.
 
-    `memory` holds the parameters and optimizer states that this rank updates. Sums are divided by `replicas`.
+    memory: holds the parameters and optimizer states that this rank updates
+    slices: for each group, the slice of each rank
+    replicated: every rank updates all parameters, instead of its slices only
+    replicas: sums are divided by it
     """
 
-    def __init__(self, program: Program, memory: DeviceMemory, line: "Line", replicas: int, replica: int) -> None:
+    title: str
+    """The name of the sync path in messages."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: DeviceMemory,
+        line: "Line",
+        slices: Mapping[str, Sequence[Slice]],
+        replicas: int,
+        *,
+        replicated: bool = False,
+    ) -> None:
         self.program = program
         self.memory = memory
         self.line = line
+        self.slices = slices
         self.replicas = replicas
-        self.replica = replica
+        self.replica = line.position
+        self.replicated = replicated
         self.bytes_moved = BytesMoved()
         self.observer: StepObserver | None = None
         self.offered = Shared((), 0)
 
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The name of the sync path in messages."""
-
-    @abstractmethod
     def owned(self, group: ParameterGroup) -> Slice:
         """The part of `group` whose parameters and optimizer states this rank updates."""
+        return (0, group.numel) if self.replicated else self.share(group)
 
     def share(self, group: ParameterGroup) -> Slice:
         """The part of `group` whose squares this rank sums: all ranks together sum each once."""
-        return self.owned(group)
+        return self.slices[group.name][self.replica]
 
     def kept(self, group: ParameterGroup) -> Slice:
         """The part of `group` whose parameters and optimizer states are up to date in `memory`."""
@@ -149,9 +170,9 @@ class Transport(ABC):
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         """Replaces the owned slices of the gradients by means over the replicas. None if there is nothing to do."""
 
-    @abstractmethod
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
+        return None
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         """Set what `end_step` sends to the others: the loss of this rank's replica, if it has one, and a request."""
@@ -165,9 +186,10 @@ class Transport(ABC):
         """Wait until other ranks have read this rank's gradients of the last step, so that they may be overwritten."""
         return  # a step ends only after all gradients have been read
 
-    @abstractmethod
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, flat, whoever owns its slices; None on other ranks."""
+        own = self.memory.region(group, state)[member.start : member.start + member.numel]
+        return own if self.replica == 0 else None
 
     def fusions(self) -> Sequence[Fusion]:
         """The fused instructions of this transport; lowering uses the longest pattern that matches."""

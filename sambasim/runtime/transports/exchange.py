@@ -21,8 +21,7 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, bytes_of
-from sambasim.runtime.kernels.tree_mean import Sum
-from sambasim.runtime.mean import TreeMean
+from sambasim.runtime.mean import Sum, TreeMean
 from sambasim.runtime.observer import Observed, SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator, Request
 from sambasim.runtime.transports.base import BytesMoved
@@ -44,8 +43,7 @@ class Places:
     workers: the ranks that have a replica, ascending
     slices: for each group, the slice that each rank of the job owns; an empty one for a rank that owns nothing
     device: the device memory of this rank's replica; None for a rank without one
-    kept: the memory of the owned slices: the means that this rank computes and the parameters that it updates. Either
-        `device`, or host memory, which needs no copy before sending
+    kept: the memory of the owned slices: either `device`, or host memory, which needs no copy before sending
     """
 
     workers: Sequence[int]
@@ -77,8 +75,8 @@ class Exchange:
         self.replica = owner.replica
         self.observer: StepObserver | None = None
 
-    def __call__(self, moved: BytesMoved) -> None:
-        """Collective. Execute all rounds, and add their bytes to `moved`."""
+    def __call__(self) -> None:
+        """Collective. Execute all rounds, and count their bytes."""
         self.observer = self._owner.observer
         communicator, tag = self._communicator, self._tag
         sends: list[Sequence[Request]] = []
@@ -95,6 +93,7 @@ class Exchange:
             self._finish(len(self._rounds) - 1, receives[-1])
         for requests in sends[-2:]:
             self._wait(requests)
+        moved = self._owner.bytes_moved
         moved.device_to_host += self._moves.device_to_host
         moved.host_to_device += self._moves.host_to_device
         moved.network += self._moves.network
@@ -129,20 +128,20 @@ class Exchange:
 class Endpoint(Observed, Protocol):
     """The transport that an exchange belongs to."""
 
-    @property
-    def communicator(self) -> Communicator: ...
+    communicator: Communicator
+    bytes_moved: BytesMoved
+    replicas: int
 
 
-def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, divisor: int, owner: Endpoint) -> Exchange:
+def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, owner: Endpoint) -> Exchange:
     """An exchange after which the owned slices of the gradients in `places.kept` are means over the workers.
 
-    Gradients are copied to the host and sent to their owners, which add them in the order of the tree and divide by
-    `divisor`.
+    Gradients are copied to the host and sent to their owners, which add them in the order of the tree and divide.
     """
     rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     steps = additions(len(places.workers))
-    means = {group.dtype: TreeMean(steps, divisor, getattr(torch, group.dtype)) for group in groups}
+    means = {group.dtype: TreeMean(steps, owner.replicas, getattr(torch, group.dtype)) for group in groups}
     cuts = _cuts(groups, places.slices)
     outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts])
     incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts])
@@ -227,10 +226,8 @@ def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
 
 
 class _Buffers:
-    """Host memory for the rounds, which use its two halves alternately.
-
-    rounds: for each round, the group and the number of elements of each part
-    """
+    """Host memory for the rounds, which use its two halves alternately. `rounds` gives the group of each round, and the
+    number of elements of each part."""
 
     def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]]) -> None:
         self._rounds = rounds

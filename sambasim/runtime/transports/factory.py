@@ -10,8 +10,7 @@ from sambasim.runtime.capacity import check_node_memory
 from sambasim.runtime.device import DeviceMemory, private_storage
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Transport
-from sambasim.runtime.transports.gloo import Gloo
-from sambasim.runtime.transports.host import Roles, among_equals, parameter_server
+from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
 from sambasim.runtime.transports.in_process import Hub, InProcess
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
@@ -62,7 +61,7 @@ def connect(
         case Way.HOST | Way.HOST_REPLICATED:
             return [among_equals(program, memories[0], communicator, replicated=way is Way.HOST_REPLICATED)]
         case Way.GLOO:
-            return [Gloo(program, memories[0], communicator)]
+            return [by_gloo(program, memories[0], communicator)]
         case Way.PARAMETER_SERVER if roles is not None:
             return [parameter_server(program, memories[0], roles, communicator)]
     raise InternalError(f"sync path {way} without shared devices or roles")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from enum import IntEnum
 from time import perf_counter_ns
-from typing import NamedTuple
 
 from sambasim.records.trace import Track
 from sambasim.runtime.observer import Observed
@@ -23,17 +22,10 @@ _SLEEP_S = 50e-6
 _WAITING = "wait for peers"
 
 
-class _Patience(NamedTuple):
-    """How often a waiting rank reads a counter in a busy loop, and then with a poke (yield or MPI progress) before each
-    read. After that it also sleeps between reads."""
-
-    reads: int
-    pokes: int
-
-
-_PATIENT, _CROWDED = _Patience(50, 4000), _Patience(0, 20)
-"""If each rank has a core, and if ranks share cores: then a busy loop takes time from the rank that is waited for.
-Yielding takes as long as ten reads (estimate, on a virtual machine)."""
+_PATIENT, _CROWDED = (50, 4000), (0, 20)
+"""How often a waiting rank reads a counter in a busy loop, and then with a poke (yield or MPI progress) before each
+read; after that it also sleeps. If ranks share cores, a busy loop takes time from the rank that is waited for. Yielding
+takes as long as ten reads (estimate, on a virtual machine)."""
 
 
 class Counter(IntEnum):

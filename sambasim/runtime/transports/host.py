@@ -5,30 +5,37 @@
     GATHER   device -> host: the owned slice of the parameters;  MPI: every slice to every rank;
              host -> device: the slices of the others
 
-With `replicated`, every rank updates everything: REDUCE sends the means of all owners to every rank, and GATHER is
-empty. The number of bytes is the same, every rank runs the whole optimizer, and any rank can save a checkpoint.
+With `replicated`, every rank updates everything: REDUCE sends the means of all owners to every rank; GATHER is empty.
 
 With a parameter server (Li et al., OSDI 2014, "Scaling Distributed Machine Learning with the Parameter Server"), some
 ranks own all slices, in host memory. It is synchronous: servers wait for all workers and add in the order of the tree,
 so the bits are those of the other paths.
+
+With gloo, the hosts exchange whole gradients by `torch.distributed.all_reduce`, as DistributedDataParallel does on
+CPUs, and every rank updates everything. The sum is sent along the ring before it is divided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
+from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.records.trace import Track
 from sambasim.runtime.device import DeviceMemory, private_storage
-from sambasim.runtime.observer import StepObserver, span
+from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Communication, EndOfStep, Shared, Transport, slices_of
-from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.messages import collect, gather_losses
-from sambasim.runtime.transports.values import MessageLine
+from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
+from sambasim.runtime.transports.exchange import Places, all_gather, reduce_scatter
+from sambasim.runtime.transports.values import MessageLine, collect, gather_losses
+
+GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,63 +53,80 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
     return Roles(tuple(range(first_server)), servers)
 
 
-@final
-class Host(Transport):
-    """Device to host, an exchange between hosts by MPI, host to device. `places`: who owns which slice, and where."""
+class _Staged(Transport):
+    """Every communication goes through host memory. `workers` are the ranks that have a replica."""
 
     def __init__(
-        self,
-        program: Program,
-        places: Places,
-        communicator: Communicator,
-        title: str,
-        *,
-        replicated: bool = False,
+        self, program: Program, places: Places, communicator: Communicator, title: str, *, replicated: bool = False
     ) -> None:
         line = MessageLine(communicator, range(communicator.world_size))
-        super().__init__(program, places.kept, line, len(places.workers), communicator.rank)
+        workers = places.workers
+        super().__init__(program, places.kept, line, places.slices, len(workers), replicated=replicated)
         self.communicator = communicator
         self.places = places
-        self._title = title
-        self._replicated = replicated
-
-    @property
-    def title(self) -> str:
-        return self._title
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return (0, group.numel) if self._replicated else self.share(group)
-
-    def share(self, group: ParameterGroup) -> Slice:
-        return self.places.slices[group.name][self.communicator.rank]
-
-    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        exchanges = [reduce_scatter(groups, self.places, self.replicas, self)]
-        if self._replicated:
-            exchanges.append(all_gather(groups, self.places, self, "gradient"))
-        return _Exchanged(self, exchanges)
-
-    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None if self._replicated else _Exchanged(self, [all_gather(groups, self.places, self)])
+        self.title = title
 
     def end_step(self) -> EndOfStep:
-        return GatheredLosses(self, self.communicator, self.places.workers)
+        return Finishing(self._gather_losses)
+
+    @span(Track.COLLECTIVES, "losses of all")
+    def _gather_losses(self) -> Shared:
+        return gather_losses(self.communicator, *self.offered, self.places.workers)
+
+
+@final
+class Host(_Staged):
+    """Device to host, an exchange between hosts by MPI, host to device."""
+
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
+        reduce = reduce_scatter(groups, self.places, self)
+        if not self.replicated:
+            return Finishing(reduce)
+        gather = all_gather(groups, self.places, self, "gradient")
+
+        def reduce_and_gather() -> None:
+            reduce()
+            gather()
+
+        return Finishing(reduce_and_gather)
+
+    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
+        return None if self.replicated else Finishing(all_gather(groups, self.places, self))
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        own = self.memory.region(group, state)
-        if self._replicated:
-            return own[member.start : member.start + member.numel] if self.communicator.rank == 0 else None
-        return collect(self.communicator, {self.communicator.rank: own}, self.places.slices[group.name], member)
+        if self.replicated:
+            return super().whole_state(group, member, state)
+        own = {self.replica: self.memory.region(group, state)}
+        return collect(self.communicator, own, self.slices[group.name], member)
+
+
+@final
+class Gloo(_Staged):
+    """Device to host, gloo's all-reduce, host to device: needs the default process group of `torch.distributed` with
+    the ranks of the communicator."""
+
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
+        return _GlooAllReduce(self, groups)
+
+
+def _all_work(program: Program, memory: DeviceMemory, communicator: Communicator) -> Places:
+    """Every rank trains a replica, in `memory`, and owns a slice."""
+    size = communicator.world_size
+    return Places(range(size), slices_of(program, size), device=memory, kept=memory)
 
 
 def among_equals(
     program: Program, memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False
 ) -> Host:
-    """Every rank trains a replica, in `memory`, and owns a slice."""
-    size = communicator.world_size
-    places = Places(range(size), slices_of(program, size), device=memory, kept=memory)
+    """Sync by MPI between ranks that all train a replica, in `memory`."""
     title = "host (device to host, MPI, host to device)" + (", every replica updating everything" if replicated else "")
-    return Host(program, places, communicator, title, replicated=replicated)
+    return Host(program, _all_work(program, memory, communicator), communicator, title, replicated=replicated)
+
+
+def by_gloo(program: Program, memory: DeviceMemory, communicator: Communicator) -> Gloo:
+    """Sync by gloo between ranks that all train a replica, in `memory`."""
+    title = "host (device to host, gloo, host to device)"
+    return Gloo(program, _all_work(program, memory, communicator), communicator, title, replicated=True)
 
 
 def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
@@ -116,22 +140,18 @@ def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, commu
         device=memory if works else None,
         kept=_served_from_host(program, memory) if works and serves else memory,
     )
-    if servers == (0,):
-        who = "parameter server: rank 0, which also works"
-    elif len(servers) == 1:
-        who = f"parameter server: rank {servers[0]}"
-    else:
+    who = f"parameter server: rank {servers[0]}" + (", which also works" if servers == (0,) else "")
+    if len(servers) > 1:
         who = f"parameter servers: ranks {servers[0]} to {servers[-1]}"
     return Host(program, places, communicator, f"host ({who})")
 
 
 def _served_slices(program: Program, roles: Roles, world_size: int) -> Mapping[str, tuple[Slice, ...]]:
-    """For each group, the slice that each rank serves."""
-    nothing: Mapping[int, Slice] = dict.fromkeys(range(world_size), (0, 0))
-    return {
-        name: tuple({**nothing, **dict(zip(roles.servers, served, strict=True))}.values())
-        for name, served in slices_of(program, len(roles.servers)).items()
-    }
+    """For each group, the slice that each rank serves; servers are neighbouring ranks."""
+    before, after = roles.servers[0], world_size - 1 - roles.servers[-1]
+    nothing: Slice = (0, 0)
+    of_servers = slices_of(program, len(roles.servers))
+    return {name: (*[nothing] * before, *served, *[nothing] * after) for name, served in of_servers.items()}
 
 
 def _served_from_host(program: Program, device: DeviceMemory) -> DeviceMemory:
@@ -142,29 +162,22 @@ def _served_from_host(program: Program, device: DeviceMemory) -> DeviceMemory:
     return host
 
 
-@final
-class _Exchanged(Communication):
-    def __init__(self, transport: Transport, exchanges: Sequence[Exchange]) -> None:
-        self._transport = transport
-        self._exchanges = exchanges
-
-    def begin(self, *operands: object) -> None:
-        """Nothing: an exchange needs all ranks."""
-
-    def finish(self) -> object:
-        for exchange in self._exchanges:
-            exchange(self._transport.bytes_moved)
-        return None
+@contextmanager
+def _as_peer_error() -> Iterator[None]:
+    """Raises PeerError for errors of gloo."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerError(f"gloo's all_reduce failed: {str(error).splitlines()[0]}") from error
 
 
 @final
-class GatheredLosses(EndOfStep):
-    """The end of a step for transports whose updates have already arrived: it gathers losses and requests."""
-
-    def __init__(self, transport: Transport, communicator: Communicator, workers: Sequence[int]) -> None:
+class _GlooAllReduce(Communication):
+    def __init__(self, transport: Gloo, groups: Sequence[ParameterGroup]) -> None:
+        gradients = [transport.memory.region(group, "gradient") for group in groups]
+        self._staged = [(gradient, torch.empty_like(gradient)) for gradient in gradients]
         self._transport = transport
-        self._communicator = communicator
-        self._workers = workers
+        self._under_way: list[dist.Work] = []
         self.replica = transport.replica
 
     @property
@@ -172,8 +185,36 @@ class GatheredLosses(EndOfStep):
         return self._transport.observer
 
     def begin(self, *operands: object) -> None:
-        """Nothing."""
+        with _as_peer_error():
+            self._under_way = [self._start(device, host) for device, host in self._staged]
 
-    @span(Track.COLLECTIVES, "losses of all")
-    def finish(self) -> Shared:
-        return gather_losses(self._communicator, *self._transport.offered, self._workers)
+    def finish(self) -> object:
+        """Raises PeerError if a rank has died or exceeds the process group's timeout."""
+        moved = self._transport.bytes_moved
+        with _as_peer_error():
+            for work, (device, host) in zip(self._under_way, self._staged, strict=True):
+                work.wait()
+                device.copy_(host.div_(self._transport.replicas))
+        staged_bytes = sum(host.nbytes for _, host in self._staged)
+        moved.device_to_host += staged_bytes
+        moved.host_to_device += staged_bytes
+        moved.network += self._ring_bytes(staged_bytes)
+        return None
+
+    def _bytes(self, device: Tensor, host: Tensor) -> SpanArgs:
+        return {"bytes": host.nbytes}
+
+    @span(Track.COPIES, "device to host", _bytes)
+    def _start(self, device: Tensor, host: Tensor) -> dist.Work:
+        host.copy_(device)
+        work: dist.Work = dist.all_reduce(host, async_op=True)
+        return work
+
+    def _ring_bytes(self, size_bytes: int) -> int:
+        """The bytes that this rank receives in gloo's ring, which gloo does not report.
+
+        All ranks together receive 2 (N - 1) times the size; the shares add up to that.
+        """
+        rank, size = self._transport.replica, self._transport.replicas
+        total = 2 * (size - 1) * size_bytes
+        return (rank + 1) * total // size - rank * total // size

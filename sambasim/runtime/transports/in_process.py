@@ -5,16 +5,16 @@ for other ranks are stored in the hub. So the program that runs in several proce
 """
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from sambasim.collectives.slices import Slice
 from sambasim.errors import InternalError
-from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import DeviceMemory
 from sambasim.runtime.mean import tree_mean
@@ -114,52 +114,52 @@ class HubLine(Line):
         self.position = position
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        return _GatherHere(self, key, combine)
+        # A copy, because this rank may overwrite its tensor before the others read it.
+        return _Together(self, key, lambda operands: tensor_operand(operands).clone(), combine)
 
     def send(self, to: int, tag: int) -> Communication:
-        return _SendHere(self.hub.box(self.position, to, tag), self.hub)
+        return _SendHere(self.hub, self.hub.box(self.position, to, tag))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
-        return _ReceiveHere(self.hub.box(source, self.position, tag), self.hub)
-
-
-class _Collective(Communication):
-    """A communication that all ranks must begin before any can finish."""
-
-    def __init__(self, hub: Hub, key: Hashable, position: int) -> None:
-        self._hub = hub
-        self._key = key
-        self._position = position
-        self._call: Hashable = None
-
-    def put(self, value: object) -> None:
-        self._call = self._hub.put(self._key, self._position, value)
-
-    def is_ready(self) -> bool:
-        return self._hub.is_full(self._call)
-
-    def take(self) -> list[object]:
-        return self._hub.take(self._call)
+        return _ReceiveHere(self.hub, self.hub.box(source, self.position, tag))
 
 
 @final
-class _GatherHere(_Collective):
-    def __init__(self, line: HubLine, key: Hashable, combine: Combine) -> None:
-        super().__init__(line.hub, key, line.position)
-        self._combine = combine
+class _Together(Communication[R]):
+    """A communication that all ranks must begin before any can finish.
+
+    value_of: what this rank gives to all, from its operands
+    result_of: the result, from the values of all ranks
+    """
+
+    def __init__(
+        self,
+        line: HubLine,
+        key: Hashable,
+        value_of: Callable[[Sequence[object]], object],
+        result_of: Callable[[Any], R],
+    ) -> None:
+        self._line = line
+        self._key = key
+        self._value_of = value_of
+        self._result_of = result_of
+        self._call: Hashable = None
 
     def begin(self, *operands: object) -> None:
-        self.put(tensor_operand(operands).clone())  # this rank may overwrite it before the others read
+        self._call = self._line.hub.put(self._key, self._line.position, self._value_of(operands))
 
-    def finish(self) -> object:
-        return self._combine([tensor_operand([tensor]) for tensor in self.take()])
+    def is_ready(self) -> bool:
+        return self._line.hub.is_full(self._call)
+
+    def finish(self) -> R:
+        return self._result_of(self._line.hub.take(self._call))
 
 
 @final
 class _SendHere(Communication):
-    def __init__(self, box: "deque[Tensor]", hub: Hub) -> None:
-        self._box = box
+    def __init__(self, hub: Hub, box: "deque[Tensor]") -> None:
         self._hub = hub
+        self._box = box
 
     def begin(self, *operands: object) -> None:
         self._box.append(tensor_operand(operands).clone())
@@ -171,12 +171,9 @@ class _SendHere(Communication):
 
 @final
 class _ReceiveHere(Communication):
-    def __init__(self, box: "deque[Tensor]", hub: Hub) -> None:
-        self._box = box
+    def __init__(self, hub: Hub, box: "deque[Tensor]") -> None:
         self._hub = hub
-
-    def begin(self, *operands: object) -> None:
-        """Nothing is sent."""
+        self._box = box
 
     def is_ready(self) -> bool:
         return bool(self._box)
@@ -194,19 +191,12 @@ class InProcess(Transport):
     """
 
     def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
-        super().__init__(program, memories[0], HubLine(hub, replica), len(memories), replica)
+        size = len(memories)
+        self._line = HubLine(hub, replica)
+        super().__init__(program, memories[0], self._line, slices_of(program, size), size)
         self.memories = memories
         self.hub = hub
-        self.slices = slices_of(program, len(memories))
-
-    @property
-    def title(self) -> str:
-        if self.replicas == 1:
-            return "none (one replica)"
-        return f"emulated ({self.replicas} replicas in one process)"
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return self.slices[group.name][self.replica]
+        self.title = "none (one replica)" if size == 1 else f"emulated ({size} replicas in one process)"
 
     def kept(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
@@ -215,66 +205,40 @@ class InProcess(Transport):
         return (0, group.numel)
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None if self.replicas == 1 else _ReduceHere(self, groups)
+        def reduce(_: object) -> None:
+            for group in groups:
+                part = slice(*self.owned(group))
+                gradients = [memory.region(group, "gradient")[part] for memory in self.memories]
+                tree_mean(gradients, gradients[0], self.replicas)
+
+        return self._on_memory("reduce", groups, reduce)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None if self.replicas == 1 else _SpreadHere(self, groups)
+        def spread(_: object) -> None:
+            if self.replica > 0:
+                for group in groups:
+                    updated = self.memory.region(group, "parameter")
+                    self.memories[self.replica].region(group, "parameter").copy_(updated)
+
+        return self._on_memory("spread", groups, spread)
+
+    def _on_memory(
+        self, name: str, groups: Sequence[ParameterGroup], function: Callable[[object], None]
+    ) -> Communication | None:
+        """`function`, called once all ranks have begun: it may then read the memory of all."""
+        if self.replicas == 1:
+            return None
+        return _Together(self._line, (name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_step(self) -> EndOfStep:
-        return _Alone(self) if self.replicas == 1 else _Meeting(self)
-
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        return self.memory.region(group, state)[member.start : member.start + member.numel]
-
-
-class _OnMemory(_Collective):
-    """A collective on device memory: once all ranks have begun, each may read the memory of all."""
-
-    def __init__(self, transport: InProcess, groups: Sequence[ParameterGroup]) -> None:
-        key = (type(self).__name__, *(group.name for group in groups))
-        super().__init__(transport.hub, key, transport.replica)
-        self.transport = transport
-        self.groups = groups
-
-    def begin(self, *operands: object) -> None:
-        self.put(None)
+        if self.replicas == 1:
+            return _Alone(self)
+        return _Together(self._line, "end of step", lambda operands: self.offered, _all_of)
 
 
-@final
-class _ReduceHere(_OnMemory):
-    def finish(self) -> object:
-        own = self.transport
-        for group in self.groups:
-            part = slice(*own.owned(group))
-            gradients = [memory.region(group, "gradient")[part] for memory in own.memories]
-            tree_mean(gradients, gradients[0], own.replicas)
-        self.take()
-        return None
-
-
-@final
-class _SpreadHere(_OnMemory):
-    def finish(self) -> object:
-        own = self.transport
-        for group in self.groups:
-            if own.replica > 0:
-                own.memories[own.replica].region(group, "parameter").copy_(own.memory.region(group, "parameter"))
-        self.take()
-        return None
-
-
-@final
-class _Meeting(_Collective, EndOfStep):
-    def __init__(self, transport: InProcess) -> None:
-        super().__init__(transport.hub, "end of step", transport.replica)
-        self._transport = transport
-
-    def begin(self, *operands: object) -> None:
-        self.put(self._transport.offered)
-
-    def finish(self) -> Shared:
-        exchanged = [one for one in self.take() if isinstance(one, Shared)]
-        return Shared([loss for one in exchanged for loss in one.losses], max(one.request for one in exchanged))
+def _all_of(offered: Sequence[Shared]) -> Shared:
+    """What all ranks offered, as one."""
+    return Shared([loss for one in offered for loss in one.losses], max(one.request for one in offered))
 
 
 @final
@@ -283,9 +247,6 @@ class _Alone(EndOfStep):
 
     def __init__(self, transport: InProcess) -> None:
         self._transport = transport
-
-    def begin(self, *operands: object) -> None:
-        """Nothing to send."""
 
     def finish(self) -> Shared:
         return self._transport.offered

@@ -48,25 +48,22 @@ class Network:
     """The messages of one rank; none with a single node."""
 
     def __init__(self, window: "Window") -> None:
-        program, communicator = window.program, window.communicator
         self._window = window
         self.replica = window.replica
-        self._program = program
         self._memories = window.by_rank
         self._slices = window.slices
-        self._communicator = communicator
+        self._communicator = window.communicator
         self._moved = window.bytes_moved
-        self._topology = communicator.topology
-        self._rank = self._topology.rank
-        self._own = self._memories[self._rank]
-        node_of = self._topology.node_of
-        self._layout = blocks(node_of)
-        self._reduce = reduce_scatter_messages(node_of, self._rank)
-        self._gather = all_gather_messages(node_of, self._rank)
+        self._own = window.memory
+        node_of = window.communicator.topology.node_of
+        self._reduce = reduce_scatter_messages(node_of, window.replica)
+        self._gather = all_gather_messages(node_of, window.replica)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
-        self._buffer = self._operand_buffer()
-        self._operands = {group.name: self._place_operands(group) for group in program.groups}
+        groups = window.program.groups
+        self.incoming_bytes = {group.name: self._slice_bytes(group) * len(self.sources) for group in groups}
+        """By group, the bytes that this rank receives."""
+        self._operands = self._place_operands()
         self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
@@ -103,7 +100,8 @@ class Network:
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
-        return owner if owner in self._memories else port_of(self._layout, owner, self._topology.node_index)
+        topology = self._communicator.topology
+        return owner if owner in self._memories else port_of(blocks(topology.node_of), owner, topology.node_index)
 
     def has_received(self) -> bool:
         """Whether all operands of the next group have arrived."""
@@ -122,7 +120,7 @@ class Network:
         """`group` is reduced, so the operand buffer is free for the next one."""
         if not self.sources:
             return
-        self._moved.network += sum(operand.nbytes for operand in self._operands[group.name].values())
+        self._moved.network += self.incoming_bytes[group.name]
         self._queue.pop(0)
         self._post()
 
@@ -132,7 +130,7 @@ class Network:
         self._communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []
         requests: list[Request] = []
-        for group in self._program.groups:
+        for group in self._window.program.groups:
             tensor, slices = self._own.region(group, region), self._slices[group.name]
             for message in self._gather.sent:
                 part = tensor[slice(*slices[message.owner])]
@@ -163,26 +161,26 @@ class Network:
             return
         gradients = [self._memories[rank].region(group, "gradient") for rank in ranks]
         add = TreeMean(steps, 1, gradients[0].dtype)
-        own = gradients[position[self._rank]]
+        own = gradients[position[self.replica]]
         add.of([gradient[start:stop] for gradient in gradients], own[start:stop])()
         self._moved.peer += (len(ranks) - 1) * own[start:stop].nbytes
 
-    def _operand_buffer(self) -> Tensor:
-        """The reduce operand buffer as bytes, or private memory if that is too small."""
-        needed = max((self._incoming_bytes(group) for group in self._program.groups), default=0)
-        if not self.sources or not needed:
-            return torch.empty(0, dtype=torch.uint8)
-        buffer = self._own.reduce_buffer
-        return buffer if buffer.numel() >= needed else torch.empty(needed, dtype=torch.uint8)
+    def _slice_bytes(self, group: ParameterGroup) -> int:
+        start, stop = self._slices[group.name][self.replica]
+        return (stop - start) * DTYPE_BYTES[group.dtype]
 
-    def _incoming_bytes(self, group: ParameterGroup) -> int:
-        start, stop = self._slices[group.name][self._rank]
-        return (stop - start) * DTYPE_BYTES[group.dtype] * len(self.sources)
+    def _place_operands(self) -> Mapping[str, Mapping[int, Tensor]]:
+        """By group, the buffers of `operands`: in the reduce operand buffer, or in private memory if that is too small.
 
-    def _place_operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
-        start, stop = self._slices[group.name][self._rank]
-        size = (stop - start) * DTYPE_BYTES[group.dtype]
-        dtype: torch.dtype = getattr(torch, group.dtype)
-        return {
-            rank: self._buffer[index * size : (index + 1) * size].view(dtype) for index, rank in enumerate(self.sources)
-        }
+        All groups use the same memory."""
+        needed = max(self.incoming_bytes.values(), default=0)
+        buffer = self._own.reduce_buffer if needed else torch.empty(0, dtype=torch.uint8)
+        if buffer.numel() < needed:
+            buffer = torch.empty(needed, dtype=torch.uint8)
+        placed: dict[str, Mapping[int, Tensor]] = {}
+        for group in self._window.program.groups:
+            size, dtype = self._slice_bytes(group), getattr(torch, group.dtype)
+            placed[group.name] = {
+                rank: buffer[index * size : (index + 1) * size].view(dtype) for index, rank in enumerate(self.sources)
+            }
+        return placed

@@ -6,35 +6,36 @@ gradients only before the next step overwrites them, when they have usually fini
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
-from sambasim.ir.program import Member, ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.runtime.mean import TreeMean, block_sums, clip, total_norm
 from sambasim.runtime.optimizers import Optimizers
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Fusion, Shared, Transport, slices_of
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.values import MessageLine
-from sambasim.runtime.transports.window import Devices
+from sambasim.runtime.transports.window import DEVICE_TITLE, Devices
 
 
 @final
 class SmallWindow(Transport):
     """Every replica reads the device memory of all others and owns all parameters. For one node."""
 
+    title = DEVICE_TITLE
+
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
         rank, size = communicator.rank, communicator.world_size
-        super().__init__(program, devices.by_rank[rank], MessageLine(communicator, range(size)), size, rank)
+        line = MessageLine(communicator, range(size))
+        super().__init__(program, devices.by_rank[rank], line, slices_of(program, size), size, replicated=True)
         self.flags = NodeFlags(communicator, self)
         self.steps = 0
         self.shared: Shared | None = None
-        self._slices = slices_of(program, size)
         self.means: dict[str, Tensor] = {}
         self.reductions = []
         for group in program.groups:
@@ -43,16 +44,6 @@ class SmallWindow(Transport):
             add_up = TreeMean(additions(len(gradients)), size, mean.dtype)
             self.reductions.append(add_up.of(gradients, mean, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
-
-    @property
-    def title(self) -> str:
-        return "device (peers' device memory)"
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return (0, group.numel)
-
-    def share(self, group: ParameterGroup) -> Slice:
-        return self._slices[group.name][self.replica]
 
     def fusions(self) -> Sequence[Fusion]:
         clipped = ("opt.square_sums", "comm.all_reduce", "opt.total_norm")
@@ -65,16 +56,13 @@ class SmallWindow(Transport):
         ]
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return _Reduce(self)
-
-    def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        return None
+        return Finishing(self._reduce_in_place)
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
 
     def end_step(self) -> EndOfStep:
-        return _End(self)
+        return Finishing(self.take_shared)
 
     def wait_for_readers(self) -> None:
         self.flags.wait(Counter.UPDATED, self.steps)
@@ -99,13 +87,12 @@ class SmallWindow(Transport):
         shared, self.shared = self.shared, None
         return shared
 
-    def mean_parts(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
-        """After `reduce`, the mean of `group` as its only part, which begins at element 0."""
-        yield 0, self.means[group.name]
-
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        own = self.memory.region(group, state)[member.start : member.start + member.numel]
-        return own if self.replica == 0 else None
+    def _reduce_in_place(self) -> None:
+        """REDUCE by itself: the means replace this rank's gradients, once all have read them."""
+        self.reduce()
+        self.wait_for_readers()
+        for group in self.program.groups:
+            self.memory.region(group, "gradient").copy_(self.means[group.name])
 
 
 @final
@@ -118,10 +105,6 @@ class _Step(Communication):
         self._clips = clips
         self._means = list(window.means.values())
         self._updates = [optimizers.slice(group, 0, group.numel) for group in window.program.groups]
-        self._update_s = 0.0
-
-    def begin(self, *operands: object) -> None:
-        """Nothing: `reduce` publishes the offered losses with the gradients."""
 
     def finish(self) -> object:
         self._window.reduce()
@@ -132,40 +115,5 @@ class _Step(Communication):
             clip(self._means, norm, self._optimizers.first("max_grad_norm"))
         for update, mean in zip(self._updates, self._means, strict=True):
             update(mean)
-        self._update_s = time.perf_counter() - began_s
+        self.update_s = time.perf_counter() - began_s
         return norm
-
-    @property
-    def update_s(self) -> float:
-        return self._update_s
-
-
-@final
-class _Reduce(Communication):
-    """REDUCE by itself: the means go over this rank's gradients, once all have read them."""
-
-    def __init__(self, window: SmallWindow) -> None:
-        self._window = window
-
-    def begin(self, *operands: object) -> None:
-        """Nothing."""
-
-    def finish(self) -> object:
-        window = self._window
-        window.reduce()
-        window.wait_for_readers()
-        for group in window.program.groups:
-            window.memory.region(group, "gradient").copy_(window.means[group.name])
-        return None
-
-
-@final
-class _End(EndOfStep):
-    def __init__(self, window: SmallWindow) -> None:
-        self._window = window
-
-    def begin(self, *operands: object) -> None:
-        """Nothing."""
-
-    def finish(self) -> Shared:
-        return self._window.take_shared()

@@ -1,26 +1,31 @@
-"""Communication of values: all_reduce, all_gather, broadcast, send and recv, over any line of ranks.
+"""Messages besides gradients: a program's own values, losses and requests, and whole tensors to rank 0.
 
-Every collective is a gather: each rank sends its tensor directly to all others, and every rank computes the result
-itself, a sum in the order of the tree. So the bits do not depend on the transport.
+Every collective on values is a gather: each rank sends its tensor directly to all others, and every rank computes the
+result itself, a sum in the order of the tree. So the bits do not depend on the transport.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sambasim.collectives.slices import Slice
 from sambasim.collectives.tree import additions
 from sambasim.errors import InternalError
+from sambasim.ir.program import Member
 from sambasim.ir.types import TensorType
 from sambasim.runtime.device import bytes_of
 from sambasim.runtime.ranks import Communicator, Request
-from sambasim.runtime.transports.base import Communication
+from sambasim.runtime.transports.base import Communication, Finishing, Shared
 
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """Computes the result of a collective from the tensors of all ranks, in order."""
 
+_COLLECT_TAG = 13
 _GATHER_TAG = 31
 _SEND_TAG = 1000
 """Messages of a program's own `send` nodes have this tag plus that of the node."""
@@ -75,6 +80,7 @@ def tensor_operand(operands: Sequence[object]) -> Tensor:
     raise InternalError(f"a communication takes one tensor, got {[type(one).__name__ for one in operands]}")
 
 
+@final
 class MessageLine(Line):
     """Ranks of different processes: tensors travel as messages. `ranks` are their world ranks, in order."""
 
@@ -91,7 +97,12 @@ class MessageLine(Line):
         return _Send(self.communicator, self.ranks[to], _SEND_TAG + tag)
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
-        return _Receive(self.communicator, self.ranks[source], _SEND_TAG + tag, type_)
+        def receive() -> Tensor:
+            tensor = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype))
+            self.communicator.wait_all([self.communicator.irecv(bytes_of(tensor), self.ranks[source], _SEND_TAG + tag)])
+            return tensor
+
+        return Finishing(receive)
 
 
 class _GatherMessages(Communication):
@@ -135,17 +146,50 @@ class _Send(Communication):
         return None
 
 
-class _Receive(Communication):
-    def __init__(self, communicator: Communicator, rank: int, tag: int, type_: TensorType) -> None:
-        self._communicator = communicator
-        self._rank = rank
-        self._tag = tag
-        self._type = type_
+def gather_losses(
+    communicator: Communicator, losses: Sequence[float], request: int, workers: Collection[int]
+) -> Shared:
+    """Collective. The losses of all replicas, in rank order, and the largest request; only `workers` have a replica."""
+    counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
+    send = np.array([request, *losses], dtype=np.float64)
+    receive = np.empty(sum(counts), dtype=np.float64)
+    communicator.all_gather(send.view(np.uint8), receive.view(np.uint8), [count * send.itemsize for count in counts])
+    numbers: list[float] = receive.tolist()
+    firsts = list(accumulate(counts, initial=0))[:-1]
+    largest = max(int(numbers[first]) for first in firsts)
+    return Shared([numbers[first + 1] for first, count in zip(firsts, counts, strict=True) if count > 1], largest)
 
-    def begin(self, *operands: object) -> None:
-        """Nothing is sent."""
 
-    def finish(self) -> object:
-        tensor = torch.empty(self._type.shape, dtype=getattr(torch, self._type.dtype))
-        self._communicator.wait_all([self._communicator.irecv(bytes_of(tensor), self._rank, self._tag)])
-        return tensor
+def collect(
+    communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
+) -> Tensor | None:
+    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None on other ranks.
+
+    Each slice comes from its owner. `readable` holds, by rank, the tensors that this process can read, including its
+    own."""
+    rank = communicator.rank
+    parts = [
+        (owner, max(start, member.start), min(stop, member.start + member.numel))
+        for owner, (start, stop) in enumerate(slices)
+    ]
+    parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
+    here = communicator.broadcast_object(tuple(readable))
+    own = readable[rank]
+    if rank != 0:
+        sends = [
+            communicator.isend(bytes_of(own[start:stop]), 0, _COLLECT_TAG)
+            for owner, start, stop in parts
+            if owner == rank and owner not in here
+        ]
+        communicator.wait_all(sends)
+        return None
+    whole = torch.empty(member.numel, dtype=own.dtype)
+    requests = []
+    for owner, start, stop in parts:
+        part = whole[start - member.start : stop - member.start]
+        if owner in readable:
+            part.copy_(readable[owner][start:stop])
+        else:
+            requests.append(communicator.irecv(bytes_of(part), owner, _COLLECT_TAG))
+    communicator.wait_all(requests)
+    return whole

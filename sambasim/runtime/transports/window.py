@@ -1,33 +1,63 @@
 """Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory.
 
 Device memory is a shared memory window, so gradients are read without staging copies or host buffers. Parameters exist
-once per node. Between nodes, slices are sent by MPI: see `network`.
+once per node. Between nodes, slices are sent by MPI: see `network`. REDUCE, OPT and GATHER are one pass over memory:
+
+    section done   a replica publishes how many sections it has run, and checks which groups all replicas have completed
+    group done     the owner of a slice reads it from all replicas, in pieces that fit a core's cache: it adds them in
+                   the order of the tree and divides; if the optimizer is fused, it updates the node's parameters and
+                   its own states in the same piece
+    pass done      the owner waits for the remaining groups
+
+No replica waits for another before its own pass has ended.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import final
 
+import torch
 from torch import Tensor
 
-from sambasim.collectives.slices import Slice
-from sambasim.ir.dataflow import pass_and_update
+from sambasim.collectives.slices import pieces
+from sambasim.collectives.tree import around
+from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.records.trace import Track
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
-from sambasim.runtime.observer import StepObserver, span
+from sambasim.runtime.mean import CHUNK_ELEMENTS, Sum, TreeMean
+from sambasim.runtime.observer import SpanArgs, StepObserver, span
+from sambasim.runtime.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.ranks import Communicator, Range, SharedWindow, Topology
-from sambasim.runtime.transports.base import Communication, EndOfStep, Fusion, Shared, Transport, slices_of
+from sambasim.runtime.transports.base import (
+    Communication,
+    EndOfStep,
+    Finishing,
+    Fusion,
+    Overlapped,
+    Shared,
+    Transport,
+    slices_of,
+)
 from sambasim.runtime.transports.flags import Counter, NodeFlags
-from sambasim.runtime.transports.messages import collect, gather_losses
 from sambasim.runtime.transports.network import Network
-from sambasim.runtime.transports.values import MessageLine
-from sambasim.runtime.transports.window_reduce import WindowReduce
-from sambasim.units import KIB
+from sambasim.runtime.transports.values import MessageLine, collect, gather_losses
+from sambasim.units import KIB, MIB
+
+DEVICE_TITLE = "device (peers' device memory)"
 
 SMALL_BYTES = 64 * KIB
 """Up to this many bytes of gradients, every replica reduces all of them: see `small_window`."""
+
+_NEAR_BYTES = MIB
+"""Up to this many bytes of gradients, everything that a rank reads lies in the private caches of the cores (an estimate
+for caches of 1 MiB)."""
+
+_CACHED_ELEMENTS = 4 << 20
+"""Longer slices come from memory, not from the shared cache; shorter pieces then leave cache for prefetching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +115,18 @@ def _touched(program: Program, topology: Topology) -> Sequence[Range]:
 class Window(Transport):
     """The owner of a slice reads it from the device memory of the other ranks of the node."""
 
+    title = DEVICE_TITLE
+
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
-        topology = communicator.topology
-        line = MessageLine(communicator, range(topology.world_size))
-        super().__init__(program, devices.by_rank[topology.rank], line, topology.world_size, topology.rank)
+        size = communicator.world_size
+        memory, line = devices.by_rank[communicator.rank], MessageLine(communicator, range(size))
+        super().__init__(program, memory, line, slices_of(program, size), size)
         self.communicator = communicator
-        self.rank = topology.rank
         self.by_rank = devices.by_rank
-        self.slices = slices_of(program, topology.world_size)
         self.flags = NodeFlags(communicator, self)
         self.network = Network(self)
         self.pass_length = (len(pass_and_update(program.training)[0]) if program.training else 0) + 1
         self.steps = 0
-
-    @property
-    def title(self) -> str:
-        return "device (peers' device memory)"
-
-    def owned(self, group: ParameterGroup) -> Slice:
-        return self.slices[group.name][self.rank]
 
     def fusions(self) -> Sequence[Fusion]:
         groups = self.program.groups
@@ -114,11 +137,11 @@ class Window(Transport):
             )
         ]
 
-    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> WindowReduce:
+    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> "WindowReduce":
         return WindowReduce(self, groups, None)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return _Spread(self)
+        return Finishing(self.spread)  # nothing moves on one node, because its ranks share the parameters
 
     def end_step(self) -> EndOfStep:
         return _Meeting(self)
@@ -154,21 +177,6 @@ class Window(Transport):
 
 
 @final
-class _Spread(Communication):
-    """GATHER: nothing moves on one node, because its ranks share the parameters."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-
-    def begin(self, *operands: object) -> None:
-        """Nothing: the exchange must wait until all ranks of the node have ended their pass."""
-
-    def finish(self) -> object:
-        self._window.spread()
-        return None
-
-
-@final
 class _Meeting(EndOfStep):
     """The end of a step: waits until all ranks have updated their slices, and exchanges losses and requests."""
 
@@ -197,3 +205,152 @@ class _Meeting(EndOfStep):
             return shared
         window.flags.wait(Counter.UPDATED, window.steps)
         return Shared(*window.flags.numbers(window.steps % 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a slice: `add_up` computes its sum in `scratch`, `update` applies it."""
+
+    add_up: Sum
+    scratch: Tensor
+    update: SliceUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work of this rank for one group: compute the mean of its slice, or update it piece by piece."""
+
+    group: ParameterGroup
+    ready_at: int
+    reduce: Sum
+    pieces: Sequence[_Piece]
+    peer_bytes: int
+
+
+@final
+class WindowReduce(Overlapped):
+    """Reduces `groups`; with `optimizers`, also updates them."""
+
+    def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
+        self._window = window
+        self._network = window.network
+        self._flags = window.flags
+        self._optimizers = optimizers
+        steps = _additions(window)
+        dtypes = dict.fromkeys(group.dtype for group in groups)
+        self._means = {name: TreeMean(steps, window.replicas, getattr(torch, name)) for name in dtypes}
+        ready = readiness(window.program)
+        ready_at = {name: one.reduce if optimizers is None else one.update for name, one in ready.items()}
+        work = [self._work_of(group, ready_at[group.name]) for group in groups]
+        self._all = sorted(work, key=lambda one: one.ready_at)
+        self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
+        self._pending: list[_Work] = []
+        self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
+
+    def begin_step(self) -> None:
+        self._pending = self._all[::-1]
+        self._incomplete = self._pending.copy()
+        self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
+        self._network.begin_step([one.group for one in self._all])
+
+    def section_done(self, count: int) -> None:
+        window = self._window
+        self._flags.publish(Counter.PROGRESS, window.progress(count))
+        began_s = time.perf_counter()
+        while self._incomplete and self._is_complete(self._incomplete[-1], count):
+            self._network.send(self._incomplete.pop().group)
+        while len(self._pending) > len(self._incomplete) and self._network.has_received():
+            self._finish(self._pending.pop())
+        self._in_pass_s += time.perf_counter() - began_s
+
+    def begin(self, *operands: object) -> None:
+        self._updated_in_pass_s = self._updating_s
+        self._flags.publish(Counter.PROGRESS, self._window.progress(self._window.pass_length))
+        while self._incomplete:
+            self._flags.wait(Counter.PROGRESS, self._window.progress(self._incomplete[-1].ready_at))
+            self._network.send(self._incomplete.pop().group)
+
+    def finish(self) -> object:
+        while self._pending:
+            self._network.receive()
+            self._finish(self._pending.pop())
+        if self._optimizers is None:
+            self._window.wait_for_passes()  # from here on, parameters may be changed
+        else:
+            self._window.spread()
+            self.update_s = self._updating_s - self._updated_in_pass_s
+        return None
+
+    @property
+    def hidden_s(self) -> float:
+        return self._in_pass_s - self._updated_in_pass_s
+
+    def _is_complete(self, work: _Work, count: int) -> bool:
+        """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
+        at = work.ready_at
+        return at <= count and self._flags.reached(Counter.PROGRESS, self._window.progress(at))
+
+    def _finish(self, work: _Work) -> None:
+        window = self._window
+        observer = window.observer
+        if observer is None:
+            self._reduce(work)
+        else:
+            name = "REDUCE" if self._optimizers is None else "REDUCE, OPT"
+            observer.span_begins(window.replica, Track.COLLECTIVES, name)
+            began_ns = perf_counter_ns()
+            self._reduce(work)
+            network_bytes = self._network.incoming_bytes[work.group.name]
+            args: SpanArgs = {
+                "group": work.group.name,
+                "peer_bytes": work.peer_bytes,
+                "network_bytes": network_bytes,
+            }
+            observer.span_ends(window.replica, Track.COLLECTIVES, name, began_ns, args)
+        self._network.done(work.group)
+        window.bytes_moved.peer += work.peer_bytes
+
+    def _reduce(self, work: _Work) -> None:
+        if self._optimizers is None:
+            work.reduce()
+            return
+        clock, updating_s = time.perf_counter, 0.0
+        for piece in work.pieces:
+            piece.add_up()
+            began_s = clock()
+            piece.update(piece.scratch)
+            updating_s += clock() - began_s
+        self._updating_s += updating_s
+
+    def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
+        window, mean = self._window, self._means[group.dtype]
+        start, stop = window.owned(group)
+        gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
+        gathered = {**gradients, **self._network.operands(group)}
+        operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
+        near = window.program.gradient_bytes <= _NEAR_BYTES
+        done = []
+        if self._optimizers is not None:
+            # If the update divides its gradient, a pass over the sum is saved.
+            divisor = window.replicas if divides_exactly(group.dtype) else 1
+            add_up = mean.of if divisor == 1 else mean.total_of
+            limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
+            for a, b in pieces(start, stop, limit):
+                part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
+                update = self._optimizers.slice(group, a, b, divisor)
+                done.append(_Piece(add_up([operand[part] for operand in operands], scratch, near), scratch, update))
+        return _Work(
+            group,
+            ready_at,
+            mean.of(operands, gradients[window.replica], near),
+            done,
+            (len(window.by_rank) - 1) * (stop - start) * DTYPE_BYTES[group.dtype],
+        )
+
+
+def _additions(window: Window) -> list[tuple[int, int]]:
+    """The additions of this rank, as positions among its operands."""
+    ranks = sorted({*window.by_rank, *window.network.sources})
+    position = {rank: index for index, rank in enumerate(ranks)}
+    topology = window.communicator.topology
+    return [(position[into], position[source]) for into, source in around(topology.node_of, topology.node_index)]

@@ -24,7 +24,7 @@ from sambasim.options.run import RunOptions
 from sambasim.runtime import torch_process_group
 from sambasim.runtime.capacity import keep_freed_memory
 from sambasim.runtime.communicator import connect
-from sambasim.runtime.engine.choice import EngineName
+from sambasim.runtime.engine import EngineName
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.run_observer import RunObserver, Step

@@ -13,9 +13,9 @@ from sambasim.cli.main import main
 from sambasim.runtime import capacity, shared_memory
 from sambasim.runtime.communicator import MpiCommunicator
 from sambasim.runtime.shared_memory import Demand
-from sambasim.runtime.transports import gloo
+from sambasim.runtime.transports.host import _GlooAllReduce
 from sambasim.runtime.transports.small_window import SmallWindow
-from sambasim.runtime.transports.window_reduce import WindowReduce
+from sambasim.runtime.transports.window import WindowReduce
 from sambasim.units import KIB
 
 
@@ -37,14 +37,14 @@ def small_device_does_nothing() -> None:
 
 
 def host_adds_one_replica_twice_by_gloo() -> None:
-    start = gloo._AllReduce._start
+    start = _GlooAllReduce._start
 
-    def start_with_double(self: gloo._AllReduce, device: Tensor, host: Tensor) -> dist.Work:
+    def start_with_double(self: _GlooAllReduce, device: Tensor, host: Tensor) -> dist.Work:
         if dist.get_rank() == 0:
             device.mul_(2)
         return start(self, device, host)
 
-    gloo._AllReduce._start = start_with_double  # type: ignore[method-assign]  # the fault
+    _GlooAllReduce._start = start_with_double  # type: ignore[method-assign]  # the fault
 
 
 def little_shared_memory() -> None:
