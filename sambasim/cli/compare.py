@@ -12,7 +12,7 @@ from sambasim.cli.terminal import show
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sambasim.report.compare.result import Compared
+    from sambasim.report.compare import Compared
 
 _DIFFERENT = 1
 _WEIGHTS, _METRICS = ".safetensors", ".jsonl"
@@ -82,7 +82,7 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     if as_json:
         click.echo(found.model_dump_json())
     else:
-        from sambasim.report.compare.result import comparison
+        from sambasim.report.compare import comparison
 
         show(*comparison(found))
     if not found.alike:
@@ -161,7 +161,7 @@ def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
 
 
 def _compared_checkpoints(a: str, b: str) -> "Compared":
-    from sambasim.report.compare.result import Fact
+    from sambasim.report.compare import Fact
     from sambasim.report.compare.tensors import compare_files
     from sambasim.runtime.checkpoint.format import check
     from sambasim.runtime.checkpoint.resume import differences

@@ -19,12 +19,10 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
-from sambasim.simulation.backing import backing_of, is_recurrent, likely_s
-from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.scaling import ScaledStep
+from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s
+from sambasim.simulation.scaling import ScaledStep, Span, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.timeline import Span, Track
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 

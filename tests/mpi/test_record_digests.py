@@ -9,7 +9,7 @@ import pytest
 
 from sambasim.records.digests import read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.compare.result import RunsCompared, place
+from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
 from tests.support.mpi import run_job, run_mpi

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
 from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
-from sambasim.report.compare.result import MetricsCompared, RunsCompared, comparison
+from sambasim.report.compare import MetricsCompared, RunsCompared, comparison
 from sambasim.report.compare.runs import compare_metrics, compare_runs
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.mpi import ROOT

@@ -15,7 +15,7 @@ from torch import Tensor
 from sambasim.ir.graph import Graph
 from sambasim.ir.types import TensorType
 from sambasim.pef import PefDocument, map_weights, read, write
-from sambasim.report.compare.result import PefsCompared, TensorApart, comparison, tensor_difference
+from sambasim.report.compare import PefsCompared, TensorApart, comparison, tensor_difference
 from sambasim.report.compare.tensors import compare_files, compare_pefs, compare_tensors
 from tests.pef.samples import sample_document, sample_weights
 

@@ -9,15 +9,28 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from sambasim import pef
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.report.contents import Contents, contents, section_traffic
-from sambasim.report.inspect import inspection, operators_table, options_table, symbols_table
+from sambasim.report.inspect import (
+    Contents,
+    contents,
+    inspection,
+    operators_table,
+    options_table,
+    section_facts,
+    symbols_table,
+)
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 
 
 def facts_of(folder: Path) -> Contents:
     path = write_sample(folder)
     return contents(path, pef.peek(path), pef.read(path))
+
+
+def section_traffic(program: Program, graph: Graph) -> list[tuple[int, int]]:
+    return [(section.in_bytes, section.out_bytes) for section in section_facts(program, graph)]
 
 
 def printed(table: RenderableType) -> str:
@@ -52,6 +65,9 @@ def test_facts(tmp_path: Path) -> None:
     ]  # fmt: skip
     transposes = next(row for row in facts.graphs[0].operators if row.operator == "aten.t.default")
     assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ("logreg.py:7",))
+    reduce, update = facts.graphs[0].sections[2], facts.graphs[0].sections[4]
+    assert reduce.reads == reduce.writes == ("group0.gradient",)
+    assert update.writes == ("group0.momentum", "group0.parameter")
     assert sum(row.count for row in facts.graphs[0].operators) == facts.graphs[0].nodes == 15
     sizes = {row.kind: (row.symbols, row.elements, row.size_bytes) for row in facts.sizes}
     assert sizes["parameter"] == (2, 8, 32)

@@ -18,8 +18,8 @@ from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.overview import memory, shown
-from sambasim.report.page.parts import Hover, bars, element, for_script
 from sambasim.report.page.sections import pipeline
+from sambasim.report.page.ui import Hover, bars, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import inference_program, sample_program

@@ -1,6 +1,6 @@
 """The page of `sambasim report`: one HTML file with everything in it. Its security policy forbids network access.
 
-    parts       building blocks: escaped HTML, tables, and figures; the only file that uses plotly
+    ui          building blocks: escaped HTML, tables, and figures; the only file that uses plotly
     overview    predicted: key figures, memory over time, and the figures that the prediction uses
     sections    predicted: sections, the pipeline of a section, operators
     replicas    predicted: timeline and scaling of data parallel replicas
@@ -19,9 +19,9 @@ from string import Template
 from sambasim.records.metrics import RunRecords
 from sambasim.report.page.measured import measured_parts
 from sambasim.report.page.overview import caveat, facts_line, grounds, memory, summary
-from sambasim.report.page.parts import Html, Part, element, for_script, joined, plotly_script
 from sambasim.report.page.replicas import scaling, timeline
 from sambasim.report.page.sections import operators, pipeline, sections_part
+from sambasim.report.page.ui import Html, Part, element, for_script, joined, plotly_script
 from sambasim.simulation.prediction import Prediction
 
 _PREDICTED = (summary, timeline, sections_part, pipeline, memory, scaling, operators, grounds)
@@ -32,17 +32,8 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
     with the name of its file."""
     parts, note = [make(prediction) for make in _PREDICTED], caveat(prediction)
     if run is not None:
-        note = joined(
-            [
-                note,
-                element(
-                    "p",
-                    element("b", "Measured"),
-                    " parts have a coloured edge. They show a run, on the machine where it ran.",
-                    class_="caveat",
-                ),
-            ]
-        )
+        text = " parts have a coloured edge. They show a run, on the machine where it ran."
+        note = joined(note, element("p", element("b", "Measured"), text, class_="caveat"))
         *others, last = parts
         parts = [*others, *measured_parts(*run), last]
     return _page(prediction.program.name, facts_line(prediction, digest), note, parts)
@@ -50,16 +41,11 @@ def predicted_page(prediction: Prediction, digest: str | None, run: tuple[RunRec
 
 def measured_page(run: RunRecords, name: str) -> str:
     """The page of a run. Nothing on it is predicted."""
-    facts = [("file", name)]
-    if run.summary is not None:
-        facts += [
-            ("replicas", str(run.summary.world_size)),
-            ("sync", run.summary.sync),
-            ("PEF", run.summary.pef_digest[:12]),
-        ]
-    note = element(
-        "p", element("b", "Measured."), " All numbers on this page are from a run; none is predicted.", class_="caveat"
-    )
+    facts, summary = [("file", name)], run.summary
+    if summary is not None:
+        facts += [("replicas", str(summary.world_size)), ("sync", summary.sync), ("PEF", summary.pef_digest[:12])]
+    text = " All numbers on this page are from a run; none is predicted."
+    note = element("p", element("b", "Measured."), text, class_="caveat")
     return _page(Path(name).stem, facts, note, measured_parts(run, name))
 
 
@@ -68,37 +54,34 @@ def _page(name: str, facts: Sequence[tuple[str, str]], note: Html, parts: Sequen
     data: dict[str, object] = {key: value for part in parts for key, value in part.data.items()}
     data["figures"] = {id_: drawn for part in parts for id_, drawn in part.figures.items()}
     of = (element("div", element("dt", key), element("dd", value, title=value)) for key, value in facts)
-    links = (element("a", part.title, href=f"#{part.id}", class_=_class(part)) for part in parts)
     return Template(_own("page.html")).substitute(
-        title=joined([name, ", sambasim report"]),
+        title=joined(name, ", sambasim report"),
         policy=f"{_digest(library)} {_digest(script)}",
         style=_own("style.css"),
         name=element("h1", name, title=name),
-        badges=joined(element("span", word, class_=f"badge {word}") for word in _words(parts)),
+        badges=joined(*map(_badge, dict.fromkeys(map(_class, parts)))),
         facts=element("dl", *of, class_="of"),
         note=note,
-        links=joined(links),
-        parts=joined(map(_section, parts)),
+        links=joined(*(element("a", part.title, href=f"#{part.id}", class_=_class(part)) for part in parts)),
+        parts=joined(*map(_section, parts)),
         data=for_script(data),
         library=library,
         script=script,
-    )  # fmt: skip
+    )
 
 
 def _section(part: Part) -> Html:
-    badge = element("span", _class(part), class_=f"badge {_class(part)}")
-    heading = element("h2", part.title, badge)
-    return element(
-        "section", heading, element("p", part.lead, class_="lead"), part.body, id=part.id, class_=_class(part)
-    )
+    heading = element("h2", part.title, _badge(_class(part)))
+    lead = element("p", part.lead, class_="lead")
+    return element("section", heading, lead, part.body, id=part.id, class_=_class(part))
+
+
+def _badge(word: str) -> Html:
+    return element("span", word, class_=f"badge {word}")
 
 
 def _class(part: Part) -> str:
     return "measured" if part.measured else "predicted"
-
-
-def _words(parts: Sequence[Part]) -> list[str]:
-    return list(dict.fromkeys(map(_class, parts)))
 
 
 def _own(name: str) -> Html:

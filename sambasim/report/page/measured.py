@@ -4,35 +4,14 @@ import math
 from collections.abc import Sequence
 
 from sambasim.records.metrics import RunRecords, SummaryRecord
-from sambasim.report.page.parts import (
-    BLUE,
-    GREEN,
-    INK,
-    LEGEND,
-    ORANGE,
-    PURPLE,
-    SECONDS,
-    VERMILLION,
-    Figure,
-    Key,
-    Part,
-    Trace,
-    axis,
-    bars,
-    element,
-    figure,
-    joined,
-    keys,
-    plot,
-    table,
-)
+from sambasim.report.page import ui
 from sambasim.units import format_bytes, format_seconds
 
 _MOST_POINTS = 4000
 """Points of a curve; of longer runs every n-th step is drawn."""
 
 
-def measured_parts(run: RunRecords, name: str) -> list[Part]:
+def measured_parts(run: RunRecords, name: str) -> list[ui.Part]:
     """The parts of the run in the file called `name`."""
     parts = [_glance(run, name)]
     if run.steps:
@@ -42,123 +21,105 @@ def measured_parts(run: RunRecords, name: str) -> list[Part]:
     return parts
 
 
-def _glance(run: RunRecords, name: str) -> Part:
+def _glance(run: RunRecords, name: str) -> ui.Part:
     summary, steps = run.summary, run.steps
     figures = []
     if steps:
-        figures.append(Key("loss", f"{_short(steps[0].loss)} → {_short(steps[-1].loss)}", f"{len(steps)} steps"))
+        figures.append(("loss", f"{_short(steps[0].loss)} → {_short(steps[-1].loss)}", f"{len(steps)} steps"))
         usual = sorted(step.step_s for step in steps)[len(steps) // 2]
-        figures.append(Key("step", format_seconds(usual), "median, data included"))
+        figures.append(("step", format_seconds(usual), "median, data included"))
     if run.evaluations:
         last = run.evaluations[-1]
         if last.accuracy is not None:
-            figures.append(Key("accuracy", f"{last.accuracy:.1%}", f"of {last.samples} held-out samples"))
+            figures.append(("accuracy", f"{last.accuracy:.1%}", f"of {last.samples} held-out samples"))
         elif last.loss is not None:
-            figures.append(Key("held-out loss", _short(last.loss), f"{last.samples} samples"))
+            figures.append(("held-out loss", _short(last.loss), f"{last.samples} samples"))
     if summary is not None:
         ranks = "1 replica" if summary.world_size == 1 else f"{summary.world_size} replicas"
         figures += [
-            Key("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
-            Key("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
-            Key("training", format_seconds(summary.training_s), f"{summary.steps} steps, {summary.engine} engine"),
+            ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
+            ("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
+            ("training", format_seconds(summary.training_s), f"{summary.steps} steps, {summary.engine} engine"),
         ]
     lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
     if summary is None:
         lead += " The run has no summary: it failed, was stopped, or is still running."
-    return Part("measured", "The run at a glance", lead, True, keys(figures))
+    return ui.Part("measured", "The run at a glance", lead, ui.keys(figures), measured=True)
 
 
-def _learning(run: RunRecords) -> Part:
+def _learning(run: RunRecords) -> ui.Part:
     norms = [step.grad_norm for step in run.steps]
     has_norms = any(norm is not None for norm in norms)
-    plots = [plot("run-loss", 320, "Loss over steps")]
+    plots = [ui.plot("run-loss", 320, "Loss over steps")]
     figures = {"run-loss": _loss(run)}
     if has_norms:
-        plots.append(plot("run-norm", 320, "Norm of the gradients over steps"))
-        figures["run-norm"] = _over_steps(run, "gradient norm", norms, GREEN)
-    plots.append(plot("run-lr", 320 if not has_norms else 220, "Learning rate over steps"))
-    figures["run-lr"] = _over_steps(run, "learning rate", [step.lr for step in run.steps], PURPLE)
+        plots.append(ui.plot("run-norm", 320, "Norm of the gradients over steps"))
+        figures["run-norm"] = _over_steps(run, "measured gradient norm", norms, ui.GREEN)
+    plots.append(ui.plot("run-lr", 220 if has_norms else 320, "Learning rate over steps"))
+    figures["run-lr"] = _over_steps(run, "learning rate", [step.lr for step in run.steps], ui.PURPLE)
     lead = "Losses are means over replicas and micro-steps. A gap in a line is a number that was not finite."
-    body = element("div", *plots[:2], class_="pair")
-    return Part("learning", "Learning", lead, True, joined([body, *plots[2:]]), figures)
+    body = ui.joined(ui.element("div", *plots[:2], class_="pair"), *plots[2:])
+    return ui.Part("learning", "Learning", lead, body, figures, measured=True)
 
 
-def _loss(run: RunRecords) -> Figure:
-    traces = [_line(run, "training, each step", [step.loss for step in run.steps], VERMILLION)]
+def _loss(run: RunRecords) -> ui.Figure:
+    traces = [_line(run, "training, each step", [step.loss for step in run.steps], ui.VERMILLION)]
     held_out = [record for record in run.evaluations if record.loss is not None]
     if held_out:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "held-out samples",
-                "x": [record.step for record in held_out],
-                "y": [_finite(record.loss) for record in held_out],
-                "marker": {"color": INK, "symbol": "diamond", "size": 9},
-            }
-        )
-    return figure(traces, xaxis=_steps_axis(), yaxis=axis("measured loss", fixedrange=True), showlegend=True)
+        x, y = [record.step for record in held_out], [_finite(record.loss) for record in held_out]
+        marker = {"color": ui.INK, "symbol": "diamond", "size": 9}
+        traces.append(ui.lines("held-out samples", x, y, mode="markers", marker=marker))
+    return ui.figure(traces, xaxis=_steps_axis(), yaxis=ui.axis("measured loss", fixedrange=True), showlegend=True)
 
 
-def _over_steps(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> Figure:
-    return figure(
-        [_line(run, name, values, colour)],
+def _over_steps(run: RunRecords, title: str, values: Sequence[float | None], colour: str) -> ui.Figure:
+    return ui.figure(
+        [_line(run, title.removeprefix("measured "), values, colour)],
         xaxis=_steps_axis(),
-        yaxis=axis(f"measured {name}" if name != "learning rate" else name, fixedrange=True, rangemode="tozero"),
+        yaxis=ui.axis(title, fixedrange=True, rangemode="tozero"),
         showlegend=False,
         margin={"l": 80, "r": 16, "t": 30, "b": 44},
     )
 
 
 def _steps_axis() -> dict[str, object]:
-    return axis("optimizer step", rangemode="tozero", tickformat="d")
+    return ui.axis("optimizer step", rangemode="tozero", tickformat="d")
 
 
-def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> Trace:
-    every = -(-len(run.steps) // _MOST_POINTS)
-    return {
-        "type": "scatter",
-        "mode": "lines" if len(run.steps) > 1 else "markers",
-        "name": name,
-        "x": [step.step for step in run.steps][::every],
-        "y": [_finite(value) for value in values][::every],
-        "line": {"color": colour, "width": 2},
-    }
+def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> ui.Trace:
+    mode = "lines" if len(run.steps) > 1 else "markers"
+    return ui.lines(name, _steps(run), _drawn([*map(_finite, values)]), mode=mode, line={"color": colour, "width": 2})
 
 
-def _time(run: RunRecords) -> Part:
+def _drawn(values: Sequence[float | None]) -> Sequence[float | None]:
+    return values[:: -(-len(values) // _MOST_POINTS)]
+
+
+def _steps(run: RunRecords) -> list[int]:
+    return [step.step for step in run.steps][:: -(-len(run.steps) // _MOST_POINTS)]
+
+
+def _time(run: RunRecords) -> ui.Part:
+    x = _steps(run)
     parts = {
-        "sections, data and update": ([step.step_s - step.sync_s for step in run.steps], BLUE),
-        "waiting for sync": ([step.sync_s for step in run.steps], VERMILLION),
+        "sections, data and update": ([step.step_s - step.sync_s for step in run.steps], ui.BLUE),
+        "waiting for sync": ([step.sync_s for step in run.steps], ui.VERMILLION),
     }
-    every = -(-len(run.steps) // _MOST_POINTS)
-    traces: list[Trace] = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": [step.step for step in run.steps][::every],
-            "y": seconds[::every],
-            "marker": {"color": colour, "line": {"width": 0}},
-        }
-        for name, (seconds, colour) in parts.items()
+    traces: list[ui.Trace] = [
+        {"type": "bar", "name": name, "x": x, "y": _drawn(y), "marker": {"color": colour, "line": {"width": 0}}}
+        for name, (y, colour) in parts.items()
     ]
-    hidden: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "sync during the backward",
-        "x": [step.step for step in run.steps][::every],
-        "y": [step.hidden_sync_s for step in run.steps][::every],
-        "line": {"color": ORANGE, "width": 2},
-    }
-    if any(step.hidden_sync_s for step in run.steps):
-        traces.append(hidden)
-    drawn = figure(
+    hidden_s = [step.hidden_sync_s for step in run.steps]
+    if any(hidden_s):
+        line = {"color": ui.ORANGE, "width": 2}
+        traces.append(ui.lines("sync during the backward", x, _drawn(hidden_s), line=line))
+    drawn = ui.figure(
         traces,
         barmode="stack",
-        bargap=bars(len(run.steps[::every]), gap=0.1)[1],
+        bargap=ui.bars(len(x), gap=0.1)[1],
         xaxis=_steps_axis(),
-        yaxis=axis("measured", fixedrange=True, **SECONDS),
-        legend={**LEGEND, "traceorder": "normal"},
+        yaxis=ui.axis("measured", fixedrange=True, **ui.SECONDS),
+        legend={**ui.LEGEND, "traceorder": "normal"},
         showlegend=True,
     )
     lead = (
@@ -166,10 +127,11 @@ def _time(run: RunRecords) -> Part:
         "backward of rank 0, waiting for slower replicas included. Sync during the backward is hidden, and part of the "
         "lower part of the bar."
     )
-    return Part("run-time", "Time of each step", lead, True, plot("run-steps", 320, lead), {"run-steps": drawn})
+    body = ui.plot("run-steps", 320, lead)
+    return ui.Part("run-time", "Time of each step", lead, body, {"run-steps": drawn}, measured=True)
 
 
-def _summary(summary: SummaryRecord) -> Part:
+def _summary(summary: SummaryRecord) -> ui.Part:
     sync = summary.sync if summary.host_sync is None else f"{summary.sync}, by {summary.host_sync}"
     moved = summary.bytes
     rows = [
@@ -193,8 +155,8 @@ def _summary(summary: SummaryRecord) -> Part:
         ("state", summary.state_sha256),
         ("PEF", summary.pef_digest),
     ]
-    body = table(("", ""), [row for row in rows if row[1]], words=2, class_="facts")
-    return Part("run-summary", "Summary of the run", "The last line of the metrics file.", True, body)
+    body = ui.table(("", ""), [row for row in rows if row[1]], words=2, class_="facts")
+    return ui.Part("run-summary", "Summary of the run", "The last line of the metrics file.", body, measured=True)
 
 
 def _finite(value: float | None) -> float | None:
