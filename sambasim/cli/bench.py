@@ -165,7 +165,7 @@ def _measure(communicator: "Communicator", request: "Request", tell: Callable[[s
 
 
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
-    from sambasim.report.collectives import collectives_plot
+    from sambasim.report.summaries import collectives_plot
 
     if plot is not None:
         plot.write_text(collectives_plot(record), encoding="utf-8")
@@ -173,7 +173,7 @@ def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None
         print(record.model_dump_json())
         return
 
-    from sambasim.report.collectives import collectives_report
+    from sambasim.report.summaries import collectives_report
 
     show(collectives_report(record))
     if plot is not None:

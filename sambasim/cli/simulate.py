@@ -82,9 +82,9 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.load import check_output_file
+    from sambasim.report.output import csv_text
     from sambasim.report.simulation import (
         predicted_trace,
-        scaling_csv,
         scaling_plot,
         scaling_records,
         scaling_table,
@@ -119,7 +119,7 @@ def simulate_command(
         if len(rows) > 1:
             show(scaling_table(rows))
     if csv_file is not None:
-        _write(csv_file, scaling_csv(rows))
+        _write(csv_file, csv_text([row.model_dump() for row in rows]))
     if trace is not None:
         most = max(found[0].scaled[ways[-1]], key=lambda step: step.placement.replicas)
         _write(trace, predicted_trace(most, found[0].program.name))

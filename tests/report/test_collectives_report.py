@@ -12,7 +12,7 @@ from sambasim.records.collectives import (
     PathRecord,
     SizeRecord,
 )
-from sambasim.report.collectives import collectives_plot, collectives_report
+from sambasim.report.summaries import collectives_plot, collectives_report
 from sambasim.units import KIB, MIB
 
 SVG = "{http://www.w3.org/2000/svg}"
