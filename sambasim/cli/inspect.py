@@ -1,5 +1,6 @@
 """`sambasim inspect` shows what is in a PEF; `sambasim verify` checks all of it."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,6 @@ def inspect_command(
 
 
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:
-    import json
-
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_section
     from sambasim.report.inspect import section_detail

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -11,15 +11,12 @@ from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.published.rows import Row
+from sambasim.records import Record
 from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FigureRecord(_Record):
+class FigureRecord(Record):
     """A figure in SI base units, and its source."""
 
     name: str
@@ -27,14 +24,14 @@ class FigureRecord(_Record):
     source: str
 
 
-class SpecRecord(_Record):
+class SpecRecord(Record):
     """A device, a cluster or a link."""
 
     name: str
     figures: tuple[FigureRecord, ...]
 
 
-class LocationRecord(_Record):
+class LocationRecord(Record):
     """The location of one replica; `first_tile` and `tiles` are None for a whole RDU."""
 
     replica: int
@@ -44,7 +41,7 @@ class LocationRecord(_Record):
     tiles: int | None
 
 
-class InventoryRecord(_Record):
+class InventoryRecord(Record):
     """What `sambasim devices --json` prints. `nodes` is None for a cluster without a limit; `room_of_a_node` is the
     number of replicas that fit on one node, and `seats` are the locations of the replicas."""
 
@@ -148,7 +145,7 @@ def _tiles(at: Location) -> str:
     return str(last) if last == at.first_tile else f"{at.first_tile}-{last}"
 
 
-class RowRecord(_Record):
+class RowRecord(Record):
     """One published row and its prediction. `error` is a fraction of the published value, `predicted_sections` the
     number of FWD and BCKWD sections."""
 
@@ -175,7 +172,7 @@ class RowRecord(_Record):
         return self.predicted_host_s / self.published_host_s - 1
 
 
-class ValidationRecord(_Record):
+class ValidationRecord(Record):
     """What `sambasim validate --json` prints. Mean errors are of absolute values."""
 
     rows: tuple[RowRecord, ...]

@@ -22,12 +22,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import chip_bytes
 from sambasim.hardware.budget import load_calibration
+from sambasim.records import Record
 from sambasim.report.output import add_row, csv_text, plain_table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
@@ -38,10 +38,6 @@ UNKNOWN = (
     "%pload+%aload is program load, argument load and idle time between two sections, which no publication separates",
     "%chkpt and %quiesce are not modelled; all tiles of a replica run the same section",
 )
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def section_report_csv(step: PredictedStep) -> str:
@@ -73,7 +69,7 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
     }
 
 
-class PredictedSummary(_Record):
+class PredictedSummary(Record):
     """One step of `replicas`; the throughput counts all of them. `host_share` is a fraction of the latency.
     `exposed_sync_s` is the time that sections wait for gradients."""
 
@@ -93,7 +89,7 @@ class PredictedSummary(_Record):
     predicted_section_count: int
 
 
-class StepSummary(_Record):
+class StepSummary(Record):
     """The content of `summary.json`. `remarks` are for people."""
 
     name: str
@@ -131,7 +127,7 @@ def summary_json(scaled: ScaledStep, name: str) -> str:
     return StepSummary(name=name, remarks=remarks, predicted=predicted).model_dump_json(indent=2) + "\n"
 
 
-class TileRecord(_Record):
+class TileRecord(Record):
     """One tile. The shares of the predicted step add up to 1; None is unknown."""
 
     tile: str
@@ -144,7 +140,7 @@ class TileRecord(_Record):
     predicted_quiesce_share: None = None
 
 
-class TilestatRecord(_Record):
+class TilestatRecord(Record):
     """What `sambasim tilestat --json` prints."""
 
     kind: str = "predicted"

@@ -6,7 +6,6 @@ of REDUCE.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from rich.text import Text
 from sambasim import __version__
 from sambasim.costs.price import Bound
 from sambasim.hardware.budget import load_calibration
+from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
@@ -24,11 +24,7 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SectionRecord(_Record):
+class SectionRecord(Record):
     """One section."""
 
     kind: str
@@ -44,7 +40,7 @@ class SectionRecord(_Record):
     bound: Bound
 
 
-class ScalingRecord(_Record):
+class ScalingRecord(Record):
     """One number of replicas with one way to sync; `sync` is None for one replica. `batch_size` is that of one
     replica's micro-step. The efficiency is relative to the samples/s of one replica; it may exceed 1 if replicas share
     the update."""
@@ -63,7 +59,7 @@ class ScalingRecord(_Record):
     way: str
 
 
-class SimulationRecord(_Record):
+class SimulationRecord(Record):
     """What `sambasim simulate --json` prints, a line for each batch size."""
 
     name: str

@@ -7,19 +7,15 @@ results; `runs` works without torch.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
+from sambasim.records import Record
 from sambasim.records.digests import RecordedRun, What
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.output import add_row, plain_table, printable
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Fact(_Record):
+class Fact(Record):
     """A fact in which A and B differ; "-" means that one has none."""
 
     name: str
@@ -27,7 +23,7 @@ class Fact(_Record):
     b: str
 
 
-class DigestApart(_Record):
+class DigestApart(Record):
     """A tensor whose digests differ in `replicas`. The numbers are those of the first replica.
 
     Digests hold no values, so `norms_apart` is the relative difference of the norms; None if one is not finite.
@@ -48,7 +44,7 @@ class DigestApart(_Record):
     begins: bool
 
 
-class LossApart(_Record):
+class LossApart(Record):
     """The loss at one step; None if it is not finite."""
 
     step: int
@@ -57,7 +53,7 @@ class LossApart(_Record):
     relative: float | None
 
 
-class RunsCompared(_Record):
+class RunsCompared(Record):
     """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them. The
     `alike_before` digests before it are equal; the last of them is `last_alike`. `then` are the next that differ.
 
@@ -88,7 +84,7 @@ class RunsCompared(_Record):
     notes: tuple[str, ...]
 
 
-class TensorApart(_Record):
+class TensorApart(Record):
     """A tensor that differs in `differing` of its `of` elements, compared bit by bit.
 
     largest_absolute, largest_relative: over elements that are finite in both; relative to the larger of the two
@@ -108,7 +104,7 @@ class TensorApart(_Record):
     not_finite_apart: int = 0
 
 
-class TensorsCompared(_Record):
+class TensorsCompared(Record):
     """Two sets of named tensors: weights or checkpoints. `apart` is in the order of A, then of B."""
 
     kind: Literal["weights", "checkpoints"]
@@ -121,7 +117,7 @@ class TensorsCompared(_Record):
     apart: tuple[TensorApart, ...]
 
 
-class PefsCompared(_Record):
+class PefsCompared(Record):
     """Two PEFs. `symbols` and `graphs` are sentences; of each graph, about the first operator that differs."""
 
     kind: Literal["pefs"] = "pefs"
@@ -136,7 +132,7 @@ class PefsCompared(_Record):
     weights: tuple[TensorApart, ...]
 
 
-class MetricsCompared(_Record):
+class MetricsCompared(Record):
     """Two metrics files: losses by step, and results in the summaries. Times are not compared."""
 
     kind: Literal["metrics"] = "metrics"
