@@ -103,7 +103,8 @@ def scale(program: Program, alone: PredictedStep, placement: Placement, path: Sy
 
 def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
     replicas = placement.replicas
-    model, update = _parts(alone)
+    model = tuple(section for section in alone.sections if section.kind in MODEL_KINDS)
+    update = alone.sections[len(model) :]
     if replicas == 1 or program.training is None:
         spans = _model(alone, model)
         spans += _run(update, spans[-1].stop_s, len(model))
@@ -128,12 +129,6 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     ways = dict.fromkeys(sync.ways for sync in syncs.values())
     return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways))
-
-
-def _parts(step: PredictedStep) -> tuple[tuple[TimedSection, ...], tuple[TimedSection, ...]]:
-    """Sections of the model, and of the update."""
-    model = tuple(section for section in step.sections if section.kind in MODEL_KINDS)
-    return model, step.sections[len(model) :]
 
 
 def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
