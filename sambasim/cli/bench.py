@@ -1,7 +1,6 @@
 """`sambasim bench`: the times of all sync paths on this machine, in one run."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ from sambasim.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from sambasim.records.collectives import CollectivesRecord
-    from sambasim.runtime.measure.collectives import Request
-    from sambasim.runtime.ranks import Communicator
     from sambasim.runtime.supervision.supervisor import Failure
 
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
@@ -112,8 +109,14 @@ def collectives_command(
 
     with Supervisor(communicator, report=report, exit_code=exit_code_of):
         request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
-        speaks = communicator.rank == 0 and not as_json
-        record = _measure(communicator, request, _progress if speaks else _silence)
+        with kept_imports():
+            from sambasim.runtime.measure.collectives import measure
+
+        def progress(line: str) -> None:
+            if communicator.rank == 0 and not as_json:
+                print(f"{line} …", file=sys.stderr)
+
+        record = measure(communicator, request, progress)
         if communicator.rank == 0:
             _show(record, as_json, plot)
     communicator.close()
@@ -149,32 +152,14 @@ def _check_plot(plot: Path | None) -> None:
     check_output_file(plot, "the plot", "another place: --plot FILE.svg")
 
 
-def _progress(line: str) -> None:
-    print(f"{line} …", file=sys.stderr)
-
-
-def _silence(line: str) -> None:
-    """No-op callback."""
-
-
-def _measure(communicator: "Communicator", request: "Request", tell: Callable[[str], None]) -> "CollectivesRecord":
-    with kept_imports():
-        from sambasim.runtime.measure.collectives import measure
-
-    return measure(communicator, request, tell)
-
-
 def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
-    from sambasim.report.collectives import collectives_plot
+    from sambasim.report.summaries import collectives_plot, collectives_report
 
     if plot is not None:
         plot.write_text(collectives_plot(record), encoding="utf-8")
     if as_json:
         print(record.model_dump_json())
         return
-
-    from sambasim.report.collectives import collectives_report
-
     show(collectives_report(record))
     if plot is not None:
         print(f"plot written to {plot}")

@@ -12,9 +12,8 @@ from sambasim.cli.terminal import show
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sambasim.report.compare.result import Compared
+    from sambasim.report.compare import Compared
 
-_DIFFERENT = 1
 _WEIGHTS, _METRICS = ".safetensors", ".jsonl"
 
 
@@ -82,11 +81,11 @@ def compare_command(a: str, b: str, steps: str | None, as_json: bool, output_fol
     if as_json:
         click.echo(found.model_dump_json())
     else:
-        from sambasim.report.compare.result import comparison
+        from sambasim.report.compare import comparison
 
         show(*comparison(found))
     if not found.alike:
-        click.get_current_context().exit(_DIFFERENT)
+        click.get_current_context().exit(1)
 
 
 def _kind(name: str) -> _Kind:
@@ -140,20 +139,15 @@ def _compared(kind: _Kind, a: str, b: str, wanted: Callable[[int], bool], output
         from sambasim.report.compare.runs import compare_metrics
 
         return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
+    from sambasim.report.compare.tensors import compare_files, compare_pefs
+
     if kind is _Kind.CHECKPOINT:
         return _compared_checkpoints(a, b)
     if kind is _Kind.WEIGHTS:
-        from sambasim.report.compare.tensors import compare_files
-
         return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
-    return _compared_pefs(a, b, output_folder)
-
-
-def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
     from functools import partial
 
     from sambasim.pef import locate, map_weights, read
-    from sambasim.report.compare.tensors import compare_pefs
 
     paths = locate(a, output_folder), locate(b, output_folder)
     ours, theirs = ((str(path), read(path)) for path in paths)
@@ -161,7 +155,7 @@ def _compared_pefs(a: str, b: str, output_folder: Path) -> "Compared":
 
 
 def _compared_checkpoints(a: str, b: str) -> "Compared":
-    from sambasim.report.compare.result import Fact
+    from sambasim.report.compare import Fact
     from sambasim.report.compare.tensors import compare_files
     from sambasim.runtime.checkpoint.format import check
     from sambasim.runtime.checkpoint.resume import differences

@@ -1,5 +1,6 @@
 """`sambasim inspect` shows what is in a PEF; `sambasim verify` checks all of it."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from sambasim.cli.terminal import show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
-    from sambasim.report.contents import Contents
+    from sambasim.report.inspect import Contents
 
 
 @click.command("inspect")
@@ -44,8 +45,9 @@ def inspect_command(
       sambasim inspect digits --json | python -m json.tool
     """
     from sambasim.errors import OptionError
+    from sambasim.ir.printer import format_graph
     from sambasim.pef import locate, peek, read
-    from sambasim.report.contents import contents, printed_graphs
+    from sambasim.report.inspect import contents, inspection
 
     path = locate(shared.one_pef(pef, named), output_folder)
     if as_graph and (as_json or section is not None):
@@ -55,7 +57,8 @@ def inspect_command(
         )
     document = read(path)
     if as_graph:
-        print(printable(printed_graphs(document.program)), end="")
+        graphs = (format_graph(document.program, graph) for graph in document.program.graphs)
+        print(printable("\n".join(graphs)), end="")
         return
     facts = contents(path, peek(path), document)
     if section is not None:
@@ -63,17 +66,13 @@ def inspect_command(
     elif as_json:
         print(facts.model_dump_json())
     else:
-        from sambasim.report.inspect import inspection
-
         show(inspection(facts, everything=everything))
 
 
 def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:
-    import json
-
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_section
-    from sambasim.report.inspect import section_table
+    from sambasim.report.inspect import section_detail
 
     # The training step comes first if there is one.
     graph, graph_facts = program.graphs[0], facts.graphs[0]
@@ -88,7 +87,7 @@ def _print_section(facts: "Contents", program: "Program", index: int, as_json: b
         fields = graph_facts.sections[index].model_dump() | {"graph": graph.name}
         print(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
         return
-    show(section_table(graph_facts, graph_facts.sections[index]))
+    show(section_detail(graph_facts, graph_facts.sections[index]))
     print(printable("\n".join(lines)))
 
 

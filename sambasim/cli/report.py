@@ -58,11 +58,15 @@ def report_command(
     """
     from sambasim.cli.prediction import Question, counts, is_model, refuse_script
     from sambasim.errors import OptionError
+    from sambasim.options.load import check_output_file, check_output_folder
     from sambasim.pef import locate
 
     if page is None and tables is None:
         raise OptionError("no output is named", remedy=f"sambasim report {subject} --html FILE.html")
-    _check(page, tables)
+    if page is not None:
+        check_output_file(page, "the page", "another place: --html FILE")
+    if tables is not None:
+        check_output_folder(tables, "the tables", "another place: --tables FOLDER")
     if subject.endswith(_RUN_SUFFIX):
         of_a_pef = {
             "--tables": tables,
@@ -79,7 +83,10 @@ def report_command(
                 remedy=f"sambasim report NAME.pef --run {subject} --html {page or 'FILE.html'}",
             )
         _check_not_input(Path(subject), page)
-        _write({page: _measured(Path(subject))})
+        from sambasim.records.metrics import read_run
+        from sambasim.report.page import measured_page
+
+        _write({page: measured_page(read_run(Path(subject)), Path(subject).name)})
         return
     refuse_script(subject)
     pef = None if is_model(subject) else locate(subject, output_folder)
@@ -100,16 +107,6 @@ def report_command(
     _write(_predicted(question, pef, run, page, tables))
 
 
-def _check(page: Path | None, tables: Path | None) -> None:
-    """Raises OptionError if an output cannot be written."""
-    from sambasim.options.load import check_output_file, check_output_folder
-
-    if page is not None:
-        check_output_file(page, "the page", "another place: --html FILE")
-    if tables is not None:
-        check_output_folder(tables, "the tables", "another place: --tables FOLDER")
-
-
 def _write(texts: Mapping[Path, str]) -> None:
     from sambasim.errors import MachineError
 
@@ -118,9 +115,8 @@ def _write(texts: Mapping[Path, str]) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise MachineError(
-                f"{file} cannot be written: {error.strerror}", remedy="make room there, or name another place"
-            ) from error
+            remedy = "free disk space there, or name another place"
+            raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
         hint = ": open it in a browser" if file.suffix == ".html" else ""
         print(f"{file} written{hint}")
 
@@ -131,13 +127,6 @@ def _check_not_input(given: Path | None, page: Path | None) -> None:
 
     if given is not None and page is not None and given.exists() and page.exists() and given.samefile(page):
         raise OptionError(f"--html {page} would overwrite its own input", remedy="another place: --html FILE.html")
-
-
-def _measured(path: Path) -> str:
-    from sambasim.records.metrics import read_run
-    from sambasim.report.page import measured_page
-
-    return measured_page(read_run(path), path.name)
 
 
 def _predicted(

@@ -12,7 +12,7 @@ from sambasim.cli.terminal import phases, show
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
     from sambasim.published.rows import Row
-    from sambasim.simulation.validation import Held
+    from sambasim.report.devices import RowRecord
 
 
 @click.command("simulate")
@@ -82,9 +82,9 @@ def simulate_command(
     """
     from sambasim.cli.prediction import Question, counts, paths, predictions
     from sambasim.options.load import check_output_file
+    from sambasim.report.output import csv_text
     from sambasim.report.simulation import (
         predicted_trace,
-        scaling_csv,
         scaling_plot,
         scaling_records,
         scaling_table,
@@ -119,7 +119,7 @@ def simulate_command(
         if len(rows) > 1:
             show(scaling_table(rows))
     if csv_file is not None:
-        _write(csv_file, scaling_csv(rows))
+        _write(csv_file, csv_text([row.model_dump() for row in rows]))
     if trace is not None:
         most = max(found[0].scaled[ways[-1]], key=lambda step: step.placement.replicas)
         _write(trace, predicted_trace(most, found[0].program.name))
@@ -239,30 +239,30 @@ def validate_command(only: str | None, as_json: bool) -> None:
     """
     from sambasim.errors import OptionError
     from sambasim.published.rows import published_rows
-    from sambasim.report.validation import validation_json, validation_table
+    from sambasim.report.devices import validation, validation_table
 
     rows = [row for row in published_rows() if only is None or only.lower() in row.name.lower()]
     if not rows:
         names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
         raise OptionError(f"no published row has {only!r} in its name", remedy=f"one of {names}")
     with phases(quiet=as_json) as report_phase:
-        held = _predict(rows, report_phase)
+        record = validation(_predict(rows, report_phase))
     if as_json:
-        print(validation_json(held))
+        print(record.model_dump_json())
     else:
-        show(validation_table(held))
+        show(validation_table(record))
 
 
-def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "list[Held]":
+def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "list[RowRecord]":
     """Each of `rows` with its prediction. A model is captured once for all rows that use it."""
     from sambasim.hardware.spec import load_cluster, load_device
+    from sambasim.report.devices import row_record
     from sambasim.simulation.prediction import predict
     from sambasim.simulation.step import MODEL_KINDS
     from sambasim.simulation.sync import SyncPath
-    from sambasim.simulation.validation import Held
 
     programs: dict[tuple[str, str, int], Program] = {}
-    held = []
+    records = []
     for row in rows:
         key = (row.model, repr(sorted(row.args.items())), row.batch_size)
         if key not in programs:
@@ -274,8 +274,8 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
         step, (scaled,) = found.alone, found.scaled[SyncPath.RDU]
         sections = sum(section.kind in MODEL_KINDS for section in step.sections)
         predicted = row.figure_of(step.device_s, scaled.predicted_s)
-        held.append(Held(row, predicted, None if row.host_s is None else step.host_s, sections))
-    return held
+        records.append(row_record(row, predicted, step.host_s, sections))
+    return records
 
 
 def _captured(row: "Row") -> "Program":

@@ -23,18 +23,10 @@ class Parameter(_Table):
     source: str = Field(min_length=1)
 
 
-class Share(Parameter):
-    """A fraction, at most 1."""
-
-    value: PositiveFloat = Field(le=1)
-
-
-class Count(_Table):
-    """A whole number, its meaning and its source."""
+class Count(Parameter):
+    """A whole number."""
 
     value: PositiveInt
-    meaning: str = Field(min_length=1)
-    source: str = Field(min_length=1)
 
 
 class Fit(_Table):
@@ -52,22 +44,22 @@ class Fit(_Table):
 class Calibration(_Table):
     """All calibrated numbers, and how well they fit: the content of `calibration.toml`."""
 
-    ddr_efficiency: Share
-    hbm_efficiency: Share
-    unit_efficiency: Share
+    ddr_efficiency: Parameter
+    hbm_efficiency: Parameter
+    unit_efficiency: Parameter
     launch_s: Parameter
     host_s_per_section: Parameter
     host_bytes_per_s: Parameter
     units_per_stage: Count
-    buffer_share: Share
+    buffer_share: Parameter
     tile_rows: Count
     least_tiles: Count
     fit: Fit
 
-    def parameters(self) -> Mapping[str, Parameter | Count]:
+    def parameters(self) -> Mapping[str, Parameter]:
         """The calibrated numbers by name."""
         named = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: value for name, value in named if isinstance(value, Parameter | Count)}
+        return {name: value for name, value in named if isinstance(value, Parameter)}
 
 
 @cache

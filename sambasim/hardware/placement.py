@@ -134,22 +134,20 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
     return placement
 
 
-def place_on_nodes(
-    node_of: Sequence[int],
-    device: DeviceSpec,
-    tiles: int | None,
-    cluster: ClusterSpec,
-    *,
-    command: str = "...",
-    or_else: str = "",
+def place_replicas(
+    inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
 ) -> Placement:
-    """As `place`, but the node of each replica is given by `node_of`.
+    """Place replicas on the simulated cluster: replicas of one MPI node on one simulated node.
 
+    node_of: the node of each replica; `emulated` replicas have none, and fill one simulated node after the other
     command: the program that mpirun started, which the remedy repeats
     or_else: one more remedy for a node that is too small
 
-    Raises LaunchError if a node has too few RDUs, or the cluster too few nodes.
+    Raises LaunchError if a node has too few RDUs or the cluster too few nodes, and OptionError for an emulation.
     """
+    device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
+    if emulated > 1:
+        return place(emulated, device, tiles, cluster)
     placement = Placement(cluster, len(node_of), tiles, _per_rdu(device, tiles), tuple(node_of))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         raise LaunchError(
@@ -167,26 +165,9 @@ def place_on_nodes(
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
             f"{most} replicas on node {node}, and a node of {cluster.name} has room for {fit}: {_capacity(placement)}",
-            remedy="; or ".join([*remedies, *([or_else] if or_else else [])]),
+            remedy="; or ".join(filter(None, [*remedies, or_else])),
         )
     return placement
-
-
-def place_replicas(
-    inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
-) -> Placement:
-    """Where replicas are on the simulated machine: replicas of one MPI node on one simulated node.
-
-    node_of: the node of each replica. An emulation has none and fills one simulated node after the other
-    command: what mpirun started, for the error
-    or_else: another remedy if a node is too small
-
-    Raises LaunchError, or OptionError for an emulation, if the machine is too small; the same on all ranks.
-    """
-    device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
-    if emulated > 1:
-        return place(emulated, device, tiles, cluster)
-    return place_on_nodes(node_of, device, tiles, cluster, command=command, or_else=or_else)
 
 
 def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -36,13 +36,14 @@ class Spec(BaseModel):
     """A table of figures. `sources` has an entry for every figure that is set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    choices: ClassVar[frozenset[str]] = frozenset()  # fields that are no figures, and need no source
 
     name: str = Field(min_length=1)
     sources: Mapping[str, str]
 
     @model_validator(mode="after")
     def _each_figure_has_a_source(self) -> "Spec":
-        figures = self.model_fields_set - {"name", "sources"} - self.without_source()
+        figures = self.model_fields_set - {"name", "sources"} - self.choices
         missing = sorted(figures - self.sources.keys())
         if missing:
             raise ValueError(f"no source is given for {', '.join(missing)}; 'estimate' is one")
@@ -50,11 +51,6 @@ class Spec(BaseModel):
         if unknown:
             raise ValueError(f"sources has {', '.join(unknown)}, which is not a figure")
         return self
-
-    @classmethod
-    def without_source(cls) -> frozenset[str]:
-        """Fields that are choices, not figures."""
-        return frozenset()
 
 
 class DeviceSpec(Spec):
@@ -70,10 +66,7 @@ class DeviceSpec(Spec):
     hbm_capacity_bytes: PositiveInt | None = None
     hbm_bandwidth_bytes_per_s: PositiveFloat | None = None
     cluster: str = "sn30-8"
-
-    @classmethod
-    def without_source(cls) -> frozenset[str]:
-        return frozenset({"cluster"})
+    choices: ClassVar[frozenset[str]] = frozenset({"cluster"})
 
     @model_validator(mode="after")
     def _hbm_has_both_figures(self) -> "DeviceSpec":
@@ -107,10 +100,7 @@ class ClusterSpec(Spec):
     host_memory_bytes_per_s: PositiveFloat
     network_link: LinkSpec
     network_links_per_node: PositiveInt
-
-    @classmethod
-    def without_source(cls) -> frozenset[str]:
-        return frozenset({"nodes"})
+    choices: ClassVar[frozenset[str]] = frozenset({"nodes"})
 
 
 def device_names() -> tuple[str, ...]:

@@ -1,1 +1,9 @@
 """The schemas of the files that a run writes, and their readers. `runtime` writes them, `report` reads them."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A JSON object of such a file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

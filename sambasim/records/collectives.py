@@ -11,7 +11,7 @@ its slowest rank. Everything is measured.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from sambasim.records import Record
 
 DEFINITIONS = (
     "algorithm bandwidth = bytes / time; bus bandwidth = algorithm bandwidth × 2 (n - 1) / n for n ranks (nccl-tests)",
@@ -20,11 +20,7 @@ DEFINITIONS = (
 )
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PathRecord(_Record):
+class PathRecord(Record):
     """One path at one size.
 
     measured_s, least_s: the median over runs, and the fastest run, which is the better estimate on a busy machine
@@ -43,7 +39,7 @@ class PathRecord(_Record):
     to_copy_bound: float
 
 
-class SizeRecord(_Record):
+class SizeRecord(Record):
     """All paths at one size. All ranks together copied `copy_bytes` in `copy_bound_s`."""
 
     size_bytes: int
@@ -53,14 +49,14 @@ class SizeRecord(_Record):
     paths: tuple[PathRecord, ...]
 
 
-class LeftOutRecord(_Record):
+class LeftOutRecord(Record):
     """A size that was not measured, and why."""
 
     size_bytes: int
     reason: str
 
 
-class CollectivesRecord(_Record):
+class CollectivesRecord(Record):
     """The whole measurement. `node_of` is the node of each rank."""
 
     kind: Literal["collectives"] = "collectives"

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from sambasim.errors import ArtifactError, OptionError
+from sambasim.records import Record
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
+_REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
 
 
 def replica_file(replica: int) -> str:
@@ -29,10 +31,6 @@ def replica_file(replica: int) -> str:
 What = Literal["parameter", "buffer", "state", "input", "value", "loss", "gradient"]
 """The role of a tensor in a step. "parameter" and "state" are taken after the update, "input" is of a micro-step,
 "value" leaves its section, "gradient" is accumulated so far, "buffer" is as its section wrote it."""
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ValueDigest(NamedTuple):
@@ -53,7 +51,7 @@ class ValueDigest(NamedTuple):
     not_finite: int = 0
 
 
-class StepDigests(_Record):
+class StepDigests(Record):
     """A recorded step, counted from 1. With `begins`, the initial state, as the step before the first recorded one.
 
     `loss` is the mean over replicas; None if it is not finite, and for the initial state.
@@ -73,7 +71,7 @@ class SectionName(NamedTuple):
     name: str
 
 
-class RecordedRun(_Record):
+class RecordedRun(Record):
     """The content of run.json: everything that decides the bits of a run, and what was recorded.
 
     options: the effective run options, by dotted name
@@ -103,7 +101,6 @@ class RecordedRun(_Record):
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
 
 
-_REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
 _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
 
 

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
 from sambasim.errors import ArtifactError, OptionError
+from sambasim.records import Record
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class StepRecord(_Record):
+class StepRecord(Record):
     """One optimizer step; steps and epochs count from 1.
 
     `loss` is the mean over replicas and micro-steps. `samples_per_s` counts all replicas. `step_s` is the whole step of
@@ -41,7 +38,7 @@ class StepRecord(_Record):
     grad_norm: float | None = None
 
 
-class EvaluationRecord(_Record):
+class EvaluationRecord(Record):
     """Means over the held-out samples, each counted once. `accuracy` is None if the loss is not a classification
     loss."""
 
@@ -54,7 +51,7 @@ class EvaluationRecord(_Record):
     evaluation_s: float
 
 
-class CheckpointRecord(_Record):
+class CheckpointRecord(Record):
     """A checkpoint that was written after `step`. `checkpoint_s` is how long training stopped for it."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -65,7 +62,7 @@ class CheckpointRecord(_Record):
     checkpoint_s: float
 
 
-class BytesRecord(_Record):
+class BytesRecord(Record):
     """Bytes that gradient sync moved on all ranks together. Each byte is counted once, by its receiver.
 
     `peer` is between devices of one node; `network` is carried by MPI, within one machine too.
@@ -77,7 +74,7 @@ class BytesRecord(_Record):
     network: int
 
 
-class PlacementRecord(_Record):
+class PlacementRecord(Record):
     """Placement of the replicas on the simulated cluster: by replica, its node, its RDU in that node, and the first of
     its `tiles` tiles; `tiles` and `first_tile_of` are None for whole RDUs."""
 
@@ -89,7 +86,7 @@ class PlacementRecord(_Record):
     first_tile_of: tuple[int, ...] | None
 
 
-class PredictedRecord(_Record):
+class PredictedRecord(Record):
     """One step of this run as `sambasim simulate` predicts it for devices; nothing is measured.
 
     `predicted_by_kind_s` is the time of sections on one device over all micro-steps. It includes all of REDUCE and
@@ -110,7 +107,7 @@ class PredictedRecord(_Record):
     predicted_backed_by: str
 
 
-class SummaryRecord(_Record):
+class SummaryRecord(Record):
     """The whole run.
 
     weights_sha256, state_sha256: over tensors in name order, little-endian. The state is the parameters, the buffers of
@@ -161,16 +158,17 @@ class SummaryRecord(_Record):
     resumed_after_step: int | None = None
     checkpoint: str | None = None
     failed_checkpoints: int = 0
-    notices: list[str] = []
+    notices: list[str] = Field(default_factory=list)
     placement: PlacementRecord | None = None
     predicted: PredictedRecord | None = None
     not_predicted: str | None = None
 
 
-Record = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
+Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
+"""A line of the file."""
 
 
-class PredictionRecord(_Record):
+class PredictionRecord(Record):
     """A pass over a data set with `--inference`. `loss` and `accuracy` are those of an evaluation, for a PEF with a
     loss.
 
@@ -189,12 +187,9 @@ class PredictionRecord(_Record):
     predictions: str | None
 
 
-_KINDS: Mapping[str, type[Record]] = {
-    "step": StepRecord,
-    "evaluation": EvaluationRecord,
-    "checkpoint": CheckpointRecord,
-    "summary": SummaryRecord,
-}
+_KINDS: Mapping[str, type[Line]] = {
+    "step": StepRecord, "evaluation": EvaluationRecord, "checkpoint": CheckpointRecord, "summary": SummaryRecord,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +225,7 @@ def read_run(path: Path) -> RunRecords:
     )
 
 
-def _record(line: str, where: str) -> Record:
+def _record(line: str, where: str) -> Line:
     try:
         fields = json.loads(line)
         model = _KINDS[fields["kind"]]

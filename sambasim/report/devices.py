@@ -1,42 +1,38 @@
-"""The output of `sambasim devices`: devices and clusters, a source beside each figure, and the placement of
-replicas."""
+"""The output of `sambasim devices` and `sambasim validate`: figures with their sources, and errors of predictions."""
 
 from collections.abc import Sequence
+from statistics import mean
 
-from pydantic import BaseModel, ConfigDict
-from rich.console import RenderableType
+from pydantic import Field
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
+from sambasim.published.rows import Row
+from sambasim.records import Record
 from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count, format_seconds
 
 
-class FigureRecord(BaseModel):
+class FigureRecord(Record):
     """A figure in SI base units, and its source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     value: int | float | str
     source: str
 
 
-class SpecRecord(BaseModel):
+class SpecRecord(Record):
     """A device, a cluster or a link."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     figures: tuple[FigureRecord, ...]
 
 
-class LocationRecord(BaseModel):
+class LocationRecord(Record):
     """The location of one replica; `first_tile` and `tiles` are None for a whole RDU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     replica: int
     node: int
@@ -45,11 +41,9 @@ class LocationRecord(BaseModel):
     tiles: int | None
 
 
-class InventoryRecord(BaseModel):
+class InventoryRecord(Record):
     """What `sambasim devices --json` prints. `nodes` is None for a cluster without a limit; `room_of_a_node` is the
     number of replicas that fit on one node, and `seats` are the locations of the replicas."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     devices: tuple[SpecRecord, ...]
     clusters: tuple[SpecRecord, ...]
@@ -90,8 +84,8 @@ def inventory_report(
     parts += [_figures("cluster", cluster) for cluster in clusters]
     memory = f"{format_bytes(budget.capacity_bytes)} of {'HBM and DDR' if budget.behind else budget.memory}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
-    room = placement.per_full_node
-    head = f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; a node has room for {room}"
+    most = placement.per_full_node
+    head = f"{placement}\na replica has {share}: {budget.units:,} compute units, {memory}; a node has room for {most}"
     locations = plain_table("replicas", ["replica", "node", "RDU", "tiles"], [])
     for at in placement.locations():
         add_row(locations, str(at.replica), str(at.node), str(at.rdu), _tiles(at))
@@ -107,23 +101,23 @@ def _figures(what: str, spec: Spec) -> RenderableType:
 
 def _record(spec: Spec) -> SpecRecord:
     """The figures of a device or a cluster; those of its links are included."""
-    figures: list[FigureRecord] = []
+    figures: list[tuple[str, int | float | str, str]] = []
     for name in type(spec).model_fields:
         value = getattr(spec, name)
         if name in ("name", "sources") or (value is None and name not in ("tiles", "nodes")):
             continue
         if isinstance(value, LinkSpec):
-            figures.append(FigureRecord(name=name, value=value.name, source=spec.sources[name]))
+            figures.append((name, value.name, spec.sources[name]))
             for part in ("bandwidth_bytes_per_s", "latency_s"):
-                figures.append(
-                    FigureRecord(name=f"{name}_{part}", value=getattr(value, part), source=value.sources[part])
-                )
+                figures.append((f"{name}_{part}", getattr(value, part), value.sources[part]))
         elif value is None:
-            text, source = ("as many as it takes", "a choice") if name == "nodes" else ("not published", "none")
-            figures.append(FigureRecord(name=name, value=text, source=source))
+            figures.append(
+                (name, "as many as it takes", "a choice") if name == "nodes" else (name, "not published", "none")
+            )
         else:
-            figures.append(FigureRecord(name=name, value=value, source=spec.sources.get(name, "a choice")))
-    return SpecRecord(name=spec.name, figures=tuple(figures))
+            figures.append((name, value, spec.sources.get(name, "a choice")))
+    records = (FigureRecord(name=name, value=value, source=source) for name, value, source in figures)
+    return SpecRecord(name=spec.name, figures=tuple(records))
 
 
 def _title(name: str) -> str:
@@ -149,3 +143,91 @@ def _tiles(at: Location) -> str:
         return "all"
     last = at.first_tile + at.tiles - 1
     return str(last) if last == at.first_tile else f"{at.first_tile}-{last}"
+
+
+class RowRecord(Record):
+    """One published row and its prediction. `error` is a fraction of the published value, `predicted_sections` the
+    number of FWD and BCKWD sections."""
+
+    name: str
+    device: str
+    tiles: int | None
+    level: str
+    figure: str
+    published: float
+    predicted: float
+    error: float
+    published_host_s: float | None
+    predicted_host_s: float | None
+    published_sections: int | None
+    predicted_sections: int
+    source: str
+    replicas: int = Field(exclude=True)
+
+    @property
+    def host_error(self) -> float | None:
+        """The relative error of the host time; None if it was not published."""
+        if self.published_host_s is None or self.predicted_host_s is None:
+            return None
+        return self.predicted_host_s / self.published_host_s - 1
+
+
+class ValidationRecord(Record):
+    """What `sambasim validate --json` prints. Mean errors are of absolute values."""
+
+    rows: tuple[RowRecord, ...]
+    mean_error: float
+    mean_host_error: float | None
+
+
+def row_record(row: Row, predicted: float, host_s: float, sections: int) -> RowRecord:
+    """`row` beside its prediction, which is in the unit of the row's figure."""
+    return RowRecord(
+        name=row.name,
+        device=row.device,
+        tiles=row.tiles,
+        level=row.level,
+        figure=row.figure,
+        published=row.value,
+        predicted=predicted,
+        error=predicted / row.value - 1,
+        published_host_s=row.host_s,
+        predicted_host_s=None if row.host_s is None else host_s,
+        published_sections=row.sections,
+        predicted_sections=sections,
+        source=row.source,
+        replicas=row.replicas,
+    )
+
+
+def validation(rows: Sequence[RowRecord]) -> ValidationRecord:
+    """All rows with their mean errors."""
+    host_errors = [abs(row.host_error) for row in rows if row.host_error is not None]
+    return ValidationRecord(
+        rows=tuple(rows),
+        mean_error=mean(abs(row.error) for row in rows),
+        mean_host_error=mean(host_errors) if host_errors else None,
+    )
+
+
+_UNITS = {"device_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+
+
+def validation_table(record: ValidationRecord) -> Group:
+    """The table for a terminal, with the mean error."""
+    columns = ["published", "predicted", "error", "host published", "predicted", "sections published", "predicted"]
+    table = plain_table("published and predicted", ["row", "device", "level"], columns)
+    for row in record.rows:
+        tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
+        place = f"{row.replicas} x {tiles}" if row.replicas > 1 else tiles
+        figures = (f"{figure:.4g} {_UNITS[row.figure]}" for figure in (row.published, row.predicted))
+        host = ("" if time_s is None else f"{time_s:.3g} s" for time_s in (row.published_host_s, row.predicted_host_s))
+        sections = ("" if row.published_sections is None else str(row.published_sections), str(row.predicted_sections))
+        add_row(table, row.name, place, row.level, *figures, f"{row.error:+.1%}", *host, *sections)
+    notes = [f"mean absolute error {record.mean_error:.1%}"]
+    if record.mean_host_error is not None:
+        error = f"mean absolute error of host time {record.mean_host_error:.1%}"
+        notes.append(f"{error}; device seconds exclude host time")
+    notes += ["sources:", *(f"  {source}" for source in dict.fromkeys(row.source for row in record.rows))]
+    notes.append("no publication measured gradient sync alone, so its predictions are not validated")
+    return Group(table, Text("\n".join(notes)))

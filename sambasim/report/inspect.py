@@ -1,19 +1,252 @@
-"""The tables of `sambasim inspect`."""
+"""What `sambasim inspect` prints about a PEF: facts as JSON, and tables of them.
+
+The effects of a section are those of `sambasim.ir.dataflow`. Its traffic is the size of what it reads and writes, each
+counted once. These are sizes of values, not measurements, and views count as their full size.
+"""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sambasim.report.contents import Contents, GraphFacts, SectionFacts
-from sambasim.report.output import add_row, plain_table
+from sambasim.ir.dataflow import section_effects
+from sambasim.ir.graph import Graph, Node
+from sambasim.ir.operators import OPERATORS
+from sambasim.ir.program import Program
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.pef import PefDocument, PefHeader
+from sambasim.report.output import add_row, plain_table, printable
 from sambasim.units import format_bytes, format_count
+
+
+class _Facts(BaseModel):
+    # JSON has no infinity, and "Infinity" is clearer than null.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class SectionFacts(_Facts):
+    """One section: the names of the values, symbols and `group.region` that it reads and writes, and their bytes."""
+
+    index: int
+    kind: str
+    name: str
+    operators: int
+    in_bytes: int
+    out_bytes: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+class OperatorFacts(_Facts):
+    """One operator, the number of nodes that have it, and the source lines that they come from."""
+
+    kind: str
+    operator: str
+    count: int
+    sources: tuple[str, ...]
+
+
+class GraphFacts(_Facts):
+    """One graph: sections, operators by kind, and the symbols that are its inputs and outputs."""
+
+    name: str
+    nodes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sections: tuple[SectionFacts, ...]
+    operators: tuple[OperatorFacts, ...]
+
+
+class SymbolFacts(_Facts):
+    """One symbol."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    offset: int | None
+    torch_names: tuple[str, ...]
+
+
+class GroupFacts(_Facts):
+    """One parameter group. `gradient_symbol` holds its gradients for data parallelism; None without."""
+
+    name: str
+    dtype: str
+    parameters: int
+    elements: int
+    size_bytes: int
+    optimizer: str
+    gradient_symbol: str | None
+
+
+class RuntimeArgumentFacts(_Facts):
+    """One scalar that a run may set."""
+
+    name: str
+    default: bool | int | float
+    meaning: str
+
+
+class SizeFacts(_Facts):
+    """The symbols of one kind, added up."""
+
+    kind: str
+    symbols: int
+    elements: int
+    size_bytes: int
+
+
+class Contents(_Facts):
+    """What `sambasim inspect --json` prints."""
+
+    pef: str
+    name: str
+    format_version: str
+    writer: str
+    digest: str
+    weights_sha256: str
+    file_bytes: int
+    device_bytes: int
+    batch_size: int
+    world_size: int
+    data_parallel: bool
+    training: bool
+    loss: str | None
+    graphs: tuple[GraphFacts, ...]
+    sizes: tuple[SizeFacts, ...]
+    symbols: tuple[SymbolFacts, ...]
+    groups: tuple[GroupFacts, ...]
+    runtime_arguments: tuple[RuntimeArgumentFacts, ...]
+    compile_options: dict[str, JsonValue]
+    data_source: dict[str, JsonValue]
+    training_defaults: dict[str, JsonValue]
+    metadata: dict[str, str]
+
+
+def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
+    """The facts about the PEF at `path`, which has this header and document."""
+    program = document.program
+    return Contents(
+        pef=str(path),
+        name=program.name,
+        format_version=header.version,
+        writer=header.writer,
+        digest=document.digest,
+        weights_sha256=document.weights_sha256,
+        file_bytes=path.stat().st_size,
+        device_bytes=program.device_bytes,
+        batch_size=program.batch_size,
+        world_size=program.world_size,
+        data_parallel=program.data_parallel is not None,
+        training=program.training is not None,
+        loss=program.loss,
+        graphs=tuple(_graph_facts(program, graph) for graph in program.graphs),
+        sizes=tuple(_size_facts(program)),
+        symbols=tuple(_symbol_facts(program)),
+        groups=tuple(_group_facts(program)),
+        runtime_arguments=tuple(
+            RuntimeArgumentFacts(name=a.name, default=a.default, meaning=a.meaning) for a in program.runtime_arguments
+        ),
+        compile_options=dict(document.compile_options),
+        data_source=dict(document.data_source),
+        training_defaults=dict(document.training_defaults),
+        metadata=dict(document.metadata),
+    )
+
+
+def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
+    return GraphFacts(
+        name=graph.name,
+        nodes=len(graph.nodes),
+        inputs=graph.inputs,
+        outputs=tuple(output.symbol for output in graph.outputs),
+        sections=tuple(section_facts(program, graph)),
+        operators=tuple(_operator_facts(graph.nodes)),
+    )
+
+
+def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
+    """The sections of `graph`, in order, for one replica."""
+    sizes = {group.name: group.numel * DTYPE_BYTES[group.dtype] for group in program.groups}
+    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
+
+    def size_bytes(names: Iterable[str]) -> int:
+        return sum(types[name].size_bytes if name in types else sizes[name.rpartition(".")[0]] for name in names)
+
+    for section in graph.sections:
+        effects = section_effects(program, graph, section)
+        yield SectionFacts(
+            index=section.index,
+            kind=section.kind.value,
+            name=section.name,
+            operators=section.stop - section.start,
+            in_bytes=size_bytes(effects.reads),
+            out_bytes=size_bytes(effects.writes),
+            reads=tuple(sorted(effects.reads)),
+            writes=tuple(sorted(effects.writes)),
+        )
+
+
+def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
+    """Sorted by kind, then by frequency."""
+    counts = Counter(node.operator for node in nodes)
+    sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}  # a dict keeps the order of first use
+    for node in nodes:
+        if node.source is not None:
+            sources[node.operator][f"{node.source.file}:{node.source.line}"] = None
+    kinds = {operator: OPERATORS[operator].kind.value for operator in counts}
+    for operator in sorted(counts, key=lambda operator: (kinds[operator], -counts[operator], operator)):
+        yield OperatorFacts(
+            kind=kinds[operator], operator=operator, count=counts[operator], sources=tuple(sources[operator])
+        )
+
+
+def _size_facts(program: Program) -> Iterable[SizeFacts]:
+    for kind in SymbolKind:
+        types = [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]
+        if types:
+            elements, size_bytes = sum(one.numel for one in types), sum(one.size_bytes for one in types)
+            yield SizeFacts(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
+
+
+def _symbol_facts(program: Program) -> Iterable[SymbolFacts]:
+    for symbol in program.symbols.values():
+        yield SymbolFacts(
+            name=symbol.name,
+            kind=symbol.kind.value,
+            dtype=symbol.type.dtype,
+            shape=symbol.type.shape,
+            size_bytes=symbol.type.size_bytes,
+            offset=symbol.offset,
+            torch_names=symbol.torch_names,
+        )
+
+
+def _group_facts(program: Program) -> Iterable[GroupFacts]:
+    gradients = program.data_parallel.gradient_groups if program.data_parallel else ()
+    symbols = {group.group: group.symbol for group in gradients}
+    for group in program.groups:
+        yield GroupFacts(
+            name=group.name,
+            dtype=group.dtype,
+            parameters=len(group.members),
+            elements=group.numel,
+            size_bytes=group.numel * DTYPE_BYTES[group.dtype],
+            optimizer=program.optimizers[group.optimizer].name,
+            gradient_symbol=symbols.get(group.name),
+        )
+
 
 _MOST_SYMBOLS = 40
 _MOST_SOURCES = 3
+_MOST_EFFECTS = 4
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
@@ -59,22 +292,28 @@ def summary_table(facts: Contents) -> Table:
 
 
 def sections_table(graph: GraphFacts) -> Table:
-    """Sections in the order of execution, with the bytes of values that enter and leave them."""
-    table = plain_table(
-        f"{graph.name}: sections ({len(graph.sections)})", ["section", "kind", "name"], ["operators", "in", "out"]
-    )
-    for section in graph.sections:
-        _add_section(table, section)
+    """Sections in the order of execution, with the bytes that they read and write."""
+    return _sections(f"{graph.name}: sections ({len(graph.sections)})", graph.sections)
+
+
+def section_detail(graph: GraphFacts, section: SectionFacts) -> RenderableType:
+    """One section, and what it reads and writes; `sambasim inspect` prints its nodes below."""
+    table = _sections(f"{graph.name}: section {section.index}", [section])
+    effects = f"reads   {_first(section.reads, _MOST_EFFECTS)}\nwrites  {_first(section.writes, _MOST_EFFECTS)}"
+    return Group(table, Text(printable(effects)))
+
+
+def _sections(title: str, sections: Sequence[SectionFacts]) -> Table:
+    table = plain_table(title, ["section", "kind", "name"], ["operators", "in", "out"])
+    for section in sections:
+        sizes = (format_bytes(section.in_bytes), format_bytes(section.out_bytes))
+        add_row(table, str(section.index), section.kind, section.name, str(section.operators), *sizes)
     return table
 
 
-def section_table(graph: GraphFacts, section: SectionFacts) -> Table:
-    """One section; `sambasim inspect` prints its nodes below."""
-    table = plain_table(
-        f"{graph.name}: section {section.index}", ["section", "kind", "name"], ["operators", "in", "out"]
-    )
-    _add_section(table, section)
-    return table
+def _first(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def operators_table(graph: GraphFacts) -> Table:
@@ -85,7 +324,7 @@ def operators_table(graph: GraphFacts) -> Table:
     for row in graph.operators:
         kind = "" if row.kind == shown else row.kind
         shown = row.kind
-        add_row(table, kind, row.operator, str(row.count), _sources(row.sources))
+        add_row(table, kind, row.operator, str(row.count), _first(row.sources, _MOST_SOURCES))
     return table
 
 
@@ -135,16 +374,6 @@ def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
     """A JSON object, key by key; nested values are shown as JSON."""
     rows = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items()))
     return _pairs(title, rows)
-
-
-def _add_section(table: Table, section: SectionFacts) -> None:
-    sizes = (format_bytes(section.in_bytes), format_bytes(section.out_bytes))
-    add_row(table, str(section.index), section.kind, section.name, str(section.operators), *sizes)
-
-
-def _sources(sources: tuple[str, ...]) -> str:
-    more = f" and {len(sources) - _MOST_SOURCES} more" if len(sources) > _MOST_SOURCES else ""
-    return ", ".join(sources[:_MOST_SOURCES]) + more
 
 
 def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:

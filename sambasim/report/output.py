@@ -1,8 +1,11 @@
-"""Terminal tables with rich, and a log-log line chart as SVG."""
+"""Terminal tables with rich, CSV, and a log-log line chart as SVG."""
 
+import csv
+import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from xml.sax.saxutils import escape
 
 from rich.box import SIMPLE_HEAD
@@ -30,6 +33,15 @@ def add_row(table: Table, *cells: str) -> None:
 def printable(text: str) -> str:
     """Replace control characters, except line breaks, by "?"."""
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """CSV with a header line; all rows have the columns of the first."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 _WIDTH, _HEIGHT = 800, 500
@@ -65,16 +77,6 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A curve with its colour."""
-
-    name: str
-    colour: str
-    points: Sequence[tuple[float, float]]
-    dashes: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Axis:
     """A logarithmic axis from `start` to `stop`, in pixels."""
 
@@ -89,12 +91,13 @@ class _Axis:
 
 def log_chart(chart: Chart) -> str:
     """An SVG document. A chart without points has no lines."""
-    lines = _lines(chart)
-    xs = sorted({x for line in lines for x, _ in line.points}) or [1.0]
-    ys = [y for line in lines for _, y in line.points] or [1.0]
+    curves = [curve for curve in chart.curves if curve.points]
+    xs = sorted({x for curve in curves for x, _ in curve.points}) or [1.0]
+    ys = [y for curve in curves for _, y in curve.points] or [1.0]
     decades = range(math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys))) + 1)
     # With a single point, or a single power of ten, the axis must still have a length.
-    x = _Axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, _WIDTH - _label_width(lines))
+    labels = 2 * _LABEL_INDENT + _CHARACTER_WIDTH * max((len(curve.name) for curve in curves), default=0)
+    x = _Axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, _WIDTH - labels)
     y = _Axis(10.0 ** decades[0], 10.0 ** max(decades[-1], decades[0] + 1), _HEIGHT - _BOTTOM, _TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
@@ -103,29 +106,10 @@ def log_chart(chart: Chart) -> str:
         _svg_text(_LEFT, 25, chart.title, "start", size=15),
         *_horizontal_axis(chart, x, xs),
         *_vertical_axis(chart, x, y, [10.0**decade for decade in decades]),
-        *_curves_svg(lines, x, y),
+        *_curves_svg(curves, x, y),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _lines(chart: Chart) -> list[_Line]:
-    colours = iter(_COLOURS * (1 + len(chart.curves) // len(_COLOURS)))
-    return [
-        _Line(
-            curve.name,
-            _BOUND_COLOUR if curve.is_bound else next(colours),
-            curve.points,
-            ' stroke-dasharray="6 4"' if curve.is_bound else "",
-        )
-        for curve in chart.curves
-        if curve.points
-    ]
-
-
-def _label_width(lines: Sequence[_Line]) -> int:
-    """Pixels to the right of the axes for the names of the lines."""
-    return 2 * _LABEL_INDENT + _CHARACTER_WIDTH * max((len(line.name) for line in lines), default=0)
 
 
 def _horizontal_axis(chart: Chart, x: _Axis, values: Sequence[float]) -> list[str]:
@@ -147,19 +131,20 @@ def _vertical_axis(chart: Chart, x: _Axis, y: _Axis, values: Sequence[float]) ->
     return [*parts, _svg_line(_LEFT, y.start, _LEFT, y.stop, "#000000"), title]
 
 
-def _curves_svg(lines: Sequence[_Line], x: _Axis, y: _Axis) -> list[str]:
+def _curves_svg(curves: Sequence[Curve], x: _Axis, y: _Axis) -> list[str]:
     """The lines, each with its name at the end. Names that would overlap are moved down."""
+    colours = cycle(_COLOURS)
+    coloured = [(curve, _BOUND_COLOUR if curve.is_bound else next(colours)) for curve in curves]
     parts, lowest = [], -math.inf
-    for line in sorted(lines, key=lambda line: y.at(line.points[-1][1])):
-        path = " ".join(f"{x.at(one):.1f},{y.at(other):.1f}" for one, other in line.points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{line.dashes}/>')
-        parts += [
-            f'<circle cx="{x.at(one):.1f}" cy="{y.at(other):.1f}" r="3" fill="{line.colour}"/>'
-            for one, other in line.points
-        ]
-        last_x, last_y = line.points[-1]
-        lowest = max(y.at(last_y) + 4, lowest + _LABEL_GAP)
-        parts.append(_svg_text(x.at(last_x) + _LABEL_INDENT, lowest, line.name, "start", colour=line.colour))
+    for curve, colour in sorted(coloured, key=lambda pair: y.at(pair[0].points[-1][1])):
+        points = [(x.at(one), y.at(other)) for one, other in curve.points]
+        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in points)
+        dashes = ' stroke-dasharray="6 4"' if curve.is_bound else ""
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
+        parts += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3" fill="{colour}"/>' for across, down in points]
+        last_x, last_y = points[-1]
+        lowest = max(last_y + 4, lowest + _LABEL_GAP)
+        parts.append(_svg_text(last_x + _LABEL_INDENT, lowest, curve.name, "start", colour=colour))
     return parts
 
 

@@ -20,17 +20,15 @@
     %quiesce       not modelled
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import chip_bytes
 from sambasim.hardware.budget import load_calibration
-from sambasim.report.output import add_row, plain_table
+from sambasim.records import Record
+from sambasim.report.output import add_row, csv_text, plain_table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
 from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection
@@ -42,40 +40,22 @@ UNKNOWN = (
 )
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 def section_report_csv(step: PredictedStep) -> str:
     """`section_report.csv` of the sections of `step`."""
-    memory = step.budget.memory.lower()
-    columns = [
-        "section_id", "section_type", "section_name", "operators", "runs_per_step",
-        "predicted_latency_s", "predicted_throughput_samples_per_s",
-        f"predicted_{memory}_read_bytes_per_s", f"predicted_{memory}_write_bytes_per_s",
-        "predicted_pcu_count", "predicted_pcu_utilization", "predicted_pmu_utilization",
-        "predicted_compute_s", "predicted_memory_s", "predicted_fill_s", "predicted_launch_s", "predicted_bound",
-    ]  # fmt: skip
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for number, section in enumerate(step.sections):
-        writer.writerow({"section_id": number, **_row(step, section)})
-    return text.getvalue()
+    return csv_text([{"section_id": n, **_row(step, section)} for n, section in enumerate(step.sections)])
 
 
 def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int | float]:
     budget, price, load = step.budget, section.price, section.load
     memory, latency_s = budget.memory.lower(), price.predicted_s
     products_s = load.product_flops / (budget.units * budget.unit_flops_per_s)
-    throughput = {"predicted_throughput_samples_per_s": step.batch_size / latency_s}
     return {
         "section_type": section.kind,
         "section_name": section.name,
         "operators": section.operators,
         "runs_per_step": step.runs(section),
         "predicted_latency_s": latency_s,
-        **(throughput if section.kind in MODEL_KINDS else {}),
+        "predicted_throughput_samples_per_s": step.batch_size / latency_s if section.kind in MODEL_KINDS else "",
         f"predicted_{memory}_read_bytes_per_s": load.read_bytes / latency_s,
         f"predicted_{memory}_write_bytes_per_s": load.written_bytes / latency_s,
         "predicted_pcu_count": budget.units,
@@ -89,7 +69,7 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
     }
 
 
-class PredictedSummary(_Record):
+class PredictedSummary(Record):
     """One step of `replicas`; the throughput counts all of them. `host_share` is a fraction of the latency.
     `exposed_sync_s` is the time that sections wait for gradients."""
 
@@ -109,7 +89,7 @@ class PredictedSummary(_Record):
     predicted_section_count: int
 
 
-class StepSummary(_Record):
+class StepSummary(Record):
     """The content of `summary.json`. `remarks` are for people."""
 
     name: str
@@ -147,7 +127,7 @@ def summary_json(scaled: ScaledStep, name: str) -> str:
     return StepSummary(name=name, remarks=remarks, predicted=predicted).model_dump_json(indent=2) + "\n"
 
 
-class TileRecord(_Record):
+class TileRecord(Record):
     """One tile. The shares of the predicted step add up to 1; None is unknown."""
 
     tile: str
@@ -160,7 +140,7 @@ class TileRecord(_Record):
     predicted_quiesce_share: None = None
 
 
-class TilestatRecord(_Record):
+class TilestatRecord(Record):
     """What `sambasim tilestat --json` prints."""
 
     kind: str = "predicted"

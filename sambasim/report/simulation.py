@@ -4,11 +4,8 @@ The trace has the format of `run --trace` and its tracks, except for copies: tra
 of REDUCE.
 """
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,22 +13,19 @@ from rich.text import Text
 from sambasim import __version__
 from sambasim.costs.price import Bound
 from sambasim.hardware.budget import load_calibration
+from sambasim.records import Record
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
 from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table
-from sambasim.simulation.backing import backing_of, is_recurrent, likely_s
-from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.scaling import ScaledStep
+from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely_s
+from sambasim.simulation.scaling import ScaledStep, Track
 from sambasim.simulation.step import PredictedStep, TimedSection
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.timeline import Span, Track
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 
-class SectionRecord(BaseModel):
+class SectionRecord(Record):
     """One section."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     name: str
@@ -46,12 +40,10 @@ class SectionRecord(BaseModel):
     bound: Bound
 
 
-class ScalingRecord(BaseModel):
+class ScalingRecord(Record):
     """One number of replicas with one way to sync; `sync` is None for one replica. `batch_size` is that of one
     replica's micro-step. The efficiency is relative to the samples/s of one replica; it may exceed 1 if replicas share
     the update."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch_size: int
     replicas: int
@@ -67,10 +59,8 @@ class ScalingRecord(BaseModel):
     way: str
 
 
-class SimulationRecord(BaseModel):
+class SimulationRecord(Record):
     """What `sambasim simulate --json` prints, a line for each batch size."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     device: str
@@ -95,27 +85,27 @@ class SimulationRecord(BaseModel):
 
 def simulation_json(facts: Prediction, paths: Sequence[SyncPath]) -> str:
     """One JSON line."""
-    span, most = likely_s(facts), _most_replicas(facts)
+    alone, (least_s, most_s) = facts.alone, likely_s(facts) or (None, None)
     return SimulationRecord(
         name=facts.program.name,
         device=facts.device.name,
         tiles=facts.tiles,
         level=facts.level,
-        batch_size=facts.alone.batch_size,
-        predicted_s=facts.alone.predicted_s,
-        device_s=facts.alone.device_s,
-        host_s=facts.alone.host_s,
-        predicted_samples_per_s=facts.alone.samples_per_s,
-        needed_bytes=facts.alone.need.size_bytes,
-        capacity_bytes=facts.alone.budget.capacity_bytes,
-        slow_bytes=facts.alone.tiers.slow_bytes,
-        micro_steps=facts.alone.micro_steps,
-        predicted_least_s=None if span is None else span[0],
-        predicted_most_s=None if span is None else span[1],
-        backed_by=backing_of(facts.device, most),
+        batch_size=alone.batch_size,
+        predicted_s=alone.predicted_s,
+        device_s=alone.device_s,
+        host_s=alone.host_s,
+        predicted_samples_per_s=alone.samples_per_s,
+        needed_bytes=alone.need.size_bytes,
+        capacity_bytes=alone.budget.capacity_bytes,
+        slow_bytes=alone.tiers.slow_bytes,
+        micro_steps=alone.micro_steps,
+        predicted_least_s=least_s,
+        predicted_most_s=most_s,
+        backed_by=backing_of(facts.device, _most_replicas(facts)),
         cluster=facts.cluster.name,
         scaling=scaling_records(facts, paths),
-        sections=tuple(map(_section_record, facts.alone.sections)),
+        sections=tuple(map(_section_record, alone.sections)),
     ).model_dump_json()
 
 
@@ -272,15 +262,6 @@ def scaling_table(records: Sequence[ScalingRecord]) -> Table:
     return table
 
 
-def scaling_csv(records: Sequence[ScalingRecord]) -> str:
-    """CSV with a header line."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(ScalingRecord.model_fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(record.model_dump() for record in records)
-    return text.getvalue()
-
-
 def scaling_plot(title: str, records: Sequence[ScalingRecord]) -> str:
     """Samples/s over replicas as an SVG: a curve for each batch size and way to sync, and the ideal without sync. The
     record of one replica is the first point of every curve of its batch size."""
@@ -344,19 +325,17 @@ def _trace_spans(scaled: ScaledStep) -> Iterator[TraceSpan]:
     for span in scaled.spans:
         # Each micro-step begins with section 0.
         micro_step += span.section == 0
-        args = {"kind": span.kind, **_span_args(scaled, span, micro_step)}
+        args: dict[str, int | str] = {"kind": span.kind}
+        if span.section is not None:
+            section = scaled.step.sections[span.section]
+            args["section"] = span.section
+            if scaled.step.runs(section) > 1:
+                args["micro_step"] = micro_step
+            args |= {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
+            args["bound"] = section.price.bound
         # Kind and name, as in a measured trace.
         title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"
         yield TraceSpan(_SHOWN[span.track], title, _ns(span.start_s), _ns(span.stop_s), args)
-
-
-def _span_args(scaled: ScaledStep, span: Span, micro_step: int) -> Mapping[str, int | str]:
-    if span.section is None:
-        return {}
-    section = scaled.step.sections[span.section]
-    of_model = {"micro_step": micro_step} if scaled.step.runs(section) > 1 else {}
-    traffic = {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
-    return {"section": span.section, **of_model, **traffic, "bound": section.price.bound}
 
 
 def _ns(time_s: float) -> int:

@@ -1,4 +1,4 @@
-"""What `sambasim compile` and `sambasim run` print at the end."""
+"""What `sambasim compile`, `run` and `bench collectives` print at the end."""
 
 import json
 from collections import Counter
@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.records.collectives import DEFINITIONS, CollectivesRecord, SizeRecord
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.output import add_row, plain_table, printable
-from sambasim.units import format_bytes, format_rate, format_seconds
+from sambasim.report.output import Chart, Curve, add_row, log_chart, plain_table, printable
+from sambasim.units import GIGA, format_bytes, format_rate, format_seconds
 
 _LEAST_SHARE = 0.01
 """Phases with less than this share of the time are added up."""
@@ -140,3 +143,64 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
     if summary.host_sync not in (None, "mpi"):
         lines.append(f"predicted for a host sync by MPI, not by {summary.host_sync}")
     return [table, printable("\n".join(lines))]
+
+
+def collectives_report(record: CollectivesRecord) -> RenderableType:
+    """The text output: measurements by size, sizes left out, and definitions."""
+    parts: list[RenderableType] = [measured_table(record)]
+    parts += [Text(f"left out: {format_bytes(one.size_bytes)}: {one.reason}") for one in record.left_out]
+    parts += [Text(line) for line in DEFINITIONS]
+    return Group(*parts)
+
+
+def measured_table(record: CollectivesRecord) -> Table:
+    """A block for each size: its paths, and the copy bound. The column "× copy" is time relative to that bound."""
+    nodes = len(set(record.node_of))
+    where = f"{record.world_size} ranks on {nodes} node{'s' * (nodes > 1)}"
+    threads = f"{record.threads} thread{'s' * (record.threads > 1)} a rank"
+    title = Text(f"all-reduce, measured: {where}, {threads}, {record.mpi}, torch {record.torch}", style="bold")
+    # Without the minimum width of `plain_table`: this title is longer than a terminal is wide.
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("size", "path"):
+        table.add_column(name, no_wrap=True)
+    for name in ("time", "alg GB/s", "bus GB/s", "× copy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("result, checked", no_wrap=True)
+    for size in record.sizes:
+        _add_size(table, size)
+    return table
+
+
+def _add_size(table: Table, size: SizeRecord) -> None:
+    heading = format_bytes(size.size_bytes)
+    for path in size.paths:
+        bandwidths = (_gigabytes(path.algorithm_bytes_per_s), _gigabytes(path.bus_bytes_per_s))
+        how = "equal bits" if path.checked == "bits" else "within rounding"
+        ratio = f"{path.to_copy_bound:.2f}"
+        table.add_row(heading, path.path, format_seconds(path.measured_s), *bandwidths, ratio, f"{path.result}, {how}")
+        heading = ""
+    copied = f"{format_bytes(size.copy_bytes)} by all ranks"
+    table.add_row(heading, "copy bound", format_seconds(size.copy_bound_s), "", "", "1.00", copied, end_section=True)
+
+
+def _gigabytes(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / GIGA:.3g}" if bytes_per_s < GIGA else f"{bytes_per_s / GIGA:.2f}"
+
+
+def collectives_plot(record: CollectivesRecord) -> str:
+    """The times over buffer size as an SVG document, one curve per path."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for size in record.sizes:
+        for path in size.paths:
+            times.setdefault(path.path, []).append((size.size_bytes, path.measured_s))
+    bound = Curve("copy bound", [(size.size_bytes, size.copy_bound_s) for size in record.sizes], is_bound=True)
+    return log_chart(
+        Chart(
+            title=f"all-reduce, measured: {record.world_size} ranks, {record.mpi}",
+            x_title="size of the buffer, bytes",
+            y_title="time, seconds",
+            x_words=lambda size: format_bytes(size).replace(".0 ", " "),
+            y_words=lambda time_s: format_seconds(time_s).replace(".0 ", " ").replace(".00 ", " "),
+            curves=[*(Curve(name, points) for name, points in times.items()), bound],
+        )
+    )

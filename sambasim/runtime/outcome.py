@@ -27,8 +27,8 @@ from sambasim.runtime.transports.factory import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.weights import state_sha256, weights_sha256
-from sambasim.simulation.backing import backing_of
 from sambasim.simulation.compiled import CompiledStep, predict_compiled
+from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 
 

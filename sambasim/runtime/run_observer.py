@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sambasim.errors import MachineError, OptionError
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Record, StepRecord, SummaryRecord
+from sambasim.records import Record
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.plan import Plan
 
 

@@ -1,6 +1,6 @@
-"""The step of a PEF by the sections that it has: nothing is cut again, as `sambasim.simulation.step` does.
+"""The predicted step of a PEF with its own sections; `sambasim.simulation.step` partitions the graph again.
 
-Where the budget is that for which the PEF was compiled, both give the same.
+For the budget that the PEF was compiled for, both give the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,14 @@ from sambasim.hardware.budget import Budget, Calibration
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import Program
-from sambasim.simulation.scaling import ScaledStep, scale
+from sambasim.simulation.scaling import ScaledStep, Track, scale
 from sambasim.simulation.step import MODEL_KINDS, price_pieces
 from sambasim.simulation.sync import SyncPath
-from sambasim.simulation.timeline import Track
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step by all replicas of a job."""
+    """A step on all replicas of a job."""
 
     scaled: ScaledStep
 
@@ -37,21 +36,21 @@ class CompiledStep:
 
     @property
     def forward_s(self) -> float:
-        """The forward of one micro-step alone, host time included."""
+        """One forward, host time included."""
         times_s, step = self._times_s(SectionKind.FWD), self.scaled.step
         return len(times_s) * step.start_s + step.sent_s + sum(times_s)
 
     @property
     def graph_s(self) -> float:
-        """All sections one after the other, without the host: nothing of the sync is hidden."""
+        """All sections one after the other, without host time and without overlap of the sync."""
         return self.scaled.step.device_s + self.scaled.sync_s
 
     def of_kind_s(self, kind: SectionKind) -> float:
-        """All sections of `kind` in the whole step: also of what is exchanged, hidden or not."""
+        """All sections of `kind` in the whole step; of REDUCE and GATHER also the overlapped part."""
         return sum(self._times_s(kind)) * (self.scaled.step.micro_steps if kind in MODEL_KINDS else 1)
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
-        """By index: what each of `sections` takes once. Those for which nothing is predicted are not there."""
+        """By index: the time of one execution of each of `sections`, as far as it is predicted."""
         found: dict[int, float] = {}
         for kind in SectionKind:
             indices = [section.index for section in sections if section.kind is kind]
@@ -76,10 +75,9 @@ def predict_compiled(
     path: SyncPath,
     micro_steps: int = 1,
 ) -> CompiledStep:
-    """The step of `program` on `budget` by its own sections, by all replicas of `placement`.
+    """The step of `program` on `budget` by its own sections, on all replicas of `placement`.
 
-    Raises MachineError for what does not fit on `budget`, and PefError for an operator that is given what it does not
-    take.
+    Raises MachineError if it does not fit on `budget`, and PefError for arguments that an operator does not accept.
     """
     graph = program.training or program.evaluation
     model = [section for section in graph.sections if section.kind in MODEL_KINDS]

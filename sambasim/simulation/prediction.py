@@ -1,27 +1,28 @@
-"""All that is predicted of a program on a device: one replica, and many, by every way to sync."""
+"""The prediction for a program on a device: one replica and many, on every sync path, and how far it may be off."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.costs.cut import Level
+from sambasim.costs.price import Bound
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
-from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_device
 from sambasim.ir.graph import Graph
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Those of a prediction, unless others are asked for, as far as a cluster has room for them."""
+"""The default numbers of replicas; those that do not fit on the cluster are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The step of one replica, `alone`, and of many: by path, in the order that was asked for. `tiles` is None for the
-    whole device."""
+    """The step of one replica, `alone`, and of many replicas, by sync path. `tiles` is None for the whole device."""
 
     program: Program
     device: DeviceSpec
@@ -33,7 +34,7 @@ class Prediction:
 
     @property
     def graph(self) -> Graph:
-        """Of the training step, or the forward of a program without one."""
+        """The training step, or the forward of a program without one."""
         return self.program.training or self.program.evaluation
 
 
@@ -48,23 +49,59 @@ def predict(
     batch_size: int | None = None,
     micro_steps: int = 1,
 ) -> Prediction:
-    """All of it. Raises OptionError for replicas that `cluster` has no room for, and what `predict_step` raises."""
+    """Predict a step. Raises OptionError for `replicas` that do not fit on `cluster`, and as `predict_step` does."""
     calibration = load_calibration()
-    budget = budget_of(device, calibration, tiles)
-    seats = _seats(device, tiles, cluster, replicas)
-    alone = predict_step(program, budget, level, calibration, batch_size, micro_steps)
-    scaled = {path: tuple(scale(program, alone, seat, path) for seat in seats) for path in SyncPath}
+    placements = _placements(device, tiles, cluster, replicas)
+    alone = predict_step(program, budget_of(device, calibration, tiles), level, calibration, batch_size, micro_steps)
+    scaled = {path: tuple(scale(program, alone, one, path) for one in placements) for path in SyncPath}
     return Prediction(program, device, tiles, level, cluster, alone, scaled)
 
 
-def _seats(
+def _placements(
     device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, replicas: Sequence[int] | None
 ) -> list[Placement]:
-    seats: list[Placement] = []
+    found: list[Placement] = []
     for count in replicas or REPLICAS:
         try:
-            seats.append(place(count, device, tiles, cluster))
+            found.append(place(count, device, tiles, cluster))
         except OptionError:
-            if replicas or not seats:
+            if replicas or not found:
                 raise
-    return seats
+    return found
+
+
+def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
+    """Which published measurements back a prediction for `replicas` on `device`: a clause without a full stop."""
+    fit = load_calibration().fit
+    if device == load_device(fit.arch):
+        text = (
+            f"calibrated on {fit.rows}, which it meets within {fit.mean_error:.0%} in the mean and"
+            f" {fit.worst_error:.0%} at worst; other models may be further off"
+        )
+    else:
+        text = (
+            f"no published step of {device.name} backs this: its figures are published or marked as estimates, and"
+            f" efficiencies are those of {fit.device}; for HBM, that of the SN40L paper"
+        )
+    return f"{text}; no sync of RDUs was ever published" if replicas > 1 else text
+
+
+def likely_s(prediction: Prediction) -> tuple[float, float] | None:
+    """The range of the step's time by the worst calibration error. None where no calibration row is alike: for another
+    device, without training, bound by launches, or recurrent."""
+    fit, step = load_calibration().fit, prediction.alone
+    if (
+        prediction.device != load_device(fit.arch)
+        or prediction.program.training is None
+        or step.device_s_by_bound[Bound.LAUNCH] > step.device_s / 2
+        or is_recurrent(prediction)
+    ):
+        return None
+    least = step.device_s * (1 - fit.worst_error) + step.host_s * (1 - fit.worst_host_error)
+    most = step.device_s * (1 + fit.worst_error) + step.host_s * (1 + fit.worst_host_error)
+    return least, most
+
+
+def is_recurrent(prediction: Prediction) -> bool:
+    """Whether the program has recurrent layers, whose dependency between time steps is not modelled."""
+    return any(OPERATORS[node.operator].kind is OperatorKind.RECURRENT for node in prediction.graph.nodes)

@@ -1,34 +1,58 @@
 """A step of many replicas: the sections of one, and what they exchange.
 
-On the `rdu` path a gradient group is reduced as soon as the section that completes it is done, while the backward goes
-on; the update waits for the last group; each replica updates its slice, and the parameters are gathered after that. On
-the `host` path the host is asked when the backward is done, and every replica updates everything. Where gradients are
-accumulated, this is the last micro-step's backward. Each REDUCE and each
-GATHER is launched as a section is. What a transfer takes from the memory that a section waits for is not counted twice:
-sections do not become slower.
+    rdu     a gradient group is reduced when the section that completes it ends, while the backward of the last
+            micro-step goes on; the update waits for the last group; each replica updates its slice; then GATHER
+    host    all groups are reduced after the backward, and every replica updates everything
+
+Each REDUCE and each GATHER has the launch time of a section. Transfers do not slow sections down.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, updates
+from sambasim.simulation.step import MODEL_KINDS, PredictedStep, TimedSection, slowed, updates
 from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
-from sambasim.simulation.tiers import slowed
-from sambasim.simulation.timeline import Span, Track
+
+
+class Track(StrEnum):
+    """The timeline to which a span belongs."""
+
+    HOST = "host"
+    SECTIONS = "sections"
+    LINKS = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An interval of a predicted step, in seconds since its start; all replicas have the same. `kind` is a section kind
+    or `HOST`; `section` is the section's number in the step, if it is one."""
+
+    track: Track
+    kind: str
+    name: str
+    start_s: float
+    stop_s: float
+    section: int | None = None
+
+    @property
+    def predicted_s(self) -> float:
+        """Its duration."""
+        return self.stop_s - self.start_s
 
 
 @dataclass(frozen=True)
 class ScaledStep:
-    """The step of each of the replicas that `placement` seats. `path` is None where there is nobody to sync with.
+    """The step of each replica of `placement`. `path` is None if nothing is synced.
 
-    step: with the updates that each replica does
-    sync_s: what reducing and gathering take, hidden or not
-    exposed_sync_s: the part of it in which sections wait
-    way: how gradients travel, in words
+    step: with the part of the update that each replica does
+    sync_s: time of all REDUCE and GATHER, overlapped or not
+    exposed_sync_s: the part of `sync_s` in which sections wait
+    way: how gradients travel, as text
     """
 
     step: PredictedStep
@@ -41,17 +65,17 @@ class ScaledStep:
 
     @cached_property
     def predicted_s(self) -> float:
-        """From the host's start to the last parameter."""
+        """The whole step, host time included."""
         return self.step.predicted_s + self.exposed_sync_s
 
     @property
     def hidden_sync_s(self) -> float:
-        """The part of the sync during which sections run."""
+        """The part of the sync that overlaps with sections."""
         return self.sync_s - self.exposed_sync_s
 
     @property
     def sync_share(self) -> float:
-        """The part of the step in which sections wait for sync."""
+        """The fraction of the step in which sections wait for sync."""
         return self.exposed_sync_s / self.predicted_s
 
     @property
@@ -60,15 +84,14 @@ class ScaledStep:
         return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def efficiency(self, alone: PredictedStep) -> float:
-        """Samples per second of one replica here, as a part of those that it makes `alone`."""
+        """The throughput of one replica here, relative to that of a replica `alone`."""
         return self.samples_per_s / self.placement.replicas / alone.samples_per_s
 
 
 def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
-    """The step of `program`, predicted for one replica as `alone`, on all replicas of `placement`.
+    """The step of `program` on all replicas of `placement`; `alone` is that of one replica.
 
-    RDUs may take the way through the host as well: they do where that is quicker, as for few bytes on replicas in a
-    number that is no power of two.
+    RDUs sync through the host where that is quicker, as for few bytes and a number of replicas that is no power of two.
     """
     scaled = _scaled(program, alone, placement, path)
     if scaled.path is SyncPath.RDU:
@@ -80,7 +103,8 @@ def scale(program: Program, alone: PredictedStep, placement: Placement, path: Sy
 
 def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
     replicas = placement.replicas
-    model, update = _parts(alone)
+    model = tuple(section for section in alone.sections if section.kind in MODEL_KINDS)
+    update = alone.sections[len(model) :]
     if replicas == 1 or program.training is None:
         spans = _model(alone, model)
         spans += _run(update, spans[-1].stop_s, len(model))
@@ -90,7 +114,7 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
     if path is SyncPath.RDU:
         update = tuple(updates(program, alone.budget, alone.tiers, replicas))
     step = replace(alone, sections=(*model, *update))
-    # On the host path it covers the way there and the way back.
+    # On the host path: to the host and back.
     launch_s = alone.budget.launch_s * (2 if path is SyncPath.HOST else 1)
     spans = _model(step, model)
     backward_s = spans[-1].stop_s
@@ -107,14 +131,8 @@ def _scaled(program: Program, alone: PredictedStep, placement: Placement, path: 
     return ScaledStep(step, placement, path, tuple(spans), sync_s, exposed_s, "; ".join(ways))
 
 
-def _parts(step: PredictedStep) -> tuple[tuple[TimedSection, ...], tuple[TimedSection, ...]]:
-    """The sections of the model, and those of the update."""
-    model = tuple(section for section in step.sections if section.kind in MODEL_KINDS)
-    return model, step.sections[len(model) :]
-
-
 def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
-    """The host's time, then every micro-step."""
+    """The host time, then all micro-steps."""
     spans = [Span(Track.HOST, "HOST", "inputs, outputs, starting sections", 0.0, step.host_s)]
     for _ in range(step.micro_steps):
         spans += _run(model, spans[-1].stop_s)
@@ -122,7 +140,7 @@ def _model(step: PredictedStep, model: Sequence[TimedSection]) -> list[Span]:
 
 
 def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> list[Span]:
-    """One after the other."""
+    """The spans of `sections`, which run one after the other; `first` is the number of the first."""
     spans = []
     for number, section in enumerate(sections, first):
         stop_s = start_s + section.price.predicted_s
@@ -132,7 +150,7 @@ def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> li
 
 
 def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Span]) -> dict[str, float]:
-    """By group: when its last gradient is complete. Sections may be other ones than those of the PEF."""
+    """By group: when its last gradient is complete. The sections may differ from those of the PEF."""
     training = program.training
     made_at = {name: place for place, node in enumerate(training.nodes) for name in node.results} if training else {}
     value_of = {output.symbol: output.value for output in training.outputs} if training else {}
@@ -148,7 +166,7 @@ def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Sp
 def _reduced(
     groups: Sequence[ParameterGroup], syncs: Mapping[str, GroupSync], ready_s: Mapping[str, float], launch_s: float
 ) -> list[Span]:
-    """The links take one group after the other, in the order in which they are ready."""
+    """The links reduce one group after the other, in the order in which they are ready."""
     spans: list[Span] = []
     free_s = 0.0
     for group in sorted(groups, key=lambda group: ready_s[group.name]):

@@ -4,12 +4,12 @@
     GRADNORM     all gradients are read once, in bf16
     OPT          gradients are read in bf16; weights and states read and written in float32, weights in bf16 too
 
-What replicas exchange, REDUCE and GATHER, is in `sambasim.simulation.scaling`. Host time is that of one process: it
-starts each section, sends inputs and fetches outputs, and does not overlap with the device in the published rows.
+`sambasim.simulation.scaling` adds REDUCE and GATHER. Host time is for starting sections, sending inputs and fetching
+outputs; it does not overlap with the device, as in the published rows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sambasim.costs.cut import Level, Piece, cut
@@ -20,7 +20,6 @@ from sambasim.hardware.budget import Budget, Calibration
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.simulation.tiers import Tiers, slowed, tiers_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
@@ -30,9 +29,41 @@ MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
 
 
 @dataclass(frozen=True, slots=True)
+class Tiers:
+    """What lies in DDR where HBM is too small: the shares of the optimizer states and of the rest, and the bytes.
+
+    Optimizer states, used once a step, go to DDR first; parameters, gradients and tensors between sections follow when
+    all states are there.
+    """
+
+    states: float
+    rest: float
+    slow_bytes: int
+
+
+def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
+    """The tiers of a replica that needs `states_bytes` for optimizer states."""
+    if budget.behind is None or need.size_bytes <= budget.behind.fast_bytes:
+        return Tiers(0.0, 0.0, 0)
+    out_bytes = need.size_bytes - budget.behind.fast_bytes
+    of_states = min(out_bytes, states_bytes)
+    others_bytes = need.size_bytes - states_bytes
+    rest = (out_bytes - of_states) / others_bytes if others_bytes else 0.0
+    return Tiers(of_states / states_bytes if states_bytes else 0.0, rest, out_bytes)
+
+
+def slowed(budget: Budget, part: float) -> Budget:
+    """`budget` with the memory rate of a section that has `part` of its bytes in DDR."""
+    if budget.behind is None or not part:
+        return budget
+    s_per_byte = (1 - part) / budget.memory_bytes_per_s + part / budget.behind.bytes_per_s
+    return replace(budget, memory_bytes_per_s=1 / s_per_byte)
+
+
+@dataclass(frozen=True, slots=True)
 class TimedSection:
-    """A section with what it asks for and its predicted seconds. `nodes` of the graph are in it, from the first up to
-    the second; an update has none."""
+    """A section, its load and its predicted time. `nodes` are the start and the stop of its nodes in the graph; an
+    update has none."""
 
     kind: SectionKind
     name: str
@@ -42,7 +73,7 @@ class TimedSection:
 
     @property
     def operators(self) -> int:
-        """Those that cost something."""
+        """The number of operators that take time."""
         return self.load.stages
 
 
@@ -53,7 +84,7 @@ class PredictedStep:
     sections: in order; those of the forward and the backward run once for each of the `micro_steps`
     batch_size: of a micro-step
     start_s, sent_s: host time for each section that starts, and for inputs and outputs of a micro-step
-    need, tiers: what it needs beside the chip, and where that lies
+    need, tiers: the off-chip memory that it needs, and which part of it is in DDR
     """
 
     sections: tuple[TimedSection, ...]
@@ -86,7 +117,7 @@ class PredictedStep:
 
     @property
     def samples_per_s(self) -> float:
-        """Of one replica, host time included."""
+        """Throughput of one replica, host time included."""
         return self.micro_steps * self.batch_size / self.predicted_s
 
     @property
@@ -99,7 +130,7 @@ class PredictedStep:
 
     @property
     def device_s_by_bound(self) -> Mapping[Bound, float]:
-        """Seconds by what sections wait for most."""
+        """Seconds by the bound of the sections."""
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
             seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
@@ -114,13 +145,12 @@ def predict_step(
     batch_size: int | None = None,
     micro_steps: int = 1,
 ) -> PredictedStep:
-    """The step of `program` by one replica, cut into sections for `budget` as `level` says: o0, o1 or o3.
+    """The step of `program` on one replica, partitioned into sections for `budget` at level o0, o1 or o3.
 
-    batch_size: another one than that of the program, to which its work is scaled
-    micro_steps: how often the forward and the backward run before one update
+    batch_size: if it is not that of the program, the work is scaled
+    micro_steps: how often forward and backward run before one update
 
-    Raises MachineError for what does not fit on `budget`, and PefError for an operator that is given what it does not
-    take.
+    Raises MachineError if it does not fit on `budget`, and PefError for arguments that an operator does not accept.
     """
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
@@ -133,7 +163,7 @@ def predict_step(
     step = cut_for(budget)
     if not step.tiers.rest:
         return step
-    # What is fastest where everything lies in HBM need not be so where some of it does not.
+    # Another partition may be faster if not everything fits into HBM.
     return min(step, cut_for(slowed(budget, step.tiers.rest)), key=lambda one: one.device_s)
 
 
@@ -146,7 +176,7 @@ def price_pieces(
     samples: int,
     micro_steps: int,
 ) -> PredictedStep:
-    """The step of `program` with `pieces` of its `work` as sections. `samples` are those of a micro-step. Raises
+    """The step of `program` with the `pieces` of its `work` as sections, for `samples` in a micro-step. Raises
     MachineError if the memory of `budget` is too small."""
     graph = program.training or program.evaluation
     need = need_of(program, work, [piece.stages for piece in pieces], samples)
@@ -174,7 +204,7 @@ def price_pieces(
 
 
 def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
-    """GRADNORM and OPT, of which each of `replicas` does its slice."""
+    """GRADNORM and OPT, for the slice of one of `replicas`."""
     training = program.training
     if training is None:
         return []
@@ -193,7 +223,7 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
 
 
 def _exchanged_bytes(graph: Graph, program: Program) -> int:
-    """Inputs and outputs of a step, as the device holds them."""
+    """Inputs and outputs of a step, in the dtypes of the device."""
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
     return sum(
         device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)

@@ -1,39 +1,32 @@
-"""What gradient sync is predicted to take, group by group, on the links of a cluster.
+"""The predicted time of gradient sync, group by group, on the links of a cluster.
 
-    rdu     devices exchange slices themselves: by PCIe or better inside a node, by the node's NICs between nodes; each
-            then updates its slice, and they gather the new parameters
-    host    each replica's gradients go to its host, which adds those of its node; hosts exchange sums; the means go
-            back, and every replica updates everything
+    rdu     devices exchange slices: by PCIe or better inside a node, by the node's NICs between nodes; each updates its
+            slice, and the new parameters are gathered
+    host    gradients go to the host, which adds those of its node; hosts exchange sums; the means go back, and every
+            replica updates everything
 
-Gradients and parameters travel in bf16, as the device holds them. Replicas of one RDU share its links, those of one
-node its memory and NICs. The measure of all of it is the links' bandwidth: no sync of RDUs has been published.
+Gradients and parameters are sent in bf16. Replicas of one RDU share its links, those of one node its memory and NICs.
+Nobody has published a sync of RDUs, so the time follows from the bandwidth of the links alone.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
 from math import ceil, log2
 
-from sambasim.collectives.schedule import (
-    Link,
-    Links,
-    Messages,
-    all_gather_messages,
-    price,
-    reduce_scatter_messages,
-)
+from sambasim.collectives.schedule import Link, Links, Messages, all_gather_messages, price, reduce_scatter_messages
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 
 WIRE_BYTES = 2
-"""Of one number that travels."""
+"""Of one element that is sent."""
 
 _TOUCHED = 2
-"""Times that the memory beside the chip is used for a byte that arrives and is added: what is there, and the sum."""
+"""Accesses of off-chip memory for each byte that arrives and is added: a read and a write."""
 
 
 class SyncPath(StrEnum):
-    """Who exchanges gradients."""
+    """How gradients are exchanged."""
 
     RDU = "rdu"
     HOST = "host"
@@ -41,8 +34,8 @@ class SyncPath(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupSync:
-    """One gradient group on one path: seconds until its owners have the means, and from updated slices until every
-    replica has all parameters, 0 where each replica updates all. `ways` says how."""
+    """One gradient group on one path: seconds to reduce, and to gather the parameters, 0 if each replica updates all.
+    `ways` says how, as text."""
 
     reduce_s: float
     gather_s: float
@@ -50,7 +43,7 @@ class GroupSync:
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
-    """Of a group of `size_bytes` on the wire."""
+    """The sync of a group of which `size_bytes` are sent."""
     if placement.replicas == 1:
         return GroupSync(0.0, 0.0, "")
     return _by_rdu(size_bytes, placement, budget) if path is SyncPath.RDU else _by_host(size_bytes, placement)
@@ -68,7 +61,7 @@ def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
 
 
 def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[float, float]:
-    """The two halves of an all-reduce among equal nodes: those of rank 0 are as long as those of any other."""
+    """The two phases of an all-reduce among equal nodes; all ranks take as long as rank 0."""
     reduce, gather = _messages(nodes, ranks_per_node)
     slice_bytes = size_bytes / (nodes * ranks_per_node)
     return (
@@ -77,9 +70,9 @@ def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links
     )
 
 
-@lru_cache(maxsize=64)
+@cache
 def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
-    """Those of rank 0 in the two phases; every group has the same."""
+    """The messages of rank 0 in the two phases."""
     node_of = tuple(node for node in range(nodes) for _ in range(ranks_per_node))
     return reduce_scatter_messages(node_of, 0), all_gather_messages(node_of, 0)
 

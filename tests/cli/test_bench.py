@@ -47,10 +47,3 @@ def test_one_rank_has_nothing_to_sync(tmp_path: Path) -> None:
 
 def test_the_command_names_the_paths_that_there_are() -> None:
     assert tuple(PATHS) == bench._PATHS
-
-
-def test_help_defines_what_the_table_shows(tmp_path: Path) -> None:
-    result = run(tmp_path, "--help")
-    assert result.exit_code == 0
-    assert "algorithm bandwidth × 2 (n - 1) / n" in result.stdout
-    assert "nccl-tests" in result.stdout

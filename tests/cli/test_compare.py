@@ -105,14 +105,6 @@ def test_what_is_not_there_is_not_called_a_pef() -> None:
     assert refused("logreg", "a").what.startswith("logreg is a PEF, and a is the digests of a run")
 
 
-def test_a_folder_of_something_else_is_refused() -> None:
-    error = refused("out", "a")
-    assert (error.what, error.where) == (
-        "out is a folder without the digests of a run, and not a checkpoint",
-        "out/run.json",
-    )
-
-
 def test_steps_of_what_has_none_are_refused() -> None:
     assert refused("a.safetensors", "b.safetensors", "--steps", "3").what == (
         "--steps is for runs, and a.safetensors is a file of weights"
@@ -131,12 +123,6 @@ def test_a_damaged_file_of_weights_is_told() -> None:
     result = compare("a.safetensors", "b.safetensors")
     assert isinstance(result.exception, WeightsError)
     assert result.exception.what.startswith("b.safetensors is not a safetensors file: ")
-
-
-def test_weights_that_are_not_there_are_told() -> None:
-    result = compare("a.safetensors", "c.safetensors")
-    assert isinstance(result.exception, WeightsError)
-    assert result.exception.what == "the weights file c.safetensors is not there"
 
 
 def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sambasim.records.digests import StepDigests, read_recording, replica_file
-from sambasim.report.compare.result import RunsCompared, place
+from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train

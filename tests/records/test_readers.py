@@ -7,7 +7,7 @@ import pytest
 
 from sambasim.errors import ArtifactError, OptionError
 from sambasim.records.digests import RUN_FILE, ValueDigest, is_recording, read_recording, replica_file
-from sambasim.records.metrics import CheckpointRecord, read_run
+from sambasim.records.metrics import read_run
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.recordings import a_run, a_step, write_recording
 
@@ -26,15 +26,6 @@ def metrics_lines() -> list[str]:
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     assert read_run(write_metrics(tmp_path, "".join(metrics_lines()))) == a_run_with_metrics()
-
-
-def test_checkpoints_among_the_records_are_no_fault(tmp_path: Path) -> None:
-    saved = CheckpointRecord(step=1, epoch=1, path="saved/step-0000000001", size_bytes=9, checkpoint_s=0.1)
-    first, *others = metrics_lines()
-    assert (
-        read_run(write_metrics(tmp_path, "".join([first, saved.model_dump_json() + "\n", *others])))
-        == a_run_with_metrics()
-    )
 
 
 def test_a_run_that_was_stopped_in_a_line(tmp_path: Path) -> None:
@@ -90,12 +81,6 @@ def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is not what sambasim run --record-digests writes: step: Field") as error:
         list(read_recording(folder).steps(0))
     assert error.value.where == f"{file}:2"
-
-
-def test_a_folder_without_replicas_is_told(tmp_path: Path) -> None:
-    folder = write_recording(tmp_path / "a", {})
-    with pytest.raises(ArtifactError, match="has no file of a replica"):
-        read_recording(folder)
 
 
 def test_another_run_file_is_told(tmp_path: Path) -> None:

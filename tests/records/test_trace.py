@@ -3,7 +3,6 @@
 import json
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,30 +45,3 @@ def test_every_track_that_is_used_has_a_thread_of_its_own() -> None:
     named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert named == {(0, 1): "host", (0, 4): "collectives", (1, 1): "host", (1, 4): "collectives"}
     assert [event["tid"] for event in events if event["ph"] == "X"] == [1, 4, 1, 4]
-
-
-def _text(*spans: TraceSpan, name: str = "replica 0, measured") -> str:
-    return trace_json([TraceProcess(0, name, spans)], MEASURED)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _text(TraceSpan(Track.HOST, "a", 0, 10), TraceSpan(Track.HOST, "b", 5, 11)),
-        _text(TraceSpan(Track.HOST, "backwards", 10, 9)),
-        _text(TraceSpan(Track.HOST, "", 0, 1)),
-        _text(TraceSpan(Track.HOST, "a", 0, 1), name="replica 0, predicted"),
-        _text(TraceSpan(Track.HOST, "a", 0, 1, {"loss": float("nan")})),
-        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"ph": "X"', '"ph": "B"'),
-        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"ts": 0.0', '"ts": 1.0'),
-        _text(TraceSpan(Track.HOST, "a", 0, 1)).replace('"tid": 1, "ts"', '"tid": 2, "ts"'),
-    ],
-)
-def test_the_reader_of_the_tests_refuses_what_breaks_the_format(text: str) -> None:
-    with pytest.raises((AssertionError, KeyError)):
-        read_trace(text)
-
-
-def test_spans_on_different_tracks_may_overlap() -> None:
-    trace = read_trace(_text(TraceSpan(Track.HOST, "a", 0, 10), TraceSpan(Track.COPIES, "b", 5, 11)))
-    assert [one.name for one in trace.spans] == ["a", "b"]

@@ -3,21 +3,31 @@
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, RenderableType
 
 from sambasim import pef
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.report.contents import Contents, contents, section_traffic
-from sambasim.report.inspect import inspection, operators_table, options_table, symbols_table
+from sambasim.ir.graph import Graph
+from sambasim.ir.program import Program
+from sambasim.report.inspect import (
+    Contents,
+    contents,
+    inspection,
+    options_table,
+    section_facts,
+    symbols_table,
+)
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 
 
 def facts_of(folder: Path) -> Contents:
     path = write_sample(folder)
     return contents(path, pef.peek(path), pef.read(path))
+
+
+def section_traffic(program: Program, graph: Graph) -> list[tuple[int, int]]:
+    return [(section.in_bytes, section.out_bytes) for section in section_facts(program, graph)]
 
 
 def printed(table: RenderableType) -> str:
@@ -52,6 +62,9 @@ def test_facts(tmp_path: Path) -> None:
     ]  # fmt: skip
     transposes = next(row for row in facts.graphs[0].operators if row.operator == "aten.t.default")
     assert (transposes.kind, transposes.count, transposes.sources) == ("view", 2, ("logreg.py:7",))
+    reduce, update = facts.graphs[0].sections[2], facts.graphs[0].sections[4]
+    assert reduce.reads == reduce.writes == ("group0.gradient",)
+    assert update.writes == ("group0.momentum", "group0.parameter")
     assert sum(row.count for row in facts.graphs[0].operators) == facts.graphs[0].nodes == 15
     sizes = {row.kind: (row.symbols, row.elements, row.size_bytes) for row in facts.sizes}
     assert sizes["parameter"] == (2, 8, 32)
@@ -98,30 +111,8 @@ def test_many_symbols_are_cut_and_it_says_so(tmp_path: Path) -> None:
     assert "and 24 more; --json lists all of them" in printed(symbols_table(many))
 
 
-def test_many_source_lines_are_cut(tmp_path: Path) -> None:
-    graph = facts_of(tmp_path).graphs[1]
-    row = graph.operators[0].model_copy(update={"sources": ("a.py:1", "a.py:2", "b.py:1", "b.py:2", "b.py:3")})
-    assert "a.py:1, a.py:2, b.py:1 and 2 more" in printed(
-        operators_table(graph.model_copy(update={"operators": (row,)}))
-    )
-
-
 def test_text_from_a_file_is_neither_markup_nor_control() -> None:
     text = printed(options_table("options", {"model": "[red]x[/red]\x1b[2J", "list": ["[bold]"]}))
     assert "[red]x[/red]?[2J" in text
     assert '["[bold]"]' in text
     assert "\x1b" not in text
-
-
-def test_unread_results_do_not_leave_a_section() -> None:
-    program = sample_program()
-    graph = program.evaluation
-    unread = replace(graph, outputs=(), values=dict(graph.values))
-    assert section_traffic(program, unread)[0][1] == 0
-
-
-def test_symbols_without_a_place(tmp_path: Path) -> None:
-    symbol = Symbol("loss", SymbolKind.OUTPUT, TensorType("float32", ()))
-    assert sample_program().symbols["loss"] == symbol
-    line = next(line for line in printed(symbols_table(facts_of(tmp_path))).splitlines() if " output " in line)
-    assert line.split() == ["loss", "output", "float32[]", "4", "B"]

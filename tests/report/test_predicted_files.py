@@ -22,7 +22,7 @@ from sambasim.simulation.scaling import ScaledStep, scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
-from tests.support.trace_format import Trace, read_trace
+from tests.support.trace_format import read_trace
 
 Rows = list[dict[str, str]]
 
@@ -72,16 +72,6 @@ def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> No
     assert {row["section_type"] for row in products} == {"FWD", "BCKWD"}
 
 
-def test_units_are_in_names_and_every_figure_says_where_it_is_from(program: Program) -> None:
-    facts = {"section_id", "section_type", "section_name", "operators", "runs_per_step"}
-    names = set(_rows(_scaled(program))[0])
-    assert all(name.startswith("predicted_") for name in names - facts)
-    assert {"predicted_ddr_read_bytes_per_s", "predicted_ddr_write_bytes_per_s"} < names
-    assert {"predicted_hbm_read_bytes_per_s", "predicted_hbm_write_bytes_per_s"} < set(
-        _rows(_scaled(program, "sn40"))[0]
-    )
-
-
 def test_the_parts_of_the_summary_add_up(program: Program) -> None:
     scaled = _scaled(program, replicas=4)
     told = json.loads(summary_json(scaled, "digits"))
@@ -127,18 +117,3 @@ def test_it_says_that_it_is_predicted_and_of_what() -> None:
         "replica 2 of 6, node 0 RDU 1 tiles 0-3, predicted",
         "replica 3 of 6, node 0 RDU 1 tiles 4-7, predicted",
     ]
-
-
-def test_each_track_has_what_belongs_to_it() -> None:
-    trace = read_trace(predicted_trace(_scaled_sample(2), "logreg"))
-    kinds = {track: {one.args["kind"] for one in trace.spans if one.track == track} for track in _tracks(trace)}
-    assert kinds["host"] == {"HOST"}
-    assert kinds["collectives"] == {"REDUCE", "GATHER"}
-    assert kinds["sections"] == {"FWD", "BCKWD", "GRADNORM", "OPT"}
-    (forward, *_) = trace.named("FWD", 0)
-    assert forward.args["section"] == 0
-    assert forward.args["read_bytes"] > 0
-
-
-def _tracks(trace: Trace) -> set[str]:
-    return {one.track for one in trace.spans}

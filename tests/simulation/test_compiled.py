@@ -6,7 +6,7 @@ from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget, budget_of, load_calibration
-from sambasim.hardware.placement import Placement, place, place_on_nodes
+from sambasim.hardware.placement import Inventory, Placement, place, place_replicas
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
@@ -98,7 +98,7 @@ def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath
     budget, cluster = budget_of(DEVICE, CALIBRATION), load_cluster("sn30-8")
     here_s, apart_s = (
         predict_compiled(
-            sample_program(), budget, CALIBRATION, place_on_nodes(nodes, DEVICE, None, cluster), path
+            sample_program(), budget, CALIBRATION, place_replicas(Inventory(DEVICE, None, cluster), nodes), path
         ).scaled.predicted_s
         for nodes in ([0, 0], [0, 1])
     )

@@ -112,11 +112,6 @@ def test_a_wider_model_is_never_quicker(widths: tuple[int, ...], level: Level) -
     assert seconds == sorted(seconds)
 
 
-def test_more_features_are_never_quicker() -> None:
-    seconds = [_step(_convolutions(width=features)).device_s for features in (31, 32, 33, 64)]
-    assert seconds == sorted(seconds)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_larger_batch_and_a_deeper_model_are_never_quicker(level: Level) -> None:
     by_batch = [_step(_perceptron(batch), level, 4).device_s for batch in (16, 64, 256, 1024, 4096)]
@@ -131,11 +126,6 @@ def test_each_level_is_no_slower_than_the_one_before(model: object, tiles: int) 
     assert callable(model)
     o0, o1, o3 = (_step(model(), level, tiles).device_s for level in LEVELS)
     assert o3 <= o1 <= o0
-
-
-def test_a_newer_device_is_quicker() -> None:
-    seconds = [_step(_perceptron(), device=device).device_s for device in ("sn10", "sn30", "sn40")]
-    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_batch_norm_waits_for_the_whole_batch_in_training_alone() -> None:
@@ -185,3 +175,16 @@ def test_another_batch_size_of_a_program_is_that_of_a_capture(made: object, size
         captured = predict_step(made(wanted), budget, "o3", calibration)
         assert scaled.device_s == pytest.approx(captured.device_s, rel=0.02)
         assert scaled.need.size_bytes == pytest.approx(captured.need.size_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("model", [_perceptron, _convolutions])
+def test_the_parts_are_the_total_and_the_sections_those_of_the_compiler(model: Callable[[], Program]) -> None:
+    program = model()
+    step = _step(program)
+    assert sum(section.price.predicted_s for section in step.sections) == pytest.approx(step.device_s)
+    assert sum(step.device_s_by_kind.values()) == pytest.approx(step.device_s)
+    assert sum(step.device_s_by_bound.values()) == pytest.approx(step.device_s)
+    assert step.predicted_s == pytest.approx(step.device_s + step.host_s)
+    for section, group in zip(step.sections[-len(program.groups) :], program.groups, strict=True):
+        states = len(program.optimizers[group.optimizer].states)
+        assert section.load.traffic_bytes == 4 * group.numel * (3 + 2 * states), "each tensor is read and written once"

@@ -8,43 +8,32 @@ Metrics files: finds the first step whose loss, learning rate or gradient norm d
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import groupby
 from typing import NamedTuple
 
-from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
+from sambasim.records.digests import Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, SummaryRecord
-from sambasim.report.compare.result import (
-    DigestApart,
-    MetricsCompared,
-    RunsCompared,
-    deciding_facts,
-    deciding_facts_of_summaries,
-    differing_facts,
-    differing_losses,
-    differing_options,
-    digest_difference,
-    facts_text,
-    place,
-    relative_difference,
-)
+from sambasim.report import compare
+from sambasim.report.compare import DigestApart, MetricsCompared, RunsCompared, counted, relative_difference
 
 _MOST_SHOWN = 6
 
 
-class _Pair(NamedTuple):
-    """The lines of one replica at one step; None if a run has none."""
+class _Line(NamedTuple):
+    """The digests of one replica at one step; `side` is 0 for run A, 1 for run B."""
 
     step: int
     replica: int
-    a: StepDigests | None
-    b: StepDigests | None
+    side: int
+    digests: StepDigests
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What the comparison has found so far."""
+    """What the comparison has found so far. `starts` and `ends` are the first and the last step of A and of B."""
 
     titles: dict[int, str]
     digests: int = 0
@@ -64,63 +53,50 @@ def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lam
     """Compare the steps of two recordings for which `wanted` is true. Raises what `Recording.steps` raises."""
     found = _Progress({one.number: f"{one.number} {one.kind} {one.name}" for one in a.run.sections})
     replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
-    step: list[_Pair] = []
-    for pair in merge(*(_pairs(a, b, replica, wanted) for replica in replicas), key=lambda one: one[:2]):
-        if step and step[0].step != pair.step:
-            _compare_step(step, found)
-            step = []
-        step.append(pair)
-    _compare_step(step, found)
+    recorded = [
+        _lines(recording, replica, side, wanted) for replica in replicas for side, recording in enumerate((a, b))
+    ]
+    for step, lines in groupby(merge(*recorded, key=lambda line: line[:3]), key=lambda line: line.step):
+        _compare_step(step, lines, found)
     return _runs_result(a, b, replicas, found)
 
 
-def _pairs(a: Recording, b: Recording, replica: int, wanted: Callable[[int], bool]) -> Iterator[_Pair]:
-    ours, theirs = _lines(a, replica, wanted), _lines(b, replica, wanted)
-    one, other = next(ours, None), next(theirs, None)
-    while one is not None or other is not None:
-        step = min(line.step for line in (one, other) if line is not None)
-        left = one if one is not None and one.step == step else None
-        right = other if other is not None and other.step == step else None
-        yield _Pair(step, replica, left, right)
-        one = next(ours, None) if left is not None else one
-        other = next(theirs, None) if right is not None else other
-
-
-def _lines(recording: Recording, replica: int, wanted: Callable[[int], bool]) -> Iterator[StepDigests]:
+def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int], bool]) -> Iterator[_Line]:
     for line in recording.steps(replica):
         if wanted(line.step) or (line.begins and wanted(line.step + 1)):
-            yield line
+            yield _Line(line.step, replica, side, line)
 
 
-def _compare_step(pairs: Sequence[_Pair], found: _Progress) -> None:
+def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
     """Compare all replicas of one step."""
     seen: list[tuple[int, int, ValueDigest, ValueDigest]] = []
     begins = False
-    for pair in pairs:
-        for side, line in enumerate((pair.a, pair.b)):
-            if line is not None:
-                found.ends[side] = max(found.ends[side], line.step)
-                if found.starts[side] is None and not line.begins:
-                    found.starts[side] = line.step
-        if pair.a is None or pair.b is None:
+    for replica, of_replica in groupby(lines, key=lambda line: line.replica):
+        sides = {line.side: line.digests for line in of_replica}
+        for side, line in sides.items():
+            found.ends[side] = max(found.ends[side], step)
+            if found.starts[side] is None and not line.begins:
+                found.starts[side] = step
+        if len(sides) == 1:
             continue
-        begins = pair.a.begins or pair.b.begins
+        a, b = sides[0], sides[1]
+        begins = a.begins or b.begins
         if not begins:
-            found.steps.add(pair.step)
-            found.losses.setdefault(pair.step, (pair.a.loss, pair.b.loss))
-        ours, theirs = _by_name(pair.a), _by_name(pair.b)
-        if pair.a.begins == pair.b.begins:  # otherwise one is a whole step, and the other only the state after it
+            found.steps.add(step)
+            found.losses.setdefault(step, (a.loss, b.loss))
+        ours, theirs = _by_name(a), _by_name(b)
+        if a.begins == b.begins:  # otherwise one is a whole step, and the other only the state after it
             found.only_in_a += len(ours.keys() - theirs.keys())
             found.only_in_b += len(theirs.keys() - ours.keys())
-        seen += [(position, pair.replica, ours[key], theirs[key]) for position, key in enumerate(ours) if key in theirs]
+        seen += [(position, replica, ours[key], theirs[key]) for position, key in enumerate(ours) if key in theirs]
     for _, replica, one, other in sorted(seen, key=lambda row: row[:2]):
         found.digests += 1
         if one.digest != other.digest:
-            found.by_step[pairs[0].step] = found.by_step.get(pairs[0].step, 0) + 1
-            _add_difference(found, pairs[0].step, replica, one, other, begins=begins)
+            found.by_step[step] = found.by_step.get(step, 0) + 1
+            _add_difference(found, step, replica, one, other, begins=begins)
         elif not found.apart:
             found.alike_before += 1
-            found.last_alike = (pairs[0].step, replica, one, begins)
+            found.last_alike = (step, replica, one, begins)
 
 
 def _add_difference(
@@ -160,17 +136,16 @@ def _apart(
 
 
 def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _Progress) -> RunsCompared:
-    right = deciding_facts(a.run, b.run)
-    notes = tuple(_runs_notes(a, b, found))
+    facts = compare.differing_facts(compare.deciding_facts(a.run), compare.deciding_facts(b.run))
     whole = a.replicas == b.replicas and found.ends[0] == found.ends[1] and not (found.only_in_a or found.only_in_b)
     first = found.apart[0] if found.apart else None
     return RunsCompared(
         a=str(a.folder),
         b=str(b.folder),
         alike=first is None and whole and found.digests > 0,
-        verdict=_runs_verdict(first, facts_text(right), whole, len(replicas), found),
-        not_comparable=right,
-        asked_otherwise=differing_options(a.run, b.run),
+        verdict=_runs_verdict(first, compare.facts_text(facts), whole, len(replicas), found),
+        not_comparable=facts,
+        asked_otherwise=compare.differing_options(a.run, b.run),
         steps=len(found.steps),
         replicas=replicas,
         digests=found.digests,
@@ -179,10 +154,10 @@ def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], found: _
         last_alike=_last_alike(found),
         then=tuple(found.apart[1:]),
         differing_by_step=dict(list(found.by_step.items())[:_MOST_SHOWN]),
-        losses=differing_losses([(step, *both) for step, both in found.losses.items()]),
+        losses=compare.differing_losses([(step, *both) for step, both in found.losses.items()]),
         only_in_a=found.only_in_a,
         only_in_b=found.only_in_b,
-        notes=notes,
+        notes=tuple(_runs_notes(a, b, found)),
     )
 
 
@@ -190,18 +165,25 @@ def _last_alike(found: _Progress) -> str | None:
     if found.last_alike is None or not found.apart:
         return None
     step, replica, one, begins = found.last_alike
-    return place(_apart(step, replica, one, one, found.titles, begins=begins))
+    return compare.place(_apart(step, replica, one, one, found.titles, begins=begins))
 
 
-def _runs_verdict(first: DigestApart | None, right: str, whole: bool, replicas: int, found: _Progress) -> str:
+def _runs_verdict(first: DigestApart | None, facts: str, whole: bool, replicas: int, found: _Progress) -> str:
     if first is not None:
-        before = f"not comparable bit by bit: {right}; " if right else ""
-        return f"{before}they first differ {'' if first.begins else 'at '}{place(first)}; {digest_difference(first)}"
+        difference = f"{'' if first.begins else 'at '}{compare.place(first)}; {compare.digest_difference(first)}"
+        return _differ_text(facts, difference)
     if not found.digests:
         return "nothing to compare: they have no step of a replica in common"
-    though = f", though {right}" if right else ""
-    counts = f"{_counted(len(found.steps), 'step')}, {_counted(replicas, 'replica')}, {found.digests:,} digests"
-    return f"alike: {counts}{though}" if whole else f"alike as far as both have recorded: {counts}{though}"
+    counts = f"{counted(len(found.steps), 'step')}, {counted(replicas, 'replica')}, {found.digests:,} digests"
+    return f"alike{'' if whole else ' as far as both have recorded'}: {counts}{_though(facts)}"
+
+
+def _differ_text(facts: str, difference: str) -> str:
+    return (f"not comparable bit by bit: {facts}; " if facts else "") + f"they first differ {difference}"
+
+
+def _though(facts: str) -> str:
+    return f", though {facts}" if facts else ""
 
 
 def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
@@ -210,26 +192,19 @@ def _runs_notes(a: Recording, b: Recording, found: _Progress) -> Iterator[str]:
             yield f"{name} begins at step {start}"
     for name, run, end in (("A", a.run, found.ends[0]), ("B", b.run, found.ends[1])):
         if found.ends[0] != found.ends[1] and end >= 0:
-            yield f"{name} ends after step {end}{_planned(run, end)}"
+            planned = f", and was to record up to step {run.last_step}" if end < run.last_step else ""
+            yield f"{name} ends after step {end}{planned}"
     for name, ours, theirs in (("A", a, b), ("B", b, a)):
         alone = [str(replica) for replica in ours.replicas if replica not in theirs.replicas]
         if alone:
             yield f"only {name} has {'replica' if len(alone) == 1 else 'replicas'} {', '.join(alone)}"
     for name, count in (("A", found.only_in_a), ("B", found.only_in_b)):
         if count:
-            yield f"{_counted(count, 'digest')} of common steps only in {name}, without a counterpart by name"
+            yield f"{counted(count, 'digest')} of common steps only in {name}, without a counterpart by name"
     if a.run.sees != b.run.sees:
         yield f"A has the {a.run.sees}, B the {b.run.sees}"
     if a.run.pef_digest != b.run.pef_digest:
         yield "the PEFs differ: sambasim compare A.pef B.pef says where"
-
-
-def _planned(run: RecordedRun, end: int) -> str:
-    return f", and was to record up to step {run.last_step}" if end < run.last_step else ""
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 _STEP_FIELDS = ("loss", "lr", "grad_norm")
@@ -243,48 +218,46 @@ def compare_metrics(
     """Compare two metrics files, each given with its path, in the steps for which `wanted` is true."""
     ours, theirs = ({one.step: one for one in records.steps if wanted(one.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
-    apart = (
-        (step, name)
+    differences = (
+        _step_difference(step, name, getattr(ours[step], name), getattr(theirs[step], name))
         for step in common
         for name in _STEP_FIELDS
-        if _differ(getattr(ours[step], name), getattr(theirs[step], name))
     )
-    first = next((_step_difference(step, name, ours[step], theirs[step]) for step, name in apart), None)
+    first = next(filter(None, differences), None)
     one, other = a[1].summary, b[1].summary
-    right = () if one is None or other is None else deciding_facts_of_summaries(one, other)
-    results = differing_facts(*_results(a[1], b[1]))
-    notes = tuple(_metrics_notes(list(ours), list(theirs), (one, other)))
+    facts = compare.differing_facts(*map(compare.deciding_facts, (one, other))) if one and other else ()
+    results = compare.differing_facts(*_results(a[1], b[1]))
     differ = first or next((f"{one.name}: {one.a} and {one.b}" for one in results), None)
+    losses = [(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]
+    whole = ours.keys() == theirs.keys()
     return MetricsCompared(
         a=a[0],
         b=b[0],
-        alike=differ is None and ours.keys() == theirs.keys() and bool(ours),
-        verdict=_metrics_verdict(differ, facts_text(right), len(common), whole=ours.keys() == theirs.keys()),
-        not_comparable=right,
+        alike=differ is None and whole and bool(ours),
+        verdict=_metrics_verdict(differ, compare.facts_text(facts), len(common), whole=whole),
+        not_comparable=facts,
         steps=len(common),
         first=first,
-        losses=differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]),
+        losses=compare.differing_losses(losses),
         results=results,
-        notes=notes,
+        notes=tuple(_metrics_notes(list(ours), list(theirs), (one, other))),
     )
 
 
-def _metrics_verdict(differ: str | None, right: str, steps: int, *, whole: bool) -> str:
+def _metrics_verdict(differ: str | None, facts: str, steps: int, *, whole: bool) -> str:
     if differ is not None:
-        return (f"not comparable bit by bit: {right}; " if right else "") + f"they first differ at {differ}"
+        return _differ_text(facts, f"at {differ}")
     if not steps:
         return "nothing to compare: they have no step in common"
-    counts = f"{steps:,} step{'' if steps == 1 else 's'}"
-    return (
-        f"alike: losses of {counts}" + ("" if whole else ", as far as both go") + (f", though {right}" if right else "")
-    )
+    return f"alike: losses of {counted(steps, 'step')}{'' if whole else ', as far as both go'}{_though(facts)}"
 
 
-def _step_difference(step: int, name: str, a: object, b: object) -> str:
-    one, other = getattr(a, name), getattr(b, name)
-    relative = relative_difference(_finite(one), _finite(other))
+def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:
+    if repr(a) == repr(b):  # NaNs are equal, and -0.0 differs from 0.0
+        return None
+    relative = relative_difference(_finite(a), _finite(b))
     much = "" if relative is None else f", {relative:.1e} apart"
-    return f"step {step}: {name} {one!r} and {other!r}{much}"
+    return f"step {step}: {name} {a!r} and {b!r}{much}"
 
 
 def _results(a: RunRecords, b: RunRecords) -> tuple[Mapping[str, object], Mapping[str, object]]:
@@ -315,10 +288,6 @@ def _metrics_notes(
         if summary is None:
             yield f"{name} has no summary: that run failed or is still running; its threads and engine are unknown"
     yield "times are not compared; `run --record-digests` finds the first tensor in which two runs differ"
-
-
-def _differ(a: float | None, b: float | None) -> bool:
-    return repr(a) != repr(b)  # NaNs are equal, and -0.0 differs from 0.0
 
 
 def _finite(value: float | None) -> float | None:

@@ -15,11 +15,12 @@ from sambasim.ir.numbered import numbered, numbered_output, numbers
 from sambasim.ir.printer import format_node
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
-from sambasim.report.compare.result import (
+from sambasim.report.compare import (
     Fact,
     PefsCompared,
     TensorApart,
     TensorsCompared,
+    counted,
     differing_facts,
     tensor_difference,
 )
@@ -61,35 +62,34 @@ def compare_files(
     )
 
 
-def type_of(tensor: Tensor) -> str:
-    """As `TensorType` is printed: `float32[3, 8]`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
 def _tensors_verdict(common: int, apart: tuple[TensorApart, ...], facts: tuple[Fact, ...]) -> str:
     if apart:
         first = apart[0]
         rest = f"; {len(apart) - 1} more differ" if len(apart) > 1 else ""
         return f"they first differ in {first.name}: {tensor_difference(first)}{rest}"
-    tensors = f"{common:,} tensor{'' if common == 1 else 's'}"
     if facts:
-        return f"{tensors} alike, but not: " + ", ".join(f"{one.name} {one.a} and {one.b}" for one in facts)
-    return f"alike: {tensors}"
+        return f"{counted(common, 'tensor')} alike, but not: " + ", ".join(
+            f"{one.name} {one.a} and {one.b}" for one in facts
+        )
+    return f"alike: {counted(common, 'tensor')}"
 
 
 def _compare_one(name: str, a: Tensor | None, b: Tensor | None) -> TensorApart | None:
     """None if all bits are equal."""
-    types = (None if a is None else type_of(a), None if b is None else type_of(b))
+    type_a, type_b = _type_of(a), _type_of(b)
     if a is None or b is None:
-        return TensorApart(name=name, why="only in A" if b is None else "only in B", type_a=types[0], type_b=types[1])
-    if types[0] != types[1]:
-        return TensorApart(name=name, why="type", type_a=types[0], type_b=types[1])
-    return _compare_values(
-        name, types[0] or "", a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1)
-    )
+        return TensorApart(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
+    if type_a != type_b:
+        return TensorApart(name=name, why="type", type_a=type_a, type_b=type_b)
+    return _compare_values(name, type_a, a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1))
 
 
-def _compare_values(name: str, type_: str, a: Tensor, b: Tensor) -> TensorApart | None:
+def _type_of(tensor: Tensor | None) -> str | None:
+    """As `TensorType` is printed: `float32[3, 8]`."""
+    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> TensorApart | None:
     differing = not_finite = 0
     absolute: float | None = None
     relative: float | None = None
@@ -154,32 +154,25 @@ def compare_pefs(
     symbols = tuple(_symbols(ours.program, theirs.program))
     graphs = tuple(_graphs(ours.program, theirs.program))
     alike = ours.digest == theirs.digest
-    found = [f"the options: {_facts_summary(options)}"] if options else []
-    found += [symbols[0]] if symbols else []
-    found += [graphs[0]] if graphs else []
-    found += [f"the weights, first {apart[0].name}: {tensor_difference(apart[0])}"] if apart else []
+    rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
+    found = [f"the options: {one.name} {one.a} and {one.b}{rest}" for one in options]
+    found += [*symbols, *graphs]
+    found += [f"the weights, first {one.name}: {tensor_difference(one)}" for one in apart]
+    if alike:
+        verdict = f"alike: both are {ours.program.name}, digest {ours.digest}"
+    else:
+        verdict = f"they differ in {found[0]}" if found else "they differ only in layout or metadata"
     return PefsCompared(
         a=a[0],
         b=b[0],
         alike=alike,
-        verdict=_pefs_verdict(ours, alike=alike, found=found),
+        verdict=verdict,
         options=options,
         symbols=symbols,
         graphs=graphs,
         tensors=tensors,
         weights=apart,
     )
-
-
-def _pefs_verdict(ours: PefDocument, *, alike: bool, found: list[str]) -> str:
-    if alike:
-        return f"alike: both are {ours.program.name}, digest {ours.digest}"
-    return f"they differ in {found[0]}" if found else "they differ only in layout or metadata"
-
-
-def _facts_summary(options: tuple[Fact, ...]) -> str:
-    first, rest = options[0], len(options) - 1
-    return f"{first.name} {first.a} and {first.b}" + (f", and {rest} more" if rest else "")
 
 
 def _options(document: PefDocument) -> Mapping[str, object]:

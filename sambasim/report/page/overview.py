@@ -6,30 +6,8 @@ from sambasim.costs.price import Bound
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.spec import Spec
 from sambasim.ir.types import SymbolKind
-from sambasim.report.page.parts import (
-    BLUE,
-    BOUNDS,
-    INK,
-    KINDS,
-    SECONDS,
-    SKY,
-    VERMILLION,
-    Hover,
-    Html,
-    Key,
-    Part,
-    Trace,
-    axis,
-    element,
-    figure,
-    joined,
-    keys,
-    plot,
-    shares,
-    table,
-)
-from sambasim.simulation.backing import backing_of
-from sambasim.simulation.prediction import Prediction
+from sambasim.report.page import ui
+from sambasim.simulation.prediction import Prediction, backing_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_count, format_seconds, plain_rate
 
@@ -63,81 +41,52 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
     ]
 
 
-def caveat(prediction: Prediction) -> Html:
+def caveat(prediction: Prediction) -> ui.Html:
     """The statement that nothing is measured, and how the prediction is validated."""
-    several = 2 if prediction.program.training else 1
-    return element(
-        "p",
-        element("b", "Predicted, not measured."),
-        f" A model of the device gives these numbers: {backing_of(prediction.device, several)}.",
-        class_="caveat",
-    )
+    backing = backing_of(prediction.device, 2 if prediction.program.training else 1)
+    text = f" A model of the device gives these numbers: {backing}."
+    return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
-def summary(prediction: Prediction) -> Part:
+def summary(prediction: Prediction) -> ui.Part:
     """Key figures, and the device time by bound and by kind of section."""
     alone = prediction.alone
-    seconds = alone.device_s
     bounds = [
-        (bound_words(prediction, bound), amount, format_seconds(amount), BOUNDS[bound])
+        (bound_words(prediction, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
         for bound, amount in alone.device_s_by_bound.items()
     ]
     kinds = [
-        (kind.value, amount, format_seconds(amount), KINDS[kind]) for kind, amount in alone.device_s_by_kind.items()
+        (kind.value, amount, format_seconds(amount), ui.KINDS[kind]) for kind, amount in alone.device_s_by_kind.items()
     ]
-    return Part(
+    by_bound = ui.shares(f"{format_seconds(alone.device_s)} on the device, by bound", bounds)
+    by_kind = ui.shares("The same, by kind of section", kinds)
+    return ui.Part(
         id="summary",
         title="The step at a glance",
         lead="Numbers are of one replica, unless they name more. The two bars divide the device time of its step.",
-        measured=False,
-        body=joined(
-            [
-                keys(_keys(prediction)),
-                element(
-                    "div",
-                    shares(f"{format_seconds(seconds)} on the device, by bound", bounds),
-                    shares("The same, by kind of section", kinds),
-                    class_="pair",
-                ),
-            ]
-        ),
+        body=ui.joined(ui.keys(_keys(prediction)), ui.element("div", by_bound, by_kind, class_="pair")),
     )
 
 
-def _keys(prediction: Prediction) -> list[Key]:
-    alone, need = prediction.alone, prediction.alone.need
+def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
+    alone = prediction.alone
     busy = sum(section.price.compute_s for section in alone.sections) / alone.device_s if alone.device_s else 0.0
     slowest = max(alone.sections, key=lambda section: section.price.predicted_s)
-    where = alone.sections.index(slowest)
+    step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
+    bound = bound_words(prediction, slowest.price.bound)
+    which = f"no. {alone.sections.index(slowest)}, {slowest.kind}, bound by {bound}"
+    capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {memory_words(prediction)}"
     found = [
-        Key(
-            "step",
-            format_seconds(alone.predicted_s),
-            f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host",
-        ),
-        Key("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
-        Key("compute in use", f"{busy:.1%}", "of device time, by the slowest stage"),
-        Key(
-            "slowest section",
-            format_seconds(slowest.price.predicted_s),
-            f"no. {where}, {slowest.kind}, bound by {bound_words(prediction, slowest.price.bound)}",
-        ),
-        Key(
-            "memory",
-            format_bytes(need.size_bytes),
-            f"of {format_bytes(alone.budget.capacity_bytes)} {memory_words(prediction)}",
-        ),
+        ("step", format_seconds(alone.predicted_s), step),
+        ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
+        ("compute in use", f"{busy:.1%}", "of device time, by the slowest stage"),
+        ("slowest section", format_seconds(slowest.price.predicted_s), which),
+        ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    if prediction.program.training is not None:
-        rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
-        if rdu.placement.replicas > 1:
-            found.append(
-                Key(
-                    f"on {rdu.placement.replicas} replicas",
-                    f"{rdu.efficiency(alone):.0%}",
-                    f"efficiency with sync by RDUs; {host.efficiency(alone):.0%} by hosts",
-                )
-            )
+    rdu, host = (prediction.scaled[path][shown(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    if prediction.program.training is not None and rdu.placement.replicas > 1:
+        note = f"efficiency with sync by RDUs; {host.efficiency(alone):.0%} by hosts"
+        found.append((f"on {rdu.placement.replicas} replicas", f"{rdu.efficiency(alone):.0%}", note))
     return found
 
 
@@ -146,27 +95,24 @@ def memory_words(prediction: Prediction) -> str:
     return "HBM and DDR" if prediction.alone.budget.behind else prediction.alone.budget.memory
 
 
-def grounds(prediction: Prediction) -> Part:
+def grounds(prediction: Prediction) -> ui.Part:
     """The figures of device, cluster and calibration, each with its source."""
     numbers = [
         (name.replace("_", " "), _number(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
     ]
-    body = [
-        element("h3", f"Device: {prediction.device.name}"),
-        table(("figure", "value", "source"), _figures(prediction.device), words=3, class_="sources"),
-        element("h3", f"Cluster: {prediction.cluster.name}"),
-        table(("figure", "value", "source"), _figures(prediction.cluster), words=3, class_="sources"),
-        element("h3", "Calibration"),
-        table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"),
-        element("p", backing_of(prediction.device)),
-    ]
-    return Part(
+    body: list[str] = []
+    for what, spec in (("Device", prediction.device), ("Cluster", prediction.cluster)):
+        body.append(ui.element("h3", f"{what}: {spec.name}"))
+        body.append(ui.table(("figure", "value", "source"), _figures(spec), words=3, class_="sources"))
+    body.append(ui.element("h3", "Calibration"))
+    body.append(ui.table(("number", "value", "meaning", "source"), numbers, words=4, class_="sources"))
+    body.append(ui.element("p", backing_of(prediction.device)))
+    return ui.Part(
         id="grounds",
         title="Figures behind the prediction",
         lead="Published figures with their sources, and the calibrated numbers that turn them into times.",
-        measured=False,
-        body=element("details", element("summary", "Show all figures and sources"), joined(body)),
+        body=ui.element("details", ui.element("summary", "Show all figures and sources"), *body),
     )
 
 
@@ -199,22 +145,22 @@ _NEAR = 3
 """A limit above this multiple of the need is written in the text instead of drawn."""
 
 
-def memory(prediction: Prediction) -> Part:
+def memory(prediction: Prediction) -> ui.Part:
     """Off-chip memory over one step, and what it holds."""
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
-    limits = [("Capacity", budget.capacity_bytes, VERMILLION)]
+    limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
     if budget.behind is not None:
-        limits.insert(0, ("HBM", budget.behind.fast_bytes, INK))
+        limits.insert(0, ("HBM", budget.behind.fast_bytes, ui.INK))
     drawn_limits = [limit for limit in limits if limit[1] <= _NEAR * most]
     top = max([most, *(size for _, size, _ in drawn_limits)]) * 1.08
     values, words = _byte_ticks(top)
     end_s = prediction.alone.predicted_s
-    drawn = figure(
+    drawn = ui.figure(
         _memory_traces(prediction),
         hovermode="x",
-        xaxis=axis("predicted time since the step began, one replica", range=[0, end_s], **SECONDS),
-        yaxis=axis("bytes", range=[0, top], tickvals=values, ticktext=words, fixedrange=True),
+        xaxis=ui.axis("predicted time since the step began, one replica", range=[0, end_s], **ui.SECONDS),
+        yaxis=ui.axis("bytes", range=[0, top], tickvals=values, ticktext=words, fixedrange=True),
         margin={"l": 84, "r": 16, "t": 34, "b": 44},
         shapes=[
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": size, "y1": size,
@@ -234,22 +180,17 @@ def memory(prediction: Prediction) -> Part:
         f"Use of {memory_words(prediction)}: what the program keeps all the time, and on top of it tensors that one "
         "section writes and a later one reads."
     )
-    return Part(
+    tables = ui.element("div", _kept_table(prediction), _largest_table(prediction), class_="pair")
+    return ui.Part(
         id="memory",
         title="Memory over time",
         lead=lead + not_drawn,
-        measured=False,
-        body=joined(
-            [
-                plot("memory-figure", 320, "Off-chip memory in use over the step"),
-                element("div", _kept_table(prediction), _largest_table(prediction), class_="pair"),
-            ]
-        ),
+        body=ui.joined(ui.plot("memory-figure", 320, "Off-chip memory in use over the step"), tables),
         figures={"memory-figure": drawn},
     )
 
 
-def _memory_traces(prediction: Prediction) -> list[Trace]:
+def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
     """A level for each section, from its start to its end. After the backward there are no boundary tensors."""
     alone = prediction.alone
     taken = [*alone.need.residency.taken_bytes]
@@ -261,25 +202,12 @@ def _memory_traces(prediction: Prediction) -> list[Trace]:
         heights += [size, size]
         numbers += [number, number]
     kept = alone.need.kept_bytes
-    shared: Trace = {"type": "scatter", "mode": "lines", "x": at_s, "stackgroup": "memory"}
+    kept_style = {"line": {"color": ui.SKY, "width": 0}, "fillcolor": ui.SKY, "hoverinfo": "skip"}
+    between_style = {"line": {"color": ui.BLUE, "width": 0}, "fillcolor": ui.BLUE}
+    hover = {"customdata": numbers, "meta": ui.Hover.MEMORY}
     return [
-        {
-            **shared,
-            "name": "kept by the program",
-            "y": [kept] * len(at_s),
-            "line": {"color": SKY, "width": 0},
-            "fillcolor": SKY,
-            "hoverinfo": "skip",
-        },
-        {
-            **shared,
-            "name": "between sections",
-            "y": heights,
-            "line": {"color": BLUE, "width": 0},
-            "fillcolor": BLUE,
-            "customdata": numbers,
-            "meta": Hover.MEMORY,
-        },
+        ui.lines("kept by the program", at_s, [kept] * len(at_s), stackgroup="memory", **kept_style),
+        ui.lines("between sections", at_s, heights, stackgroup="memory", **between_style, **hover),
     ]
 
 
@@ -297,21 +225,19 @@ def _kept_table(prediction: Prediction) -> str:
     program = prediction.program
     rows = []
     for kind in SymbolKind:
-        symbols = [symbol for symbol in program.symbols.values() if symbol.kind is kind and symbol.offset is not None]
-        size = sum(symbol.type.size_bytes for symbol in symbols)
-        if size and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
-            rows.append((kind.value.replace("_", " "), str(len(symbols)), format_bytes(size)))
-    title = element("h3", f"Kept by the program: {format_bytes(program.device_bytes)}")
-    return element("div", title, table(("kind", "symbols", "bytes"), rows))
+        sizes = [one.type.size_bytes for one in program.symbols.values() if one.kind is kind and one.offset is not None]
+        if sum(sizes) and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
+            rows.append((kind.value.replace("_", " "), str(len(sizes)), format_bytes(sum(sizes))))
+    title = ui.element("h3", f"Kept by the program: {format_bytes(program.device_bytes)}")
+    return ui.element("div", title, ui.table(("kind", "symbols", "bytes"), rows))
 
 
 def _largest_table(prediction: Prediction) -> str:
-    residency = prediction.alone.need.residency
-    largest = sorted(residency.boundaries, key=lambda one: (-one.size_bytes, one.address, one.value))[:_MOST_TENSORS]
+    boundaries = prediction.alone.need.residency.boundaries
+    largest = sorted(boundaries, key=lambda one: (-one.size_bytes, one.address, one.value))[:_MOST_TENSORS]
     rows = [(one.value, f"{one.first} to {one.last}", format_bytes(one.size_bytes)) for one in largest]
-    more = len(residency.boundaries) - len(rows)
-    count = len(residency.boundaries)
-    title = element("h3", f"Largest between sections, of {count}" if more else "Tensors between sections")
+    more = len(boundaries) > len(rows)
+    title = ui.element("h3", f"Largest between sections, of {len(boundaries)}" if more else "Tensors between sections")
     if not rows:
-        return element("div", title, element("p", "None: all tensors stay on the chip.", class_="muted"))
-    return element("div", title, table(("tensor", "in sections", "bytes"), rows, class_="names"))
+        return ui.element("div", title, ui.element("p", "None: all tensors stay on the chip.", class_="muted"))
+    return ui.element("div", title, ui.table(("tensor", "in sections", "bytes"), rows, class_="names"))

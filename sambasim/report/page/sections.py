@@ -7,24 +7,8 @@ from sambasim.costs.price import chip_bytes
 from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
+from sambasim.report.page import ui
 from sambasim.report.page.overview import bound_words
-from sambasim.report.page.parts import (
-    BOUNDS,
-    LEGEND,
-    PARTS,
-    SECONDS,
-    Hover,
-    Part,
-    Trace,
-    axis,
-    bars,
-    element,
-    figure,
-    joined,
-    live_table,
-    plot,
-    visible,
-)
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
@@ -35,45 +19,34 @@ _LEAST_SHARE = 0.05
 """The axis of shares reaches at least this."""
 
 
-def sections_part(prediction: Prediction) -> Part:
+def sections_part(prediction: Prediction) -> ui.Part:
     """A bar and a table row for each section."""
     timed = prediction.alone.sections
     numbers = list(range(len(timed)))
-    shared: Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": Hover.SECTIONS}
-    line, gap = bars(len(timed), gap=0.12)
-    traces: list[Trace] = [
-        {**shared, "name": name, "y": seconds, "marker": {"color": PARTS[name], "line": line}}
+    shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
+    line, gap = ui.bars(len(timed), gap=0.12)
+    traces: list[ui.Trace] = [
+        {**shared, "name": name, "y": seconds, "marker": {"color": ui.PARTS[name], "line": line}}
         for name, seconds in _stacked_seconds(timed).items()
     ]
-    traces.append(
-        {
-            **shared,
-            "name": "compute in use",
-            "y": [_in_use(section) for section in timed],
-            "yaxis": "y2",
-            "showlegend": False,
-            "marker": {"color": [BOUNDS[section.price.bound] for section in timed], "line": line},
-        }
-    )
-    most = min(1.0, max([_LEAST_SHARE, *(1.15 * _in_use(section) for section in timed)]))
-    drawn = figure(
+    in_use = [section.price.compute_s / (section.price.predicted_s or 1.0) for section in timed]
+    marker = {"color": [ui.BOUNDS[section.price.bound] for section in timed], "line": line}
+    second = {"name": "compute in use", "yaxis": "y2", "showlegend": False}
+    traces.append({**shared, **second, "y": in_use, "marker": marker})
+    most = min(1.0, max(_LEAST_SHARE, 1.15 * max(in_use)))
+    every_number = {"dtick": 1} if len(timed) <= _MOST_NUMBERED else {}
+    x_title, x_range = "section, in the order of execution", [-0.6, len(timed) - 0.4]
+    drawn = ui.figure(
         traces,
         barmode="stack",
         bargap=gap,
-        xaxis=axis(
-            "section, in the order of execution",
-            anchor="y2",
-            range=[-0.6, len(timed) - 0.4],
-            showgrid=False,
-            tickformat="d",
-            **({"dtick": 1} if len(timed) <= _MOST_NUMBERED else {}),
-        ),
-        yaxis=axis("predicted", domain=[0.42, 1], fixedrange=True, **SECONDS),
-        yaxis2=axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
-        legend={**LEGEND, "traceorder": "normal"},
+        xaxis=ui.axis(x_title, anchor="y2", range=x_range, showgrid=False, tickformat="d", **every_number),
+        yaxis=ui.axis("predicted", domain=[0.42, 1], fixedrange=True, **ui.SECONDS),
+        yaxis2=ui.axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
+        legend={**ui.LEGEND, "traceorder": "normal"},
     )
     rows = [_section_row(prediction, number, section) for number, section in enumerate(timed)]
-    return Part(
+    return ui.Part(
         id="sections",
         title="Sections",
         lead=(
@@ -81,15 +54,12 @@ def sections_part(prediction: Prediction) -> Part:
             "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
             "coloured by the bound of the section. A click on a bar or a row shows the section in detail further down."
         ),
-        measured=False,
-        body=joined(
-            [
-                plot("sections-figure", 400, "Seconds and use of compute, section by section"),
-                live_table("sections-rows", "Search sections: name, kind, bound"),
-            ]
+        body=ui.joined(
+            ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
+            ui.live_table("sections-rows", "Search sections: name, kind, bound"),
         ),
         figures={"sections-figure": drawn},
-        data={"sections": rows, "parts": list(PARTS.items())},
+        data={"sections": rows, "parts": list(ui.PARTS.items())},
     )
 
 
@@ -103,47 +73,30 @@ def _stacked_seconds(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
     }
 
 
-def _in_use(section: TimedSection) -> float:
-    price = section.price
-    return price.compute_s / price.predicted_s if price.predicted_s else 0.0
-
-
 def _section_row(prediction: Prediction, number: int, section: TimedSection) -> list[object]:
     """The fields of `sections` in page.js, in order."""
     price, load = section.price, section.load
-    return [
-        number,
-        section.kind.value,
-        visible(section.name),
-        section.operators,
-        price.compute_s,
-        price.memory_s,
-        price.fill_s,
-        price.launch_s,
-        price.predicted_s,
-        load.read_bytes,
-        load.written_bytes,
-        load.resident_bytes,
-        load.product_flops,
-        bound_words(prediction, price.bound),
-        BOUNDS[price.bound],
-    ]
+    times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
+    traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
+    bound = (bound_words(prediction, price.bound), ui.BOUNDS[price.bound])
+    head = (number, section.kind.value, ui.visible(section.name), section.operators)
+    return [*head, *times_s, *traffic_bytes, load.product_flops, *bound]
 
 
-def pipeline(prediction: Prediction) -> Part:
+def pipeline(prediction: Prediction) -> ui.Part:
     """The stages of one section; first the slowest section that has operators."""
     timed = prediction.alone.sections
     with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
     first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)
     work = work_of(prediction.graph, prediction.program.symbols)
     nodes = [stage.node for stage in work.stages]
-    picker = element("label", "Section ", element("select", id="pipeline-choice"))
-    steps = element(
+    picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
+    steps = ui.element(
         "span",
-        element("button", "← previous", type="button", data_step=-1),
-        element("button", "next →", type="button", data_step=1),
+        ui.element("button", "← previous", type="button", data_step=-1),
+        ui.element("button", "next →", type="button", data_step=1),
     )
-    return Part(
+    return ui.Part(
         id="pipeline",
         title="Pipeline of a section",
         lead=(
@@ -152,13 +105,10 @@ def pipeline(prediction: Prediction) -> Part:
             "memory. Other tensors are read from memory or written to it. Weights stay on the chip while samples "
             "stream through."
         ),
-        measured=False,
-        body=joined(
-            [
-                element("div", picker, steps, class_="tools"),
-                element("div", id="pipeline-head"),
-                element("div", id="pipeline-stages"),
-            ]
+        body=ui.joined(
+            ui.element("div", picker, steps, class_="tools"),
+            ui.element("div", id="pipeline-head"),
+            ui.element("div", id="pipeline-stages"),
         ),
         data={
             "pipeline": [_stage_rows(work, nodes, section) for section in timed],
@@ -203,23 +153,9 @@ def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list
     return found
 
 
-class _Strings:
-    """A table of distinct strings: names of modules and source lines repeat often."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {}
-
-    def place(self, text: str) -> int:
-        return self._places.setdefault(text, len(self._places))
-
-    @property
-    def all(self) -> list[str]:
-        return list(self._places)
-
-
-def operators(prediction: Prediction) -> Part:
+def operators(prediction: Prediction) -> ui.Part:
     """A table row for each node of the graph."""
-    strings = _Strings()
+    strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
@@ -229,21 +165,20 @@ def operators(prediction: Prediction) -> Part:
             place,
             section_of.get(place),
             place in working,
-            *(strings.place(visible(text)) for text in _operator_strings(prediction, node)),
+            *(strings.setdefault(ui.visible(text), len(strings)) for text in _operator_strings(prediction, node)),
             node.source.line if node.source else None,
         ]
         for place, node in enumerate(prediction.graph.nodes)
     ]
-    return Part(
+    return ui.Part(
         id="operators",
         title="Operators and source lines",
         lead=(
             "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
             "Grey operators are views or constants and take no time on the device."
         ),
-        measured=False,
-        body=live_table("operators-rows", "Search: name, module, file:line, code, shape"),
-        data={"operators": rows, "strings": strings.all},
+        body=ui.live_table("operators-rows", "Search: name, module, file:line, code, shape"),
+        data={"operators": rows, "strings": list(strings)},
     )
 
 

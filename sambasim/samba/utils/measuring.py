@@ -29,8 +29,8 @@ from sambasim.samba.session import session
 from sambasim.samba.utils.accuracy import write_json
 from sambasim.samba.utils.parser import Arguments
 from sambasim.samba.utils.pef_utils import get_pef_info
-from sambasim.simulation.backing import backing_of
 from sambasim.simulation.compiled import CompiledStep
+from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 

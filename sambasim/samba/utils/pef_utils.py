@@ -11,7 +11,7 @@ from torch import nn
 from sambasim import __version__
 from sambasim.errors import OptionError
 from sambasim.pef import locate, peek, read
-from sambasim.report.contents import contents
+from sambasim.report.inspect import contents
 from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments, by_name

@@ -12,7 +12,7 @@ import torch
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.samba.utils.measuring import median_and_slow, spread
-from sambasim.simulation.backing import backing_of
+from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
 from tests.samba.api.conftest import BATCH, Net, imported
 from tests.support.mpi import run_job, run_mpi

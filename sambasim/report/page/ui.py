@@ -1,4 +1,4 @@
-"""Building blocks of the page: escaped HTML, colours, plotly figures, and small elements such as tables and bars."""
+"""Building blocks of the page: escaped HTML, colours, plotly figures, tables, bars and key figures."""
 
 import html
 import json
@@ -36,12 +36,12 @@ def element(name: str, /, *children: str, **attributes: str | int | bool | None)
         spelled = key.rstrip("_").replace("_", "-")
         parts.append(spelled if value is True else f'{spelled}="{html.escape(visible(str(value)))}"')
     opening = f"<{' '.join(parts)}>"
-    return Html(opening if name in _VOID else f"{opening}{joined(children)}</{name}>")
+    return Html(opening if name in _VOID else f"{opening}{joined(*children)}</{name}>")
 
 
-def joined(children: Iterable[str], between: str = "") -> Html:
+def joined(*children: str) -> Html:
     """Concatenate; each child is escaped unless it is HTML."""
-    return Html(_escaped(between).join(map(_escaped, children)))
+    return Html("".join(child if isinstance(child, Html) else html.escape(visible(child)) for child in children))
 
 
 def for_script(data: object) -> Html:
@@ -59,10 +59,6 @@ def _rounded(data: object) -> object:
     return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def _escaped(text: str) -> str:
-    return text if isinstance(text, Html) else html.escape(visible(text))
-
-
 def visible(text: str) -> str:
     """Replace control characters, marks of text direction, and surrogates, which UTF-8 cannot encode. Line breaks stay,
     tabs become blanks."""
@@ -76,12 +72,7 @@ SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = "#56b4e9", "#e69f00", "#f0e442", "#9a
 PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
 """Parts of a section's time."""
 
-BOUNDS: Mapping[Bound, str] = {
-    Bound.COMPUTE: BLUE,
-    Bound.MEMORY: ORANGE,
-    Bound.CAPACITY: VERMILLION,
-    Bound.LAUNCH: GREY,
-}
+BOUNDS = {Bound.COMPUTE: BLUE, Bound.MEMORY: ORANGE, Bound.CAPACITY: VERMILLION, Bound.LAUNCH: GREY}
 
 KINDS: Mapping[str, str] = {
     "HOST": GREY,
@@ -135,7 +126,7 @@ def plotly_script() -> Html:
 
 def figure(traces: Sequence[Trace], **layout: object) -> Figure:
     """A figure in the style of the page. Raises ValueError for a property that plotly does not know."""
-    look = {
+    style = {
         "template": {},
         "font": _FONT,
         "paper_bgcolor": "white",
@@ -145,7 +136,7 @@ def figure(traces: Sequence[Trace], **layout: object) -> Figure:
         "legend": LEGEND,
         "dragmode": "zoom",
     }
-    drawn = plotly.graph_objects.Figure(data=list(map(dict, traces)), layout=look | layout)
+    drawn = plotly.graph_objects.Figure(data=list(map(dict, traces)), layout=style | layout)
     checked: Figure = json.loads(drawn.to_json())
     return checked
 
@@ -153,6 +144,11 @@ def figure(traces: Sequence[Trace], **layout: object) -> Figure:
 def axis(title: str, **more: object) -> dict[str, object]:
     """An axis in the style of the page."""
     return {**_AXIS, "title": {"text": title, "font": _FONT, "standoff": 10}, **more}
+
+
+def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: object) -> Trace:
+    """A curve through points."""
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, **more}
 
 
 _NO_TIME_S = MICROSECOND_S / 1000
@@ -171,32 +167,23 @@ class Part:
     id: str
     title: str
     lead: str
-    measured: bool
     body: Html
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
+    measured: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key figure: name, number, and a note."""
-
-    name: str
-    number: str
-    note: str = ""
-
-
-def keys(figures: Iterable[Key]) -> Html:
-    """Key figures side by side."""
+def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
+    """Key figures side by side. Each has a name, a number, and a note."""
     cards = (
         element(
             "div",
-            element("dt", key.name),
-            element("dd", key.number, title=key.number),
-            element("dd", key.note, class_="note", title=key.note),
+            element("dt", name),
+            element("dd", number, title=number),
+            element("dd", note, class_="note", title=note),
             class_="key",
         )
-        for key in figures
+        for name, number, note in figures
     )
     return element("dl", *cards, class_="keys")
 
@@ -215,18 +202,15 @@ def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
         for name, amount, words, colour in present
     )
     legend = (
-        element(
-            "li",
-            element("i", style=f"background:{colour}"),
-            element("b", name),
-            f" {amount / total:.0%}",
-            element("small", words),
-        )
+        element("li", _dot(colour), element("b", name), f" {amount / total:.0%}", element("small", words))
         for name, amount, words, colour in present
     )
-    return element(
-        "div", element("h3", title), element("div", *bar, class_="bar"), element("ul", *legend), class_="shares"
-    )
+    bars_and_legend = element("div", *bar, class_="bar"), element("ul", *legend)
+    return element("div", element("h3", title), *bars_and_legend, class_="shares")
+
+
+def _dot(colour: str) -> Html:
+    return element("i", style=f"background:{colour}")
 
 
 def table(
@@ -237,8 +221,10 @@ def table(
 
     def cells(name: str, row: Sequence[str]) -> Html:
         return joined(
-            element(name, cell, class_=None if column < words else "number", title=cell if column < words else None)
-            for column, cell in enumerate(row)
+            *(
+                element(name, cell, class_=None if column < words else "number", title=cell if column < words else None)
+                for column, cell in enumerate(row)
+            )
         )
 
     head = element("thead", above, element("tr", cells("th", heads)))
