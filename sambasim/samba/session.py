@@ -30,7 +30,7 @@ from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.machine import Machine
 from sambasim.samba.notices import AbsentNameError, no_such_name, say_once
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Optimizer, as_mapping, unwrapped
+from sambasim.samba.request import Optimizer, as_mapping, compile_model, unwrapped
 from sambasim.samba.tensor import SambaTensor
 
 _PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
@@ -75,8 +75,6 @@ class Session:
         No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.
         """
-        from sambasim.samba.compiling import compile_model  # takes seconds to import, and a run does not need it
-
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
         typed = context.current().arguments

@@ -9,7 +9,7 @@ import torch
 
 from sambasim import samba
 from sambasim.errors import DataError
-from sambasim.samba.utils.accuracy import assert_close
+from sambasim.samba.test import assert_close
 
 NAN, INF = float("nan"), float("inf")
 

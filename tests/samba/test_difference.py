@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import PefError
 from sambasim.pef import read
-from sambasim.samba.difference import first_difference
 from sambasim.samba.session import session
+from sambasim.samba.trace import first_difference
 from sambasim.samba.utils import trace_graph
 
 Function = Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from sambasim import samba
-from sambasim.samba.modules import add_old_methods
+from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.session import Session
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
-from sambasim.samba.loader import SambaLoader
+from sambasim.samba.inputs import SambaLoader
 
 IMAGES, LABELS = torch.randn(10, 3), torch.arange(10)
 

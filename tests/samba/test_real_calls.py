@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.samba import context, hyperparameters, notices, start
+from sambasim.samba import context, loaded, machine, notices
 from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.inputs import bind
@@ -91,7 +91,7 @@ def reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """What the checks of this test tell; each test is a process that was told nothing yet."""
     told = Reporter()
     monkeypatch.setattr(notices, "_SAID", set())
-    for module in (start, unfetched, hyperparameters):
+    for module in (loaded, unfetched, machine):
         monkeypatch.setattr(module, "reporter", told)
     yield told
     session.reset()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
 from sambasim.pef import PefDocument, read
-from sambasim.samba import difference, hyperparameters, trace
+from sambasim.samba import machine, trace
 from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.request import Request
 from sambasim.samba.session import session
@@ -167,7 +167,7 @@ def test_hyperparameters_hold_from_the_step_on(
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    monkeypatch.setattr(hyperparameters, "reporter", Reporter())
+    monkeypatch.setattr(machine, "reporter", Reporter())
     capsys.readouterr()
     for _ in range(2):
         samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
@@ -359,7 +359,7 @@ def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_p
 
 def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it compiles to is the same, then, and it runs; and so does every model that has no fingerprint."""
-    captured, compare = [], difference.capture_and_compare
+    captured, compare = [], trace.capture_and_compare
 
     def capture(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
         captured.append(asked)

@@ -1,29 +1,48 @@
-"""Functions of `samba.utils` that need no PEF: ranks, seeds, the folder of an app, and weight normalization."""
+"""Functions of `samba.utils`: ranks, seeds, PEF metadata, weight normalization, and `common_app_driver`."""
 
 import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 
+import torch
+from pydantic import JsonValue
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from sambasim import __version__
 from sambasim.errors import ModelError, OptionError, UserError
+from sambasim.pef import locate, peek, read
+from sambasim.report.contents import contents
 from sambasim.runtime.determinism import seed_everything
+from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.context import current
+from sambasim.samba.inputs import Inputs
+from sambasim.samba.request import Optimizer
+from sambasim.samba.session import session
+from sambasim.samba.trace import trace_graph
+from sambasim.samba.utils.flags import MEASURE_PERFORMANCE, MEASURING
+from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments, by_name
+
+__all__ = [
+    "common_app_driver", "compile", "get_file_dir", "get_pef_info", "get_pefmeta", "get_pefmeta_dict", "get_rank",
+    "get_world_size", "is_main_process", "set_seed", "weight_norm_",
+]  # fmt: skip
 
 _SEED_VARIABLE = "SAMBA_SEED"
 
 
 def get_rank() -> int:
     """The rank of this process; 0 before the ranks are connected, and in a single process."""
-    communicator = current().communicator
+    communicator = context.current().communicator
     return 0 if communicator is None else communicator.rank
 
 
 def get_world_size() -> int:
     """The number of ranks; 1 before they are connected, and in a single process."""
-    communicator = current().communicator
+    communicator = context.current().communicator
     return 1 if communicator is None else communicator.world_size
 
 
@@ -97,3 +116,104 @@ def weight_norm_(module: nn.Module) -> nn.Module:
     for _, inner, _ in weights:
         parametrizations.weight_norm(inner)
     return module
+
+
+def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
+    """The metadata of a PEF as text: every argument, the `repr` of the model, and versions.
+
+    args: what `parse_app_args` returned, or its `vars`
+
+    `parsed_batch_size` is -b of the command line, the default of -b of a run. Raises OptionError for other `args`.
+    """
+    arguments = {name: str(value) for name, value in sorted(by_name(args, "get_pefmeta").items())}
+    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
+    parsed = context.current().arguments
+    if isinstance(parsed, Arguments) and parsed.parsed_batch_size is not None:
+        facts[PARSED_BATCH_SIZE] = str(parsed.parsed_batch_size)
+    return {**arguments, **facts}
+
+
+def get_pefmeta_dict(
+    pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
+) -> dict[str, str]:
+    """`get_pefmeta` for a dictionary of arguments and a model; for a PEF, the metadata in it.
+
+    pef: the dictionary; or the path of a PEF, or its name, found as out/NAME/NAME.pef
+
+    Raises OptionError if there is no such PEF or no model beside the dictionary, PefError if the PEF is damaged.
+    """
+    if isinstance(pef, Mapping):
+        if model is None:
+            raise OptionError(
+                "get_pefmeta_dict needs a model beside arguments",
+                where=app_line(),
+                remedy="get_pefmeta_dict(vars(args), model)",
+            )
+        return get_pefmeta(pef, model)
+    return dict(read(locate(os.fspath(pef))).metadata)
+
+
+def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
+    """The content of a PEF as JSON data, as `sambasim inspect --json` prints it.
+
+    It has `name`, `batch_size`, `world_size`, `graphs` with their inputs, outputs and sections, and `symbols`.
+    Raises OptionError if there is no such PEF, PefError if it is damaged.
+    """
+    path = locate(os.fspath(pef))
+    information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
+    return information
+
+
+@checks_keywords
+def common_app_driver(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optim: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+    init_output_grads: bool = True,
+    squeeze_bs_dim: bool = False,
+    get_output_grads: bool = True,
+) -> None:
+    """Does `args.command` if it is compile, measure-performance or measure-sections; run and test are left to the app.
+
+    No effect: init_output_grads, squeeze_bs_dim, get_output_grads.
+    Raises what `session.compile`, `trace_graph` and the functions that measure raise.
+    """
+    if args.command == "compile":
+        compile(args, model, inputs, None if args.inference else optim, name, app_dir)
+    elif args.command in MEASURING:
+        from sambasim.samba.utils.measuring import measure_performance, measure_sections  # it imports this module
+
+        # With --inference too: of a training PEF only the forward runs.
+        trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
+        measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
+        measure(
+            model,
+            inputs,
+            args.batch_size,
+            inference=args.inference,
+            run_graph_only=args.run_graph_only,
+            n_iterations=args.num_iterations,
+            min_duration=args.min_duration,
+            json=args.json,
+            bench_report_json=args.bench_report_json,
+            compiled_stats_json=args.compiled_stats_json,
+            data_parallel=args.data_parallel,
+            reduce_on_rdu=args.reduce_on_rdu,
+        )
+
+
+@checks_keywords
+def compile(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+) -> str:
+    """`session.compile` with the arguments of the command line. Returns the absolute path of the PEF."""
+    metadata = get_pefmeta(args, model)
+    return session.compile(model, inputs, optimizer, name, app_dir, config_dict=vars(args), pef_metadata=metadata)

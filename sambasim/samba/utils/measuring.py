@@ -26,9 +26,9 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
-from sambasim.samba.utils.accuracy import write_json
+from sambasim.samba.test import write_json
+from sambasim.samba.utils.helpers import get_pef_info
 from sambasim.samba.utils.parser import Arguments
-from sambasim.samba.utils.pef_utils import get_pef_info
 from sambasim.simulation.backing import backing_of
 from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.sync import SyncPath
