@@ -115,10 +115,8 @@ def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None
 def _check_replicas(started: int, wanted: int) -> None:
     if started < wanted:
         replicas = "1 was started" if started == 1 else f"{started} were started"
-        raise LaunchError(
-            f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}",
-            remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws",
-        )
+        what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
+        raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
 
 
 def _check_process_group(world: Communicator) -> None:

@@ -67,11 +67,9 @@ def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callabl
         try:
             tensor = function(*arguments, **torch_options)
         except TypeError as error:
-            raise KeywordError(
-                f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}",
-                where=app_line(),
-                remedy=f"give it the arguments of torch.{function.__name__}",
-            ) from error
+            what = f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}"
+            remedy = f"give it the arguments of torch.{function.__name__}"
+            raise KeywordError(what, where=app_line(), remedy=remedy) from error
         if torch.compiler.is_compiling():
             # In a forward that is being traced, the tensor stays plain.
             return cast(SambaTensor, tensor)
@@ -168,11 +166,8 @@ def sn_zipmapreduce(
     if reduce_func is None:
         return mapped
     if reduce_func.upper() not in _REDUCTIONS:
-        raise OptionError(
-            f"sn_zipmapreduce has no reduction {reduce_func}",
-            where=app_line(),
-            remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}",
-        )
+        what = f"sn_zipmapreduce has no reduction {reduce_func}"
+        raise OptionError(what, where=app_line(), remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}")
     if reduce_dim is None:
         reduce_dim = range(len(shape))
     return _REDUCTIONS[reduce_func.upper()](mapped, [reduce_dim] if isinstance(reduce_dim, int) else [*reduce_dim])

@@ -26,11 +26,9 @@ Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | Non
 def check_on_host(name: str, tensor: Tensor) -> None:
     """Raises DataError for an input that is not on the CPU."""
     if not tensor.is_cpu:
-        raise DataError(
-            f"{name} is on the device {tensor.device}, and must be on the CPU",
-            where=app_line(),
-            remedy=f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device",
-        )
+        what = f"{name} is on the device {tensor.device}, and must be on the CPU"
+        remedy = f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device"
+        raise DataError(what, where=app_line(), remedy=remedy)
 
 
 def name_of(tensor: Tensor) -> str | None:
@@ -52,11 +50,9 @@ def repeatable(inputs: Inputs) -> Inputs:
     if isinstance(inputs, list | tuple | Tensor | Mapping):
         return inputs
     if not isinstance(inputs, Iterable):
-        raise DataError(
-            f"inputs must be tensors, not {type(inputs).__name__}",
-            where=app_line(),
-            remedy="give a list or tuple of tensors, or a dictionary of tensors by name",
-        )
+        what = f"inputs must be tensors, not {type(inputs).__name__}"
+        remedy = "give a list or tuple of tensors, or a dictionary of tensors by name"
+        raise DataError(what, where=app_line(), remedy=remedy)
     return list(inputs)
 
 
@@ -104,20 +100,15 @@ def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
     parameters = inspect.signature(model.forward).parameters
     for name in absent:
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
-            raise DataError(
-                f"the input {name} is None, and {type(model).__name__}.forward has no default for it",
-                where=app_line(),
-                remedy=f"give a tensor for {name}, or write {name}=None in forward",
-            )
+            what = f"the input {name} is None, and {type(model).__name__}.forward has no default for it"
+            raise DataError(what, where=app_line(), remedy=f"give a tensor for {name}, or write {name}=None in forward")
 
 
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        raise DataError(
-            f"the input {name} must be a tensor, not {type(value).__name__}",
-            where=app_line(),
-            remedy=f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)",
-        )
+        what = f"the input {name} must be a tensor, not {type(value).__name__}"
+        remedy = f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)"
+        raise DataError(what, where=app_line(), remedy=remedy)
     return to_torch(value)
 
 
@@ -149,17 +140,13 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     for key, tensor in zip(keys, tensors, strict=True):
         name = key if key in wanted else next(free, None)
         if name is None:
-            raise DataError(
-                f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
-                remedy="give one tensor for each input",
-            )
+            what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}"
+            raise DataError(what, remedy="give one tensor for each input")
         bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
-        raise DataError(
-            f"the input {', '.join(missing)} of the PEF has no tensor",
-            remedy="give one tensor for each input, with its name= or in its place",
-        )
+        what = f"the input {', '.join(missing)} of the PEF has no tensor"
+        raise DataError(what, remedy="give one tensor for each input, with its name= or in its place")
     return bound
 
 
@@ -180,11 +167,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     """`tensor` as the input `name`, reshaped and detached if needed."""
     symbol = wanted[name]
     if not isinstance(tensor, Tensor):
-        raise DataError(
-            f"{name} must be a tensor, not {type(tensor).__name__}",
-            where=app_line(),
-            remedy=f"give one tensor for {name}",
-        )
+        what = f"{name} must be a tensor, not {type(tensor).__name__}"
+        raise DataError(what, where=app_line(), remedy=f"give one tensor for {name}")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
@@ -202,25 +186,17 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
             remedy=f"give drop_last=True to the DataLoader; {remedy}",
         )
     if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
-        raise DataError(
-            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time",
-            where=app_line(),
-            remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
-        )
+        what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
+        raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
     if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
-        raise DataError(
-            f"{name} has the shape {given}, and the PEF was compiled for {shape}",
-            where=app_line(),
-            remedy=_remedy_of_shape(wanted, given),
-        )
+        what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
+        raise DataError(what, where=app_line(), remedy=_remedy_of_shape(wanted, given))
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
-        raise DataError(
-            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}",
-            remedy=f"give {name} as {symbol.type.dtype}",
-        )
+        what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
+        raise DataError(what, remedy=f"give {name} as {symbol.type.dtype}")
     if not floating and tensor.numel():
         _check_range(name, symbol, tensor)
     return tensor
@@ -241,10 +217,8 @@ def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
     limits = torch.iinfo(dtype)
     least, most = int(tensor.min()), int(tensor.max())
     if least < limits.min or most > limits.max:
-        raise DataError(
-            f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold",
-            remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}",
-        )
+        what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
+        raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
 
 
 class SambaLoader:
@@ -269,11 +243,9 @@ class SambaLoader:
         """
         # Python also iterates over objects that have __getitem__ alone.
         if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
-            raise DataError(
-                f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}",
-                where=app_line(),
-                remedy=f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})",
-            )
+            what = f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}"
+            remedy = f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})"
+            raise DataError(what, where=app_line(), remedy=remedy)
         if isinstance(names, str) or not isinstance(names, Iterable):
             remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
             raise DataError(f"the names must be a list, not {names!r}", where=app_line(), remedy=remedy)
@@ -298,11 +270,8 @@ class SambaLoader:
         if isinstance(batch, Mapping):
             missing = [name for name in self.names if name not in batch]
             if missing:
-                raise DataError(
-                    f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}",
-                    where=app_line(),
-                    remedy="give SambaLoader names that the batches have",
-                )
+                what = f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}"
+                raise DataError(what, where=app_line(), remedy="give SambaLoader names that the batches have")
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
@@ -316,11 +285,9 @@ class SambaLoader:
 
     def _tensor(self, value: object, name: str) -> SambaTensor:
         if not isinstance(value, Tensor):
-            raise DataError(
-                f"{name} of a batch must be a tensor, not {type(value).__name__}",
-                where=app_line(),
-                remedy="return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook",
-            )
+            what = f"{name} of a batch must be a tensor, not {type(value).__name__}"
+            remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
+            raise DataError(what, where=app_line(), remedy=remedy)
         return from_torch_tensor(value, name, 0 if value.ndim else None)
 
 

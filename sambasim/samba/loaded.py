@@ -66,11 +66,8 @@ class Loaded:
         if wanted is self._accepted:
             return
         if not isinstance(wanted, Iterable):
-            raise DataError(
-                f"output_tensors must be tensors, not {type(wanted).__name__}",
-                where=app_line(),
-                remedy="give model.output_tensors, or some of them",
-            )
+            what = f"output_tensors must be tensors, not {type(wanted).__name__}"
+            raise DataError(what, where=app_line(), remedy="give model.output_tensors, or some of them")
         if any(tensor in of_other_models for tensor in flat(wanted)):
             raise OptionError(
                 f"output_tensors are of another model than the {type(self.machine.model).__name__} that was traced "
@@ -98,11 +95,9 @@ class Loaded:
         known = tuple(answer for answer in answers if answer is not None)
         if len(known) < len(answers):
             unknown = name_of(tensors[answers.index(None)])
-            raise OptionError(
-                f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
-                where=app_line(),
-                remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",
-            )
+            what = f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF"
+            remedy = f"give model.output_tensors, or some of them: {', '.join(outputs)}"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         return known
 
     def named_tensor(self, name: str) -> SambaTensor:
@@ -116,11 +111,8 @@ class Loaded:
             if name in tensors:
                 return SambaTensor(tensors[name], name=name)
         if symbol is None or symbol.offset is None:
-            raise OptionError(
-                f"the PEF has no tensor {name}",
-                where=app_line(),
-                remedy=f"sambasim inspect {self.machine.program.name} lists them",
-            )
+            what = f"the PEF has no tensor {name}"
+            raise OptionError(what, where=app_line(), remedy=f"sambasim inspect {self.machine.program.name} lists them")
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
@@ -136,11 +128,8 @@ class Loaded:
             plain = to_torch(torch.as_tensor(value))
             if name in symbols and symbols[name].offset is not None:
                 if tuple(plain.shape) != symbols[name].type.shape:
-                    raise DataError(
-                        f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}",
-                        where=app_line(),
-                        remedy="give data of that shape",
-                    )
+                    what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"
+                    raise DataError(what, where=app_line(), remedy="give data of that shape")
                 replica.meet()
                 replica.write(name, plain)
                 replica.meet()
@@ -159,27 +148,20 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     if section_types is None:
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
     if isinstance(section_types, str):
-        raise OptionError(
-            f"section_types must be a list of words, not the word {section_types!r}",
-            where=app_line(),
-            remedy=f'section_types=["{section_types}"]',
-        )
+        what = f"section_types must be a list of words, not the word {section_types!r}"
+        raise OptionError(what, where=app_line(), remedy=f'section_types=["{section_types}"]')
     kinds = set()
     for word in section_types:
         try:
             kinds.add(SectionKind(str(word).upper()))
         except ValueError as error:
-            raise OptionError(
-                f"section_types has {word!r}, which is no type of section",
-                where=app_line(),
-                remedy=nearest(str(word).upper(), [kind.value for kind in SectionKind]),
-            ) from error
+            what = f"section_types has {word!r}, which is no type of section"
+            remedy = nearest(str(word).upper(), [kind.value for kind in SectionKind])
+            raise OptionError(what, where=app_line(), remedy=remedy) from error
     if program.training is None and kinds != {SectionKind.FWD}:
-        raise OptionError(
-            f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
-            where=app_line(),
-            remedy="run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers",
-        )
+        what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
+        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
+        raise OptionError(what, where=app_line(), remedy=remedy)
     return frozenset(kinds - _PART_OF_OPT)
 
 
@@ -263,28 +245,21 @@ class Start:
     def _by_name(self, gradients: Tensor | float | Sequence[Tensor | float | None]) -> Mapping[str, Tensor]:
         listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
         if len(listed) > len(self._outputs):
-            raise OptionError(
-                f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs",
-                where=app_line(),
-                remedy="give one for each output, and None for those that the backward does not start from",
-            )
+            what = f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs"
+            remedy = "give one for each output, and None for those that the backward does not start from"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         pairs = zip(self._outputs, listed, strict=False)
         return {name: as_gradient(one) for name, one in pairs if one is not None}
 
     def _shaped(self, name: str, gradient: Tensor) -> Tensor:
         if name not in self._types:
-            raise OptionError(
-                f"sn_grad is set on {name}, and the backward of this PEF starts only from {', '.join(self._types)}",
-                where=app_line(),
-                remedy=f"set sn_grad on {next(iter(self._types), 'the loss')}; or compile with loss_indices=[…]",
-            )
+            what = f"sn_grad is set on {name}, and the backward of this PEF starts only from {', '.join(self._types)}"
+            remedy = f"set sn_grad on {next(iter(self._types), 'the loss')}; or compile with loss_indices=[…]"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         type_ = self._types[name]
         if gradient.numel() not in (1, type_.numel):
-            raise DataError(
-                f"sn_grad of {name} has the shape {tuple(gradient.shape)}, and the output {type_.shape}",
-                where=app_line(),
-                remedy="set one number, or one for each element of the output",
-            )
+            what = f"sn_grad of {name} has the shape {tuple(gradient.shape)}, and the output {type_.shape}"
+            raise DataError(what, where=app_line(), remedy="set one number, or one for each element of the output")
         plain = gradient.to(getattr(torch, type_.dtype))
         shaped = plain.reshape(()).expand(type_.shape) if gradient.numel() == 1 else plain.reshape(type_.shape)
         return shaped.contiguous()
@@ -307,11 +282,8 @@ def as_gradient(value: object) -> Tensor:
     if isinstance(value, Real):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise DataError(
-            f"a gradient must be a tensor or a number, not {type(value).__name__}",
-            where=app_line(),
-            remedy="give a tensor of the output's shape",
-        )
+        what = f"a gradient must be a tensor or a number, not {type(value).__name__}"
+        raise DataError(what, where=app_line(), remedy="give a tensor of the output's shape")
     return to_torch(value).detach()
 
 

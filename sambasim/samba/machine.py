@@ -52,10 +52,8 @@ class Machine:
         self.replica.forget()
         for symbol, path in self._state_dict_symbols():
             if tuple(tensors[path].shape) != symbol.type.shape:
-                raise WeightsError(
-                    f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}",
-                    remedy="load a checkpoint of the model that was compiled",
-                )
+                what = f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}"
+                raise WeightsError(what, remedy="load a checkpoint of the model that was compiled")
             self.replica.write(symbol.name, tensors[path].detach())
         for name, parameter, state, optimizer in self._states():
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
@@ -177,11 +175,8 @@ class Hyperparameters:
         if given == self._last:
             return
         if not isinstance(given, Mapping):
-            raise OptionError(
-                f"AP04: hyperparam_dict is of type {type(given).__name__}",
-                where=app_line(),
-                remedy='hyperparam_dict={"lr": 0.1}',
-            )
+            what = f"AP04: hyperparam_dict is of type {type(given).__name__}"
+            raise OptionError(what, where=app_line(), remedy='hyperparam_dict={"lr": 0.1}')
         if self._machine.program.training is None:
             what = "session.run is given hyperparameters, and this PEF predicts: nothing is trained"
             remedy = "compile and run without --inference, and give trace_graph the optimizers"
@@ -208,11 +203,8 @@ class Hyperparameters:
             elif name == "betas" and "beta1" in self._of_optimizers and isinstance(value, tuple | list):
                 known |= dict(zip(("beta1", "beta2"), value, strict=False))
             elif difflib.get_close_matches(name, takes, n=1, cutoff=0.8):
-                raise OptionError(
-                    f"AP04: hyperparam_dict has {name}, which no optimizer of this PEF takes",
-                    where=app_line(),
-                    remedy=nearest(name, sorted(takes)),
-                )
+                what = f"AP04: hyperparam_dict has {name}, which no optimizer of this PEF takes"
+                raise OptionError(what, where=app_line(), remedy=nearest(name, sorted(takes)))
             else:
                 instead = [OTHER_WORDS[name]] if OTHER_WORDS.get(name) in takes - given.keys() else _short(takes)
                 what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes: it is left out"
@@ -223,11 +215,8 @@ class Hyperparameters:
     def _take_rates(self, rates: Mapping[str, float]) -> None:
         high = next((name for name, rate in rates.items() if rate >= 1), None)
         if high is not None:
-            raise OptionError(
-                f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1",
-                where=app_line(),
-                remedy=f'hyperparam_dict={{"{high}": 0.1}}',
-            )
+            what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1"
+            raise OptionError(what, where=app_line(), remedy=f'hyperparam_dict={{"{high}": 0.1}}')
         before = {} if ALL_DROPOUTS in rates else self._rates  # the rate of all replaces single rates
         now = {**before, **rates}
         if now != self._rates:
@@ -238,11 +227,8 @@ class Hyperparameters:
         for index, optimizer in enumerate(self._machine.program.optimizers):
             taken = {name: value for name, value in changed.items() if f"{optimizer.name}__{name}" in self._arguments}
             if taken.get("momentum") and not optimizer.states:
-                raise OptionError(
-                    "momentum cannot be turned on: the PEF was compiled without it",
-                    where=app_line(),
-                    remedy="compile with momentum above 0",
-                )
+                what = "momentum cannot be turned on: the PEF was compiled without it"
+                raise OptionError(what, where=app_line(), remedy="compile with momentum above 0")
             if taken:
                 self._machine.replica.change(index, taken)
         if changed:

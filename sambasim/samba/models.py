@@ -34,19 +34,15 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     Raises ModelError if it is no model, or has a tensor or module `name`.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"an nn.Module is needed, not {type(model).__name__}",
-            remedy="samba.from_torch_tensor(tensor, name=…) for a tensor",
-        )
+        what = f"an nn.Module is needed, not {type(model).__name__}"
+        raise ModelError(what, remedy="samba.from_torch_tensor(tensor, name=…) for a tensor")
     own = type(unwrapped(model)).__name__.lower()
     prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
     try:
         model.name = prefix  # type: ignore[assignment]  # torch declares attributes as tensors and modules
     except (AttributeError, TypeError) as error:
-        raise ModelError(
-            f"the model {type(model).__name__} has an attribute name, which SambaFlow sets",
-            remedy="give that parameter, buffer, module or property another name",
-        ) from error
+        what = f"the model {type(model).__name__} has an attribute name, which SambaFlow sets"
+        raise ModelError(what, remedy="give that parameter, buffer, module or property another name") from error
     names = UniqueNames()
     names.take(loss_name(prefix), GRADIENT_SUFFIX)  # so that no parameter has the name of the loss
     for path, parameter in unwrapped(model).named_parameters():
@@ -240,7 +236,5 @@ def _check_set(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Non
         if now is None:
             continue
         if bool(now.isnan().any()) if _holds_nan(now) else now is memory and now._version == 0:
-            raise ModelError(
-                f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}",
-                remedy=f"set {name} in it, or make the layer outside lazy_param",
-            )
+            what = f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}"
+            raise ModelError(what, remedy=f"set {name} in it, or make the layer outside lazy_param")

@@ -45,11 +45,8 @@ class SambaParameter(metaclass=_EveryParameter):
         """
         is_lazy = torch.get_default_device().type == "meta"
         if data is not None and not isinstance(data, Tensor):
-            raise DataError(
-                f"the data of a parameter must be a tensor, not {type(data).__name__}",
-                where=app_line(),
-                remedy="torch.as_tensor(…) makes one of numbers, lists and arrays",
-            )
+            what = f"the data of a parameter must be a tensor, not {type(data).__name__}"
+            raise DataError(what, where=app_line(), remedy="torch.as_tensor(…) makes one of numbers, lists and arrays")
         if data is None and materializer is not None and shape is not None and is_lazy:
             values = torch.empty(tuple(shape), dtype=dtype)
         else:

@@ -56,11 +56,8 @@ class Profiler:
         running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
         if running is None:
             name = event.name if isinstance(event, Running) else event
-            raise OptionError(
-                f"the event {name} was not started",
-                where=app_line(),
-                remedy=f"profiler.start_event({name!r}) first",
-            )
+            what = f"the event {name} was not started"
+            raise OptionError(what, where=app_line(), remedy=f"profiler.start_event({name!r}) first")
         self._running.remove(running)
         self.events.append(Event(running.name, ended_s - running.began_s))
 

@@ -74,11 +74,8 @@ def request(
     ModelError for a trained parameter that no optimizer has.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"the model must be an nn.Module, not {type(model).__name__}",
-            where=app_line(),
-            remedy="give the model, and then its inputs",
-        )
+        what = f"the model must be an nn.Module, not {type(model).__name__}"
+        raise ModelError(what, where=app_line(), remedy="give the model, and then its inputs")
     named, by_keyword = name_inputs(model, inputs)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
@@ -121,11 +118,8 @@ def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
     if isinstance(value, Namespace):
         return vars(value)
     if not isinstance(value, Mapping):
-        raise OptionError(
-            f"{name} must have names with values, and is {type(value).__name__}",
-            where=app_line(),
-            remedy=f"{name}=vars(args), with what parse_app_args returned",
-        )
+        what = f"{name} must have names with values, and is {type(value).__name__}"
+        raise OptionError(what, where=app_line(), remedy=f"{name}=vars(args), with what parse_app_args returned")
     return value
 
 
@@ -136,10 +130,8 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
     listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     for one in listed:
         if not isinstance(one, Optimizer):
-            raise OptionError(
-                f"{type(one).__module__}.{type(one).__name__} cannot be compiled",
-                remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW",
-            )
+            what = f"{type(one).__module__}.{type(one).__name__} cannot be compiled"
+            raise OptionError(what, remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW")
     return listed
 
 
@@ -200,10 +192,8 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
         check_on_host(name, tensor)
         axis = tensor.batch_dim if isinstance(tensor, SambaTensor) else None
         if axis not in (None, 0):
-            raise DataError(
-                f"the batch of {name} is along axis {axis}, but a replica's batch must come first",
-                remedy=f"transpose {name} in the model, and give it with batch_dim=0",
-            )
+            what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
+            raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
         if tensor.ndim == 0:
             raise DataError(
                 f"{name} is a single number, without a batch", remedy=f"give {name} one value for each sample"
@@ -231,10 +221,8 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
             names = frozenset(paths[id(p)] for p in group["params"] if id(p) in paths and p.requires_grad)
             strangers = sum(id(p) not in paths for p in group["params"])
             if strangers:
-                raise ModelError(
-                    f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have",
-                    remedy="make the optimizer after the model is complete, from model.parameters()",
-                )
+                what = f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have"
+                raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
             twice = sorted(updated & names)
             if twice:
                 raise ModelError(
@@ -245,10 +233,8 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 yield Update(options.name, options.hyperparameters(), names)
     missing = [path for path, p in model.named_parameters() if p.requires_grad and path not in updated]
     if missing:
-        raise ModelError(
-            f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}",
-            remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)",
-        )
+        what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
+        raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
 def compile_model(

@@ -287,11 +287,8 @@ class Session:
         """
         now = self._loaded()
         if isinstance(names, str):
-            raise OptionError(
-                f"names must be a list of words, not the word {names!r}",
-                where=app_line(),
-                remedy=f'samba.session.get_tensors_by_name(["{names}"])',
-            )
+            what = f"names must be a list of words, not the word {names!r}"
+            raise OptionError(what, where=app_line(), remedy=f'samba.session.get_tensors_by_name(["{names}"])')
         return [now.named_tensor(name) for name in names]
 
     @checks_keywords
@@ -341,17 +338,12 @@ class Session:
 
     def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
-            raise OptionError(
-                "no PEF is loaded",
-                where=app_line(),
-                remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
-            )
+            what = "no PEF is loaded"
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         if model is not None and unwrapped(model) is not self._now.machine.model:
-            raise OptionError(
-                f"this {type(model).__name__} is not the model that was traced",
-                where=app_line(),
-                remedy="give the model that trace_graph was called with",
-            )
+            what = f"this {type(model).__name__} is not the model that was traced"
+            raise OptionError(what, where=app_line(), remedy="give the model that trace_graph was called with")
         return self._now
 
     def _end_profile(self, event: str, filename: str | Path | None) -> None:

@@ -86,10 +86,8 @@ class SambaTensor(Tensor):
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
         if given is None and shape is None:
-            raise DataError(
-                "SambaTensor needs a tensor or a shape",
-                remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))",
-            )
+            what = "SambaTensor needs a tensor or a shape"
+            raise DataError(what, remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))")
         if given is None:
             with torch.inference_mode(False):  # inference tensors have no version counter
                 plain = torch.zeros(tuple(shape or ()), dtype=dtype)
@@ -97,10 +95,8 @@ class SambaTensor(Tensor):
             plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
             _check_shape(plain, shape)
         if is_complex or plain.is_complex():
-            raise DataError(
-                f"a SambaTensor holds real numbers, and {_called(name)} is complex",
-                remedy="torch.view_as_real(tensor), whose last dimension holds the two parts",
-            )
+            what = f"a SambaTensor holds real numbers, and {_called(name)} is complex"
+            raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
         _check_batch_dim(plain, name, batch_dim)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
@@ -140,11 +136,9 @@ class SambaTensor(Tensor):
     def backward(self, *args: Any, **keywords: Any) -> None:
         """As torch's. Raises OptionError for a tensor without a graph, such as a result of the device."""
         if not self.requires_grad:
-            raise OptionError(
-                f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run",
-                where=app_line(),
-                remedy="leave out backward(), optimizer.step() and section_types: session.run does both itself",
-            )
+            what = f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run"
+            remedy = "leave out backward(), optimizer.step() and section_types: session.run does both itself"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     @classmethod
@@ -286,12 +280,7 @@ def from_torch_tensor(
     if torch.compiler.is_compiling():
         return cast(SambaTensor, tensor)
     return SambaTensor(
-        tensor,
-        name=name,
-        batch_dim=batch_dim,
-        named_dims=named_dims,
-        sized_dims=sized_dims,
-        region_name=region_name,
+        tensor, name=name, batch_dim=batch_dim, named_dims=named_dims, sized_dims=sized_dims, region_name=region_name
     )
 
 
@@ -328,27 +317,22 @@ def _no_tensor(value: object) -> DataError:
 
 
 def _no_graph(name: str) -> AbsentNameError:
-    return AbsentNameError(
-        f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph",
-        where=app_line(),
-        remedy="sambasim inspect lists the operators of a PEF with their operands and results",
-    )
+    what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
+    remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
+    return AbsentNameError(what, where=app_line(), remedy=remedy)
 
 
 def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
     if shape is not None and tuple(shape) != tuple(tensor.shape):
-        raise DataError(
-            f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}",
-            remedy="leave out shape=, or reshape the tensor",
-        )
+        what = f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}"
+        raise DataError(what, remedy="leave out shape=, or reshape the tensor")
 
 
 def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:
     if batch_dim is not None and not -tensor.ndim <= batch_dim < tensor.ndim:
-        raise DataError(
-            f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}",
-            remedy="batch_dim is the dimension that counts samples, mostly 0; leave it out where none does",
-        )
+        what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}"
+        remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
+        raise DataError(what, remedy=remedy)
 
 
 def _called(name: str | None) -> str:
@@ -405,11 +389,8 @@ def _assign_data(tensor: Tensor, data: Tensor) -> None:
     _check_not_on_device(tensor, "sn_data", "param.data.copy_(…), and then samba.session.to_device(model)")
     plain = to_torch(data)
     if plain.shape != tensor.shape:
-        raise DataError(
-            f"the tensor has the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}",
-            where=app_line(),
-            remedy="give sn_data the tensor's own shape",
-        )
+        what = f"the tensor has the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}"
+        raise DataError(what, where=app_line(), remedy="give sn_data the tensor's own shape")
     vars(tensor)[_DATA] = plain
 
 
@@ -417,8 +398,5 @@ def _check_not_on_device(tensor: Tensor, name: str, remedy: str) -> None:
     from sambasim.samba.session import session
 
     if session.device_value(tensor) is not None:
-        raise OptionError(
-            f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned",
-            where=app_line(),
-            remedy=remedy,
-        )
+        what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
+        raise OptionError(what, where=app_line(), remedy=remedy)

@@ -97,10 +97,8 @@ class TestWithGold:
         device = {str(one.sn_name): one for one in ([found] if isinstance(found, SambaTensor) else found)}
         expected = self._write(batch, [*device]) if gold is None else _under(_OUTPUT, gold)
         if expected.keys() != device.keys():
-            raise WeightsError(
-                f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}",
-                remedy="give the gold file of this model, or delete it to write a new one",
-            )
+            what = f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}"
+            raise WeightsError(what, remedy="give the gold file of this model, or delete it to write a new one")
         for name, value in device.items():
             assert_close(value, expected[name], f"{self._name}: {name}", self._threshold, self._rtol)
         return expected
@@ -133,10 +131,8 @@ class TestWithGold:
             outputs = self._model(**batch) if by_name else self._model(*batch.values())
         listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         if not all(isinstance(one, Tensor) for one in listed):
-            raise OptionError(
-                f"{type(self._model).__name__} returns more than tensors",
-                remedy="compare such outputs one by one, by utils.assert_close",
-            )
+            what = f"{type(self._model).__name__} returns more than tensors"
+            raise OptionError(what, remedy="compare such outputs one by one, by utils.assert_close")
         return [to_torch(one).contiguous() for one in listed]
 
 
@@ -186,11 +182,9 @@ def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Ch
     @functools.wraps(check)
     def twice(*args: Any, **kwargs: Any) -> Results:
         if session.machine is None:
-            raise OptionError(
-                "consistency_test needs a loaded PEF",
-                where=app_line(),
-                remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it",
-            )
+            what = "consistency_test needs a loaded PEF"
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         replica, symbols = session.machine.replica, session.machine.program.symbols.values()
         state = {one.name: replica.read(one.name) for one in symbols if one.kind in _DEVICE_STATE}
         steps, drawn = replica.steps, torch.get_rng_state()
@@ -218,11 +212,8 @@ def _results(check: Check, args: Any, kwargs: Any) -> Results:
     results: object = check(*args, **kwargs)
     pairs = list(results) if isinstance(results, list | tuple) else None
     if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
-        raise OptionError(
-            f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test",
-            where=app_line(),
-            remedy='return [("loss", loss), ("outputs", outputs)]',
-        )
+        what = f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test"
+        raise OptionError(what, where=app_line(), remedy='return [("loss", loss), ("outputs", outputs)]')
     return pairs
 
 
@@ -330,10 +321,8 @@ def _plain(name: str, value: object) -> JsonValue:
         return _as_json(value)
     if value is None or isinstance(value, bool | int | str):
         return value
-    raise OptionError(
-        f"a report holds numbers and texts, and {name} is {type(value).__name__}",
-        remedy="give one number, a tensor of one element, a text, or a dictionary of these",
-    )
+    what = f"a report holds numbers and texts, and {name} is {type(value).__name__}"
+    raise OptionError(what, remedy="give one number, a tensor of one element, a text, or a dictionary of these")
 
 
 def dump_accuracy_debug_info(

@@ -95,11 +95,8 @@ def _trace_graph(
     typed = context.current().arguments
     pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or getattr(typed, "pef", None) or "")
     if not pef:
-        raise OptionError(
-            "trace_graph needs a PEF",
-            where=app_line(),
-            remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
-        )
+        what = "trace_graph needs a PEF"
+        raise OptionError(what, where=app_line(), remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
     wrapper, model = model, unwrapped(model)
     inputs = repeatable(inputs)
     path = locate(pef, compiling=compile_command())
@@ -153,11 +150,9 @@ def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer
         return True
     if optimizers or typed is None:
         return not optimizers
-    raise OptionError(
-        f"{name} trains, and trace_graph needs its optimizers",
-        where=app_line(),
-        remedy="give it the optimizers of session.compile; or, to predict with this PEF, type --inference",
-    )
+    what = f"{name} trains, and trace_graph needs its optimizers"
+    remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
+    raise OptionError(what, where=app_line(), remedy=remedy)
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
@@ -169,11 +164,8 @@ def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequenc
         return None if compiled is None else [int(index) for index in compiled.split(",")]
     now = ",".join(map(str, [given] if isinstance(given, int) else given))
     if compiled is not None and compiled != now:
-        raise OptionError(
-            f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled",
-            where=app_line(),
-            remedy="give session.compile and trace_graph the same loss_indices",
-        )
+        what = f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled"
+        raise OptionError(what, where=app_line(), remedy="give session.compile and trace_graph the same loss_indices")
     return given
 
 
@@ -204,10 +196,8 @@ def _check_dtype(document: PefDocument) -> None:
     typed = getattr(context.current().arguments, "dtype", None)
     compiled = document.compile_options.get("dtype", "fp32")
     if typed in DTYPES and typed != compiled:
-        raise OptionError(
-            f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}",
-            remedy=f"leave out --dtype, or compile again with --dtype {typed}",
-        )
+        what = f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}"
+        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {typed}")
 
 
 def _seeded(program: Program, seed: int) -> Program:
@@ -277,18 +267,13 @@ def _compare(document: PefDocument, traced: Program) -> None:
             remedy="compile the app again, or call the class as it was",
         )
     if (before or now) and before.isdisjoint(now):
-        raise PefError(
-            f"the PEF {name} is of another model: {difference}",
-            where=app_line(),
-            remedy=f"give --pef the PEF of this model, or compile one: {compile_command()}",
-        )
+        what = f"the PEF {name} is of another model: {difference}"
+        remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"
+        raise PefError(what, where=app_line(), remedy=remedy)
     as_compiled = arguments.as_compiled(typed, document.metadata)
     again = "compile the app again, and run it with the same model, batch size and optimizers"
-    raise PefError(
-        f"the PEF {name} was compiled from another graph: {difference}{cause}",
-        where=app_line(),
-        remedy=f"{as_compiled}, or {again}" if as_compiled else again,
-    )
+    what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
+    raise PefError(what, where=app_line(), remedy=f"{as_compiled}, or {again}" if as_compiled else again)
 
 
 def _without_class(parameters: Collection[str]) -> set[str]:

@@ -42,11 +42,7 @@ def _clamp(low: float, high: float) -> Function:
 @pytest.mark.parametrize(
     ("compiled", "traced", "words"),
     [
-        (
-            _clamp(0.0, 1.0),
-            _clamp(0.0, 2.0),
-            "max is 1.0 in the PEF, and 2.0 in the model: an argument of `aten.clamp",
-        ),
+        (_clamp(0.0, 1.0), _clamp(0.0, 2.0), "max is 1.0 in the PEF, and 2.0 in the model: an argument of `aten.clamp"),
         (
             _clamp(0.0, 1.0),
             _clamp(0.5, 2.0),

@@ -210,10 +210,7 @@ def test_a_batch_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("kinds", "words"),
-    [
-        (["FORWARD"], "section_types has 'FORWARD'"),
-        (["BCKWD"], "there is no forward whose backward could be run"),
-    ],
+    [(["FORWARD"], "section_types has 'FORWARD'"), (["BCKWD"], "there is no forward whose backward could be run")],
 )
 def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], words: str) -> None:
     model = _model()

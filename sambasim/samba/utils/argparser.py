@@ -104,11 +104,8 @@ def _words_of(argv: Sequence[str] | None) -> list[str]:
     if argv is None:
         return sys.argv[1:]
     if isinstance(argv, str) or not isinstance(argv, Sequence):
-        raise OptionError(
-            f"argv of parse_app_args must be a list of words, not {type(argv).__name__}",
-            where=app_line(),
-            remedy="parse_app_args(argv=sys.argv[1:], …)",
-        )
+        what = f"argv of parse_app_args must be a list of words, not {type(argv).__name__}"
+        raise OptionError(what, where=app_line(), remedy="parse_app_args(argv=sys.argv[1:], …)")
     words = [str(word) for word in argv]
     with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
     return words[1:] if with_program or words[:1] == sys.argv[:1] else words

@@ -69,10 +69,8 @@ def seed_from_environment() -> None:
     if not text:
         return
     if not text.isdecimal():
-        raise OptionError(
-            f"{_SEED_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0",
-            remedy=f"export {_SEED_VARIABLE}=256, or unset {_SEED_VARIABLE}",
-        )
+        what = f"{_SEED_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0"
+        raise OptionError(what, remedy=f"export {_SEED_VARIABLE}=256, or unset {_SEED_VARIABLE}")
     set_seed(int(text))
 
 
@@ -91,28 +89,21 @@ def weight_norm_(module: nn.Module) -> nn.Module:
     Raises ModelError if `module` is no module or has no weight, or if two modules in it share one.
     """
     if not isinstance(module, nn.Module):
-        raise ModelError(
-            f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}",
-            where=app_line(),
-            remedy="weight_norm_(model.layer)",
-        )
+        what = f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}"
+        raise ModelError(what, where=app_line(), remedy="weight_norm_(model.layer)")
     found = [(path, inner, inner._parameters.get("weight")) for path, inner in module.named_modules()]
     weights = [(path, inner, weight) for path, inner, weight in found if weight is not None and weight.dim() > 1]
     if not weights:
-        raise ModelError(
-            f"{type(module).__name__} has no weight to normalize",
-            where=app_line(),
-            remedy="give weight_norm_ a module with Linear or convolution layers, once",
-        )
+        what = f"{type(module).__name__} has no weight to normalize"
+        remedy = "give weight_norm_ a module with Linear or convolution layers, once"
+        raise ModelError(what, where=app_line(), remedy=remedy)
     owners: dict[int, str] = {}
     for path, _, weight in weights:
         other = owners.setdefault(id(weight), path)
         if other != path:
-            raise ModelError(
-                f"{other} and {path} share one weight, and normalized they would have two",
-                where=app_line(),
-                remedy="call weight_norm_ on the parts of the model that share nothing",
-            )
+            what = f"{other} and {path} share one weight, and normalized they would have two"
+            remedy = "call weight_norm_ on the parts of the model that share nothing"
+            raise ModelError(what, where=app_line(), remedy=remedy)
     for _, inner, _ in weights:
         parametrizations.weight_norm(inner)
     return module
@@ -144,11 +135,8 @@ def get_pefmeta_dict(
     """
     if isinstance(pef, Mapping):
         if model is None:
-            raise OptionError(
-                "get_pefmeta_dict needs a model beside arguments",
-                where=app_line(),
-                remedy="get_pefmeta_dict(vars(args), model)",
-            )
+            what = "get_pefmeta_dict needs a model beside arguments"
+            raise OptionError(what, where=app_line(), remedy="get_pefmeta_dict(vars(args), model)")
         return get_pefmeta(pef, model)
     return dict(read(locate(os.fspath(pef))).metadata)
 

@@ -281,10 +281,8 @@ def _checked_kinds(
 ) -> list[SectionKind] | None:
     """The section types of a measured step; None for all. Raises OptionError for a wrong batch size or no steps."""
     if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
-        raise OptionError(
-            f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
-            remedy=f"-b {program.batch_size}, or compile again",
-        )
+        what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
+        raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
     if n_iterations < 1:
         raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
     return [SectionKind.FWD] if inference or program.training is None else None
@@ -370,10 +368,9 @@ def _report(
 def _pef_of_this_process() -> str:
     pef = getattr(context.current().arguments, "pef", None)
     if pef is None:
-        raise OptionError(
-            "compiled_stats_json needs --pef on the command line",
-            remedy="parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file",
-        )
+        what = "compiled_stats_json needs --pef on the command line"
+        remedy = "parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file"
+        raise OptionError(what, remedy=remedy)
     return str(pef)
 
 

@@ -46,10 +46,8 @@ def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any],
         if features is None:
             return normalized
         if normalized.numel() != features:
-            raise DataError(
-                f"an image has {normalized.numel()} pixels, and num_features is {features}",
-                remedy=f"--num-features {normalized.numel()}, or other images",
-            )
+            what = f"an image has {normalized.numel()} pixels, and num_features is {features}"
+            raise DataError(what, remedy=f"--num-features {normalized.numel()}, or other images")
         return normalized.flatten()
 
     return transform
@@ -75,11 +73,9 @@ def prepare_dataloader(
     if train_dataset is None or test_dataset is None:
         folder = next((given[name] for name in _FOLDERS if given.get(name)), None)
         if folder is None:
-            raise DataError(
-                f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}",
-                where=app_line(),
-                remedy="prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir",
-            )
+            what = f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}"
+            remedy = "prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir"
+            raise DataError(what, where=app_line(), remedy=remedy)
         train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
         test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
     sampler: DistributedSampler[Any] | None = (
@@ -93,10 +89,8 @@ def _read_mnist(folder: Path, part: str, args: Mapping[str, object]) -> TensorDa
     images = _read_idx(folder, f"{part}-images-idx3-ubyte", axes=3)
     labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", axes=1)
     if len(images) != len(labels):
-        raise DataError(
-            f"{folder} has {len(images)} images and {len(labels)} labels of {part}",
-            remedy="copy the files of MNIST again",
-        )
+        what = f"{folder} has {len(images)} images and {len(labels)} labels of {part}"
+        raise DataError(what, remedy="copy the files of MNIST again")
     transform = dataset_transform(args)
     return TensorDataset(torch.stack([transform(image) for image in images]), labels.long())
 
@@ -107,11 +101,8 @@ def _read_idx(folder: Path, name: str, axes: int) -> Tensor:
     places = [place / f"{name}{end}" for place in (folder, folder / "MNIST" / "raw") for end in ("", ".gz")]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise DataError(
-            f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them",
-            where=app_line(),
-            remedy="copy the four files of MNIST there; sambasim downloads nothing",
-        )
+        what = f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them"
+        raise DataError(what, where=app_line(), remedy="copy the four files of MNIST there; sambasim downloads nothing")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
@@ -130,9 +121,7 @@ def _pixels(image: Any) -> Tensor:
     if given.ndim == 2:
         given = given.unsqueeze(channel)
     if given.ndim != 3 or given.shape[channel] != 1:
-        raise DataError(
-            f"an image has the shape {tuple(given.shape)}, and images like MNIST's have one channel",
-            remedy="give grey images, of height × width",
-        )
+        what = f"an image has the shape {tuple(given.shape)}, and images like MNIST's have one channel"
+        raise DataError(what, remedy="give grey images, of height × width")
     grey = given.select(channel, 0).unsqueeze(0)
     return grey.float() / _LARGEST_PIXEL if grey.dtype == torch.uint8 else grey.float()

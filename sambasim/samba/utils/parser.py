@@ -69,11 +69,8 @@ def by_name(args: argparse.Namespace | Mapping[str, object], function: str) -> M
         return vars(args)
     if isinstance(args, Mapping):
         return args
-    raise OptionError(
-        f"{function} was given args of type {type(args).__name__}, and takes what parse_app_args returned",
-        where=app_line(),
-        remedy=f"{function}(args, …) or {function}(vars(args), …)",
-    )
+    what = f"{function} was given args of type {type(args).__name__}, and takes what parse_app_args returned"
+    raise OptionError(what, where=app_line(), remedy=f"{function}(args, …) or {function}(vars(args), …)")
 
 
 class CommandParser(argparse.ArgumentParser):

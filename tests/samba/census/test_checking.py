@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.samba.census.support import (
-    LogReg,
-    batch_of,
-    equal,
-    parsed,
-    seeded,
-)
+from tests.samba.census.support import LogReg, batch_of, equal, parsed, seeded
 
 Trace = Callable[..., Any]
 

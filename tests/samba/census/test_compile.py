@@ -9,17 +9,7 @@ import pytest
 from torch import Tensor
 
 from sambasim.pef import read
-from tests.samba.census.support import (
-    LogReg,
-    OnlyOut,
-    Plainly,
-    batch_of,
-    equal,
-    imported,
-    parsed,
-    same_weights,
-    seeded,
-)
+from tests.samba.census.support import LogReg, OnlyOut, Plainly, batch_of, equal, imported, parsed, same_weights, seeded
 
 FLAGS = ("--pef-name=logreg", "-b=4")
 PEF = Path("out/logreg/logreg.pef")

@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.samba.census.support import (
-    LogReg,
-    Plainly,
-    batch_of,
-    equal,
-    parsed,
-    refused,
-    same_weights,
-    seeded,
-)
+from tests.samba.census.support import LogReg, Plainly, batch_of, equal, parsed, refused, same_weights, seeded
 
 Trace = Callable[..., Any]
 
@@ -43,11 +34,7 @@ def test_a_whole_step(shape: str, samba: Any, trace: Trace, pef_of: Callable[...
     assert same_weights(model, plainly.model)
 
 
-MODEL_RUNS = {
-    "([a, b], hyperparam_dict=h)": 0.5,
-    "(a, b)": 0.1,
-    "([a, b])": 0.1,
-}
+MODEL_RUNS = {"([a, b], hyperparam_dict=h)": 0.5, "(a, b)": 0.1, "([a, b])": 0.1}
 
 
 @pytest.mark.parametrize("shape", MODEL_RUNS)

@@ -41,12 +41,7 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_gives_what_the_command_line_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = parse_yaml_to_args(written(tmp_path, SHARED))
     expected = SambaConfig(
-        "compile",
-        batch_size=32,
-        pef_name="net",
-        resources_scaling_factors=[0.5, 2.0],
-        hidden=64,
-        optimizer={"lr": 0.5},
+        "compile", batch_size=32, pef_name="net", resources_scaling_factors=[0.5, 2.0], hidden=64, optimizer={"lr": 0.5}
     )
     assert vars(config) == vars(expected)
     assert context.current().arguments is config
