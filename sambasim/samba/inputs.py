@@ -69,24 +69,18 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
     if len(sequence) > len(arguments) and not _takes_any(model):
-        raise ModelError(
-            f"{len(sequence)} inputs are given, and {type(model).__name__}.forward takes {len(arguments)}: "
-            f"{', '.join(arguments)}",
-            where=app_line(),
-            remedy="give as many inputs as forward takes, in its order",
-        )
+        takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
+        what = f"{len(sequence)} inputs are given, and {takes}"
+        raise ModelError(what, where=app_line(), remedy="give as many inputs as forward takes, in its order")
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
         _check_defaults(model, [place for place in places if place not in named])
         misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
         if misnamed is not None:
-            raise DataError(
-                f"{places[sequence.index(None)]} is None, so forward is called by keyword, and it has no argument "
-                f"{misnamed}",
-                where=app_line(),
-                remedy=f"name the tensors as forward does: {', '.join(named)}",
-            )
+            absent = places[sequence.index(None)]
+            what = f"{absent} is None, so forward is called by keyword, and it has no argument {misnamed}"
+            raise DataError(what, where=app_line(), remedy=f"name the tensors as forward does: {', '.join(named)}")
         return {name: _tensor(name, one) for name, one in named.items()}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -153,11 +147,9 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
 def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
     unknown = [key for key in keys if key is not None and key not in wanted]
     if unknown:
-        raise DataError(
-            f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs "
-            f"{', '.join(wanted)}",
-            remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}",
-        )
+        inputs = ", ".join(wanted)
+        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
+        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
     twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
     if twice is not None:
         raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
@@ -175,19 +167,16 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
         return tensor
     check_on_host(name, tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
-    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
+    differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
+    fewer = f"AP01: {name} has {given[0] if given else 1} samples, and the PEF takes {batch_size} at a time"
+    if differs_in_batch and given[0] < batch_size:
         is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
         reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
         remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
-        raise DataError(
-            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
-            f"set, or {reason}",
-            where=app_line(),
-            remedy=f"give drop_last=True to the DataLoader; {remedy}",
-        )
-    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
-        what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
-        raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
+        what = f"{fewer}: it is the end of the data set, or {reason}"
+        raise DataError(what, where=app_line(), remedy=f"give drop_last=True to the DataLoader; {remedy}")
+    if differs_in_batch and given[0] > batch_size:
+        raise DataError(fewer, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
     if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
@@ -224,8 +213,7 @@ def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
 class SambaLoader:
     """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
 
-    A batch is a sequence, named in order, or a mapping, taken by name. Dimension 0 is the batch dimension. The loader
-    is a DataLoader, or anything iterable.
+    The loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name.
     """
 
     @checks_keywords_beside("samba.SambaLoader", ())
@@ -275,12 +263,10 @@ class SambaLoader:
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
         if len(values) != len(self.names):
-            raise DataError(
-                f"a batch has {_count(len(values), 'value')}, and SambaLoader "
-                f"{_count(len(self.names), 'name')}: {', '.join(self.names)}",
-                where=app_line(),
-                remedy="give SambaLoader one name for each value that the dataset returns",
-            )
+            names = f"{_count(len(self.names), 'name')}: {', '.join(self.names)}"
+            what = f"a batch has {_count(len(values), 'value')}, and SambaLoader {names}"
+            remedy = "give SambaLoader one name for each value that the dataset returns"
+            raise DataError(what, where=app_line(), remedy=remedy)
         return values
 
     def _tensor(self, value: object, name: str) -> SambaTensor:
@@ -304,15 +290,10 @@ def install_sampler_of_one_replica() -> None:
 
     @wraps(make)
     def made(
-        sampler: "DistributedSampler[Any]",
-        dataset: Any,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        *arguments: Any,
-        **keywords: Any,
+        sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **keywords: Any
     ) -> None:
         if rank is None and num_replicas == 1:
             rank = 0
-        make(sampler, dataset, num_replicas, rank, *arguments, **keywords)
+        make(sampler, dataset, num_replicas, rank, *rest, **keywords)
 
     DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose

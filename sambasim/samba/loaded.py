@@ -11,7 +11,7 @@ from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.executor import Tangent
 from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
@@ -69,12 +69,10 @@ class Loaded:
             what = f"output_tensors must be tensors, not {type(wanted).__name__}"
             raise DataError(what, where=app_line(), remedy="give model.output_tensors, or some of them")
         if any(tensor in of_other_models for tensor in flat(wanted)):
-            raise OptionError(
-                f"output_tensors are of another model than the {type(self.machine.model).__name__} that was traced "
-                "last",
-                where=app_line(),
-                remedy="call trace_graph for a model before its run: a session holds one PEF at a time",
-            )
+            last = type(self.machine.model).__name__
+            what = f"output_tensors are of another model than the {last} that was traced last"
+            remedy = "call trace_graph for a model before its run: a session holds one PEF at a time"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         self._accepted = wanted
 
     def answer(self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
@@ -116,11 +114,7 @@ class Loaded:
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
-        """`session.ctx.set_tensors`: sets tensors on the device by name. The next backward starts from the gradient of
-        an output, `<output>__grad`.
-
-        Raises OptionError for a name that the PEF does not have, and DataError for another shape.
-        """
+        """`session.ctx.set_tensors`: sets tensors on the device by name; `<output>__grad` starts the next backward."""
         symbols, replica = self.machine.program.symbols, self.machine.replica
         outputs = {name: name for name in self.outputs}
         of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
@@ -140,11 +134,8 @@ class Loaded:
 
 
 def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collection[SectionKind]:
-    """The kinds that `section_types` name, in any case, without those that are part of OPT. The default is a whole
-    training step, or the forward of an inference PEF.
-
-    Raises OptionError for an unknown word, and for kinds that an inference PEF does not have.
-    """
+    """The kinds that `section_types` name, without those that run with OPT; by default a whole training step, or the
+    forward of an inference PEF. Raises OptionError for others than the PEF has."""
     if section_types is None:
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
     if isinstance(section_types, str):
@@ -187,8 +178,7 @@ def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, 
 
 
 def _output_aliases(program: Program) -> Mapping[str, str]:
-    """Names of outputs after the operators that compute them, as apps use them: `net__fc__linear__outputs__0`, and the
-    same without the prefix of the model."""
+    """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
     graph = program.training or program.evaluation
     outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
     outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
@@ -213,8 +203,11 @@ class Start:
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
         self._outputs = outputs
         self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
-        self._means = {name: _gradient_of_mean(type_) for name, type_ in self._types.items()}
-        self.is_loss = loss_is_chosen or all(_may_be_loss(type_) for type_ in self._types.values())
+        self._means = {
+            name: torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
+            for name, type_ in self._types.items()
+        }
+        self.is_loss = loss_is_chosen or all(len(one.shape) <= 1 or one.numel == 1 for one in self._types.values())
         """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(
@@ -225,9 +218,7 @@ class Start:
         given: the `sn_grad` of outputs, by name
         for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
 
-        Reports once if it is the mean of an output that is no loss (AP09). Raises OptionError for a gradient of an
-        output from which this PEF does not start; DataError for one of another shape than its output, and if several
-        outputs might be the loss and none has a gradient.
+        Without a gradient it is the mean of the loss. Reports AP09 if that output is no loss.
         """
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         if not gradients:
@@ -267,12 +258,11 @@ class Start:
     def _report_no_loss(self) -> None:
         first, *others = self._types or ("",)
         if others:
-            raise DataError(
-                f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {', '.join(others)}",
-                where=app_line(),
-                remedy="set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
-                "return the loss first, as one number; or give loss_indices=[0] to session.compile",
-            )
+            outputs = ", ".join((first, *others))
+            what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"
+            remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
+            remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
+            raise DataError(what, where=app_line(), remedy=remedy)
         what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
         reporter.report(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
 
@@ -285,12 +275,3 @@ def as_gradient(value: object) -> Tensor:
         what = f"a gradient must be a tensor or a number, not {type(value).__name__}"
         raise DataError(what, where=app_line(), remedy="give a tensor of the output's shape")
     return to_torch(value).detach()
-
-
-def _gradient_of_mean(type_: TensorType) -> Tensor:
-    return torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
-
-
-def _may_be_loss(type_: TensorType) -> bool:
-    """One number, or one for each sample."""
-    return len(type_.shape) <= 1 or type_.numel == 1

@@ -42,8 +42,7 @@ class Machine:
         return self.document.program
 
     def to_device(self) -> None:
-        """Copies weights, buffers and optimizer state of the host to the device, rounded to nearest in bf16; states
-        that the host does not have are reset. Collective if a node's replicas share their parameters.
+        """Copies weights, buffers and optimizer state of the host to the device, and resets other states. Collective.
 
         Raises WeightsError for a tensor of another shape than in the PEF.
         """
@@ -169,8 +168,7 @@ class Hyperparameters:
     def take(self, given: Mapping[str, object]) -> None:
         """Takes `given` from now on, and dropout rates from the next forward on. Ignores unknown names, with a notice.
 
-        Raises OptionError for a value that is not a number of at least 0, for a dropout rate of at least 1, for a name
-        that is nearly a known one, and for a momentum if the PEF has no state for it.
+        Raises OptionError for a value out of range, a misspelt name, and momentum if the PEF has no state for it.
         """
         if given == self._last:
             return

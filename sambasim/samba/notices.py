@@ -38,10 +38,8 @@ class AbsentNameError(UserError, AttributeError):
 
 
 class AbsentName:
-    """Stands for an imported name that is not here: the import succeeds, and the use raises AbsentNameError.
-
-    It may appear in annotations and in `try: import`; a call, an attribute, a subclass and `isinstance` raise.
-    """
+    """Stands for a name that is not here: its import succeeds, as in `try: import` and for annotations, and a call, an
+    attribute, a subclass and `isinstance` raise AbsentNameError."""
 
     def __init__(self, name: str, what: str, instead: str) -> None:
         """name: the full name; what: what it is in SambaFlow; instead: what the app can do here."""
@@ -92,7 +90,9 @@ def patched_torch() -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _without_effect(name: str, why: str) -> Callable[..., None]:
+def without_effect(name: str, why: str) -> Callable[..., None]:
+    """A function that takes any arguments and prints one notice."""
+
     def function(*arguments: object, **options: object) -> None:
         say_once(name, why, app_line())
 
@@ -102,26 +102,20 @@ def _without_effect(name: str, why: str) -> Callable[..., None]:
 
 
 _ROUNDING = "only optimizer steps round stochastically, with --dtype bf16 --enable-stoc-rounding at the compile"
-enable_conv_grad_accum_stoc = _without_effect("env.enable_conv_grad_accum_stoc", _ROUNDING)
-enable_addbias_grad_accum_stoc = _without_effect("env.enable_addbias_grad_accum_stoc", _ROUNDING)
-disable_sgd_stoc = _without_effect("env.disable_sgd_stoc", _ROUNDING)
-fix_rdu_affinity = _without_effect("utils.fix_rdu_affinity", "mpirun and --threads place ranks on cores")
-create_mac_resource_report = _without_effect(
+enable_conv_grad_accum_stoc = without_effect("env.enable_conv_grad_accum_stoc", _ROUNDING)
+enable_addbias_grad_accum_stoc = without_effect("env.enable_addbias_grad_accum_stoc", _ROUNDING)
+disable_sgd_stoc = without_effect("env.disable_sgd_stoc", _ROUNDING)
+fix_rdu_affinity = without_effect("utils.fix_rdu_affinity", "mpirun and --threads place ranks on cores")
+create_mac_resource_report = without_effect(
     "utils.create_mac_resource_report", "sambasim report --tables shows the units of each section"
 )
 
 
-class _Directive:
-    """A decorator and a context manager without an effect."""
+class _Directive(nullcontext[None]):
+    """A context manager and a decorator without an effect."""
 
     def __call__(self, function: Function) -> Function:
         return function
-
-    def __enter__(self) -> "_Directive":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
 
 
 def _directive(name: str, why: str) -> Callable[..., Any]:

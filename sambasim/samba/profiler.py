@@ -50,8 +50,9 @@ class Profiler:
         return running
 
     @checks_keywords
-    def end_event(self, event: Running | str) -> None:
-        """Ends the event of this handle, or the last started one of this name. Raises OptionError if there is none."""
+    def end_event(self, event: Running | str, filename: str | Path | None = None) -> None:
+        """Ends the event of this handle, or the last started one of this name. With `filename`, writes all ended events
+        as a JSON list of `{"name": …, "elapsed_s": …}`. Raises OptionError if there is no such event."""
         ended_s = time.perf_counter()
         running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
         if running is None:
@@ -60,6 +61,9 @@ class Profiler:
             raise OptionError(what, where=app_line(), remedy=f"profiler.start_event({name!r}) first")
         self._running.remove(running)
         self.events.append(Event(running.name, ended_s - running.began_s))
+        if filename is not None:
+            events = [asdict(one) for one in self.events]
+            Path(filename).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
@@ -115,11 +119,6 @@ class Profiler:
         events; 0 without events."""
         times_s = self._times_s(warmup_steps)
         return {key: num_samples_per_iter / statistics.fmean(times_s[key]) if times_s.get(key) else 0.0 for key in keys}
-
-    def write(self, path: str | Path) -> None:
-        """Writes the ended events in order as a JSON list of `{"name": …, "elapsed_s": …}`."""
-        events = [asdict(event) for event in self.events]
-        Path(path).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
 
     def _times_s(self, warmup_steps: int) -> dict[str, list[float]]:
         times: defaultdict[str, list[float]] = defaultdict(list)

@@ -28,7 +28,7 @@ from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor
 
 if TYPE_CHECKING:
-    from sambasim.compiler.compile import Compiled
+    from sambasim.compiler.compile import Built, Compiled, Stopwatch
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -65,10 +65,7 @@ def request(
     inference: bool,
     loss_indices: Sequence[int] | int | None = None,
 ) -> Request:
-    """The request for `model`.
-
-    given: fields of BuildOptions; None is the default
-    loss_indices: which outputs of the model are losses; None to find them
+    """The request for `model`. given: fields of BuildOptions; None is the default
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
     ModelError for a trained parameter that no optimizer has.
@@ -208,20 +205,17 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
 def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Update]:
     """An update for each parameter group with trained parameters."""
     if not optimizers:
-        raise OptionError(
-            "training needs an optimizer",
-            where=app_line(),
-            remedy="pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
-            "and inference=True in config_dict",
-        )
+        remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
+        remedy += "and inference=True in config_dict"
+        raise OptionError("training needs an optimizer", where=app_line(), remedy=remedy)
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     updated: set[str] = set()
     for optimizer in optimizers:
         for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
             names = frozenset(paths[id(p)] for p in group["params"] if id(p) in paths and p.requires_grad)
-            strangers = sum(id(p) not in paths for p in group["params"])
-            if strangers:
-                what = f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have"
+            others = sum(id(p) not in paths for p in group["params"])
+            if others:
+                what = f"{type(optimizer).__name__} updates {others} parameters that the model does not have"
                 raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
             twice = sorted(updated & names)
             if twice:
@@ -250,7 +244,7 @@ def compile_model(
 ) -> str:
     """Compiles `model` with the options of `config`. Returns the absolute path of the PEF. See `Session.compile`."""
     # It takes seconds to import, and a run does not need it.
-    from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+    from sambasim.compiler.compile import Stopwatch, assemble
 
     typed = context.current().arguments
     model = unwrapped(model)
@@ -267,15 +261,7 @@ def compile_model(
     if parsed is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(parsed))
     watch = Stopwatch(_print_phase)
-    built = capture_model(
-        model,
-        asked.inputs,
-        asked.options,
-        by_keyword=asked.by_keyword,
-        any_loss=True,
-        loss_indices=asked.loss_indices,
-        watch=watch,
-    )
+    built = captured(asked, watch)
     # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
     kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
     if asked.loss_indices:
@@ -283,6 +269,21 @@ def compile_model(
     compiled = assemble(built, model, asked.options, watch, asked.updates or None, kept)
     _print_compiled(compiled)
     return str(compiled.path.absolute())
+
+
+def captured(asked: Request, watch: "Stopwatch") -> "Built":
+    """The graphs of the model of `asked`."""
+    from sambasim.compiler.compile import capture_model
+
+    return capture_model(
+        asked.model,
+        asked.inputs,
+        asked.options,
+        by_keyword=asked.by_keyword,
+        any_loss=True,
+        loss_indices=asked.loss_indices,
+        watch=watch,
+    )
 
 
 def _print_phase(phase: str) -> None:

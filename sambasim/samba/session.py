@@ -28,12 +28,10 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.machine import Machine
-from sambasim.samba.notices import AbsentNameError, no_such_name, say_once
+from sambasim.samba.notices import AbsentNameError, no_such_name, say_once, without_effect
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, compile_model, unwrapped
 from sambasim.samba.tensor import SambaTensor
-
-_PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
 
 
 class Session:
@@ -67,8 +65,7 @@ class Session:
     ) -> str:
         """Compiles `model` for the batch `inputs`, and writes the PEF. Returns its absolute path.
 
-        config_dict: the command line, `vars(args)`: --pef-name, --output-folder, --data-parallel and the rest; by
-            default what `setup` was given, or what `parse_app_args` returned
+        config_dict: the command line, `vars(args)`; by default that of `setup`, or else of `parse_app_args`
         pef_metadata, metadata: kept in the PEF as text
         loss_indices: the outputs from which the backward starts; by default found by `compiler.step.losses_among`
 
@@ -97,10 +94,8 @@ class Session:
     def load(
         self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False
     ) -> None:
-        """Makes `machine` the loaded PEF. For `utils.trace_graph`.
+        """Makes `machine` the loaded PEF: for `trace_graph`, with the batch and the outputs that it traced.
 
-        inputs: the batch that it was traced with
-        traced: its outputs; an `sn_grad` that is set on one of them holds for every run
         loss_is_chosen: whether the app gave `loss_indices`
         """
         if self._now is not None:
@@ -185,44 +180,39 @@ class Session:
 
     @property
     def tracing(self) -> bool:
-        """Whether `compile` or `trace_graph` is tracing a model's forward. Assigning has no effect."""
+        """Whether a model's forward is being traced. Assigning has no effect."""
         return torch.compiler.is_compiling()
 
     @tracing.setter
-    def tracing(self, traces: bool) -> None:
-        pass
+    def tracing(self, traces: bool) -> None: ...
 
     @checks_keywords
     def start_samba_profile(self) -> None:
         """Starts the event `samba_profile` of `profiler`."""
-        self.profiler.start_event(_PROFILE)
+        self.profiler.start_event("samba_profile")
 
     @checks_keywords
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
         """Ends the event `samba_profile` of `profiler`; writes all events to `filename` as JSON."""
-        self._end_profile(_PROFILE, filename)
+        self.profiler.end_event("samba_profile", filename)
 
     @checks_keywords
     def start_runtime_profile(self) -> None:
         """Starts the event `runtime_profile` of `profiler`."""
-        self.profiler.start_event(_RUNTIME_PROFILE)
+        self.profiler.start_event("runtime_profile")
 
     @checks_keywords
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
         """Ends the event `runtime_profile` of `profiler`; writes all events to `filename` as JSON."""
-        self._end_profile(_RUNTIME_PROFILE, filename)
+        self.profiler.end_event("runtime_profile", filename)
 
-    def enable_pinned_memory(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.enable_pinned_memory", "inputs are copied within the memory of the process", app_line())
-
-    def disable_graphamp(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.disable_graphamp", "--dtype decides in which type a PEF computes", app_line())
-
-    def use_static_functional(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.use_static_functional", "operators are captured as the model calls them", app_line())
+    enable_pinned_memory = without_effect(
+        "session.enable_pinned_memory", "inputs are copied within the memory of the process"
+    )
+    disable_graphamp = without_effect("session.disable_graphamp", "--dtype decides in which type a PEF computes")
+    use_static_functional = without_effect(
+        "session.use_static_functional", "operators are captured as the model calls them"
+    )
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
@@ -302,8 +292,7 @@ class Session:
 
     @property
     def tensor_dict(self) -> Mapping[str, object]:
-        """The inputs and outputs of the last run by name; all inputs under `inputs`; all gradients of parameters under
-        `grads`."""
+        """Inputs and outputs of the last run by name, and in `inputs` and `grads` all inputs and all gradients."""
         now = self._loaded()
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
         symbols = now.machine.program.symbols.values()
@@ -345,11 +334,6 @@ class Session:
             what = f"this {type(model).__name__} is not the model that was traced"
             raise OptionError(what, where=app_line(), remedy="give the model that trace_graph was called with")
         return self._now
-
-    def _end_profile(self, event: str, filename: str | Path | None) -> None:
-        self.profiler.end_event(event)
-        if filename is not None:
-            self.profiler.write(filename)
 
 
 session = Session()

@@ -53,10 +53,10 @@ _DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_S
 class TestWithGold:
     """A test of a PEF: `TestWithGold(args, "logreg", model, None, optimizer).test()`.
 
+    A gold file has one batch and PyTorch's results. The first test writes it, and later ones compare with it.
+
     args: with `gold_file_path`, a .safetensors file; None to compute on the host each time
-    name: the prefix of outputs in messages
-    inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded normal numbers, and zeros for
-        whole numbers, with the PEF of `args.pef`. A gold file that exists has its own batch.
+    inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded numbers with `args.pef`
     optimizer: what the PEF was compiled with; None for an inference PEF
     threshold, rtol: as for `utils.assert_close`
     """
@@ -79,12 +79,10 @@ class TestWithGold:
         self._threshold, self._rtol = threshold, rtol
 
     def test(self) -> dict[str, Tensor]:
-        """Compares the outputs of FWD on the device with the gold file; writes it from the host's outputs if there is
-        none. Returns the gold outputs by name.
+        """Copies the weights to the host, and compares the outputs of FWD on the device with the gold file; writes it
+        from the host's outputs if there is none. Returns the gold outputs by name.
 
-        Copies the weights from the device to the host first. Raises AssertionError as `utils.assert_close` does,
-        WeightsError for a file with other outputs than the PEF's, OptionError if the file cannot be written, and what
-        `trace_graph` raises.
+        Raises AssertionError as `utils.assert_close` does, and WeightsError for a file of other outputs.
         """
         batch = self._batch()
         gold = None
@@ -332,15 +330,13 @@ def dump_accuracy_debug_info(
     traced_outputs: object = None,
     step: int = 0,
 ) -> Path:
-    """Appends to this rank's file a line of JSON for each parameter, gradient, buffer and optimizer state on the
-    device, and for the inputs and outputs of the last run: norm, mean, least and largest element, and how many are not
-    finite; for parameters and buffers also the largest difference to the host's. Returns the path.
+    """Appends to this rank's file a line of JSON with figures for each tensor on the device, and for the inputs and
+    outputs of the last run. Returns the path.
 
     args: the folder; or the arguments of the app, for the folder accuracy_debug in its --output-folder, or in out
     inputs, traced_outputs: no effect
     step: the app's number of the step, for the lines
 
-    No event file of TensorBoard is written.
     Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
     """
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)

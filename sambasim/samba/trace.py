@@ -46,6 +46,7 @@ from sambasim.samba.request import (
     as_mapping,
     as_sequence,
     build_fields_of,
+    captured,
     fingerprint_of,
     request,
     unwrapped,
@@ -82,13 +83,12 @@ def _trace_graph(
 ) -> tuple[SambaTensor, ...]:
     """Loads `pef` into the session for `model`. Returns the outputs, without data; they are `model.output_tensors` too.
 
-    inputs: one batch, as for `session.compile`
-    optim: the optimizers that were compiled; None to predict with an inference PEF or a training PEF
-    loss_indices: the outputs from which the backward starts, as for `session.compile`
+    inputs, loss_indices: as for `session.compile`
+    optim: the optimizers that were compiled; None to predict, also with a training PEF
     pef: a path or a name; by default that of `config_dict`, or of the command line
     transfer_device: whether to copy weights and optimizer state to the device now
 
-    The other arguments have no effect. `start.py` says where the backward starts.
+    The other arguments have no effect.
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
@@ -224,28 +224,17 @@ _OF_DATA_PARALLEL = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
 def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
-    from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
+    from sambasim.compiler.compile import Stopwatch, pipeline
     from sambasim.compiler.passes import run_pipeline
 
-    built = capture_model(
-        asked.model,
-        asked.inputs,
-        asked.options,
-        by_keyword=asked.by_keyword,
-        watch=Stopwatch(lambda phase: None),
-        any_loss=True,
-        loss_indices=asked.loss_indices,
-    )
+    built = captured(asked, Stopwatch(lambda phase: None))
     traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
     _compare(document, traced)
     for name in constants(document.program):
         if bytes_of(weights[name]) != bytes_of(built.weights[name]):
-            raise PefError(
-                f"the constant {name}{_first_use(document.program, name)} has changed since the PEF "
-                f"{document.program.name} was compiled",
-                where=app_line(),
-                remedy="compile the app again",
-            )
+            constant = f"the constant {name}{_first_use(document.program, name)}"
+            what = f"{constant} has changed since the PEF {document.program.name} was compiled"
+            raise PefError(what, where=app_line(), remedy="compile the app again")
 
 
 def constants(program: Program) -> list[str]:
@@ -261,11 +250,9 @@ def _compare(document: PefDocument, traced: Program) -> None:
     cause = arguments.likely_cause(typed, document.metadata)
     before, now = _parameter_names(document.program), _parameter_names(traced)
     if before.isdisjoint(now) and before and _without_class(before) == _without_class(now):
-        raise PefError(
-            f"the PEF {name} was compiled from a model of the class {_class(before)}, and this one is a {_class(now)}",
-            where=app_line(),
-            remedy="compile the app again, or call the class as it was",
-        )
+        classes = f"a model of the class {_class(before)}, and this one is a {_class(now)}"
+        what = f"the PEF {name} was compiled from {classes}"
+        raise PefError(what, where=app_line(), remedy="compile the app again, or call the class as it was")
     if (before or now) and before.isdisjoint(now):
         what = f"the PEF {name} is of another model: {difference}"
         remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"

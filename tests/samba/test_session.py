@@ -1,7 +1,6 @@
 """The session in one process: sections, weights of host and device, bindings, and what is refused."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,29 +9,12 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
-from sambasim.pef import PefDocument, read
+from sambasim.pef import read
 from sambasim.samba import machine, trace
 from sambasim.samba.checks.findings import Reporter
-from sambasim.samba.request import Request
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-
-BATCH = 4
-
-
-class Net(nn.Module):
-    """The loss of each sample, and the outputs."""
-
-    output_tensors: tuple[samba.SambaTensor, ...]
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, width)
-        self.second = nn.Linear(width, 3)
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.second(torch.relu(self.first(x)))
-        return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+from tests.samba.api.conftest import BATCH, Net
 
 
 class Convolution(nn.Module):
@@ -352,24 +334,6 @@ def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_p
     for traced_as in (last, plain):
         actual = trained(last, tmp_path / "last", traced_as=traced_as)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in actual.items())
-
-
-def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it compiles to is the same, then, and it runs; and so does every model that has no fingerprint."""
-    captured, compare = [], trace.capture_and_compare
-
-    def capture(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
-        captured.append(asked)
-        compare(document, asked, weights)
-
-    without = replace(read(Path(pef)), metadata={})
-    monkeypatch.setattr(trace, "read", lambda path: without)
-    monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})
-    monkeypatch.setattr(trace, "capture_and_compare", capture)
-    model = _model()
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
-    assert len(captured) == 1
-    samba.session.run(_inputs())
 
 
 def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:

@@ -91,14 +91,6 @@ def test_the_same_tensor_in_another_form_keeps_its_description(change: Callable[
     assert (result.host_memory, result.mem_type) == (False, "ddr")
 
 
-def test_a_copy_has_memory_of_its_own() -> None:
-    tensor = image()
-    copied = copy.deepcopy(tensor)
-    copied.add_(1)
-    assert tensor[0, 0] == 0
-    assert copied[0, 0] == 1
-
-
 def test_a_new_name_goes_to_the_new_tensor_alone() -> None:
     tensor = image()
     other = from_torch(tensor, name="picture")
@@ -133,11 +125,6 @@ def test_numbers_are_read_also_where_autograd_follows() -> None:
     assert tensor.numpy().tolist() == [1, 1]
     assert (tensor * 2).sn_data.tolist() == [2, 2]
     assert not tensor.sn_data.requires_grad
-
-
-def test_a_loss_is_printed_as_a_number() -> None:
-    loss = from_torch_tensor(torch.tensor([1.0, 2.0]), name="loss", batch_dim=0)
-    assert f"{loss.mean():.3f}" == "1.500"
 
 
 def test_its_repr_names_name_shape_dtype_and_batch_dimension() -> None:

@@ -77,10 +77,8 @@ def parse_app_args(
     and the app's flags of this command. A flag of the app replaces the library's.
 
     With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
-    `torch.distributed`, and sets `world_size` to the number of ranks. In a single process `torch.distributed` is
-    initialized when the app first uses it.
-
-    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
+    `torch.distributed`, and sets `world_size` to the number of ranks. Raises OptionError for a wrong command line;
+    LaunchError and MachineError if the ranks cannot be connected.
     """
     words = _words_of(argv)
     if words and words[0] in ("-h", "--help"):

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -168,12 +167,8 @@ def _shards(path: Path) -> list[Path]:
 def _read_shard(file: Path) -> Mapping[str, Tensor]:
     try:
         held = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
-    except (OSError, SafetensorError) as error:
-        raise _misfit(file, f"cannot be read: {error}", "copy the checkpoint again") from error
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        raise _misfit(
-            file, f"cannot be read: {str(error).partition(chr(10))[0]}", "copy the checkpoint again"
-        ) from error
+        raise _misfit(file, f"cannot be read: {str(error).splitlines()[0]}", "copy the checkpoint again") from error
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise _misfit(file, "holds more than tensors by name", "save model.state_dict() alone")
     return held

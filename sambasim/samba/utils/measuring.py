@@ -9,10 +9,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
@@ -36,7 +37,6 @@ from sambasim.units import format_seconds
 
 _WARM_UP_STEPS = 3
 _MEASURED = "on this machine, not on a device"
-_NOT_PREDICTED = "-"  # in a table; in JSON it is null
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
@@ -72,18 +72,14 @@ def measure_performance(
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long a step takes on this machine. Collective.
 
     batch_size: that of the PEF; a default of -b that differs has no effect
-    inference: run the forward only, as an inference PEF does; otherwise the steps train the model
+    inference: run the forward only; otherwise the steps train the model
     run_graph_only: a step is the sum of its sections, one after another, without copies of inputs and checks
-    n_iterations: timed steps, after the warm-up
-    min_duration: seconds; more steps are timed until they have taken so long
+    min_duration: seconds; more than `n_iterations` steps are timed until they have taken so long
     json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
-    data_parallel, reduce_on_rdu: as for session.run
 
-    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` is the time on
-    the device of the PEF, by the model of `sambasim simulate`, with host time unless `run_graph_only`.
-    Raises OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput
-    is not reached.
+    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. Raises OptionError if no PEF is
+    loaded for `model`, or for another batch size; AssertionError if --min-throughput is not reached.
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
@@ -129,17 +125,15 @@ def measure_performance(
     return measured
 
 
-class SectionFigure(BaseModel):
-    """One row: a section, or several that run as one pass over memory.
+@dataclass(frozen=True, slots=True)
+class SectionFigure:
+    """One row: the section with this index, or several that run as one pass over memory.
 
-    sections: their indices in the graph
     measured_s: the median over steps on this machine, of the slowest replica
     predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sections: tuple[int, ...]
+    sections: list[int]
     kind: str
     name: str
     measured_s: float
@@ -166,9 +160,8 @@ def measure_sections(
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective.
 
     The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
-    one after another, without overlap of sync and backward, so their sum can exceed a step. With one replica REDUCE and
-    GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the prediction of REDUCE includes GATHER. Sections
-    that the runtime fuses into one pass over memory, such as REDUCE, OPT and GATHER with `reduce_on_rdu`, have one row.
+    one after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With
+    one replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
     """
     program = session.program(model)
     kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
@@ -196,7 +189,7 @@ def measure_sections(
         "predicted_sections_s": predicted_s,
         **column.figures(),
         "step_p90_s": slow_s,
-        "sections": [row.model_dump(mode="json") for row in rows],
+        "sections": [asdict(row) for row in rows],
     }
     table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
     table += column.text()
@@ -207,7 +200,7 @@ def measure_sections(
 def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
     first, last = sections[0], sections[-1]
     return SectionFigure(
-        sections=tuple(section.index for section in sections),
+        sections=[section.index for section in sections],
         kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
         name=first.name if first is last else f"{first.name} … {last.name}",
         measured_s=measured_s,
@@ -220,16 +213,15 @@ def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _cell(predicted_s: float | None) -> str:
-    return _NOT_PREDICTED if predicted_s is None else format_seconds(predicted_s)
-
-
 def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
+    def cell(predicted_s: float | None) -> str:
+        return "-" if predicted_s is None else format_seconds(predicted_s)
+
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), _cell(row.predicted_s)))
-    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), _cell(predicted_s)))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), cell(row.predicted_s)))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), cell(predicted_s)))
     widths = [max(len(row[column]) for row in cells) for column in range(5)]
     lines = [
         "  ".join(

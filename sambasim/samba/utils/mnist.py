@@ -29,14 +29,11 @@ _LARGEST_PIXEL = 255
 
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
-    """A function from an image to a tensor: scales bytes to 0..1, and normalizes by MNIST's mean and deviation.
+    """A function that scales an image to 0..1 and normalizes it by MNIST's mean and deviation, to `[num_features]` if
+    `args` has that, or else to `[1, height, width]`.
 
-    args: the arguments of the app, or `vars(args)`; with `num_features` the result is `[num_features]`, otherwise
-        `[1, height, width]`
-
-    The image is Pillow's, an array or a tensor: `[height, width]`, or with a channel, last in arrays and first in
-    tensors. The transform raises DataError for more than one channel, and for another number of pixels than
-    `num_features`.
+    The image is Pillow's, an array or a tensor: `[height, width]`, or with one channel, last in arrays and first in
+    tensors. The transform raises DataError for another shape.
     """
     features = by_name(args, "dataset_transform").get("num_features")
 
@@ -60,13 +57,11 @@ def prepare_dataloader(
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Loaders of the training and the test data, in whole batches of `batch_size`; the training data is shuffled.
 
-    params: the arguments of the app, or `vars(args)`
     train_dataset, test_dataset: by default MNIST, from the four idx files, plain or .gz, in the folder `data_dir`,
-        `data_folder` or `data_path` of `params`, or in MNIST/raw below it; nothing is downloaded. Images are those of
-        `dataset_transform`; labels are int64.
+        `data_folder` or `data_path` of `params`, or in MNIST/raw below it, transformed by `dataset_transform`
 
-    With --data-parallel each replica has its share of the training data.
-    Raises DataError if the files are not there, or are not MNIST's.
+    With --data-parallel each replica has its share of the training data. Nothing is downloaded: raises DataError if the
+    files are not there, or are not MNIST's.
     """
     given = by_name(params, "prepare_dataloader")
     batch_size = int(str(given.get("batch_size", 1)))

@@ -284,8 +284,8 @@ def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[st
         return OptionError(f"{what}: it is a flag of {', '.join(elsewhere[0].commands)}", remedy=f"leave {name} out")
     known = [option for action in parser._actions for option in action.option_strings]
     spelled = _with_dashes(name)
-    begun = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
-    near = begun or difflib.get_close_matches(spelled, known, n=1)
+    longer = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
+    near = longer or difflib.get_close_matches(spelled, known, n=1)
     return OptionError(what, remedy=f"did you mean {near[0]}?" if near else f"{parser.prog} --help")
 
 

@@ -147,17 +147,6 @@ def test_inputs_are_one_samba_tensor(samba: Any) -> None:
     assert equal(out, model(samba.to_torch(image)))
 
 
-@pytest.mark.parametrize("command", ["run", "test"])
-def test_common_app_driver_is_called_for_run_and_test_too(
-    command: str, samba: Any, pef_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = _app(samba, command, f"--pef={pef_of()}")
-    assert app.utils.common.common_app_driver(app.args, app.model, app.inputs, app.optimizer, name="logreg") is None
-    assert samba.session.machine is None
-    app.trace(pef=app.args.pef)
-    assert app.trains()
-
-
 TRACES = [
     "(model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config)",
     "(model, inputs, opt, config_dict=vars(args), squeeze_bs_dim=True)",
