@@ -41,6 +41,11 @@ class Context:
     next_run: "NextRun | None" = None
 
     @property
+    def rank(self) -> int:
+        """The rank of this process; 0 before the ranks are connected."""
+        return 0 if self.communicator is None else self.communicator.rank
+
+    @property
     def trains(self) -> bool:
         """Whether the app may train; measuring and testing run the same data everywhere, and need no such checks."""
         return self.command in (None, "run")

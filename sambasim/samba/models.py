@@ -28,9 +28,8 @@ M = TypeVar("M", bound=nn.Module)
 def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     """Names `model` and its parameters, in place, and returns it.
 
-    `model.name` is the lower-case name of its class (`"logreg"`), after `parent_module_prefix` and `__` if that is
-    given; a parameter's `sn_name` is its symbol in a PEF (`"logreg__lin_layer__weight"`), by the first of its paths.
-    `model.run(inputs, …)` is `session.run`, unless its class has a `run` or it is part of another model.
+    `model.name` is the lower-case name of its class (`"logreg"`), after `parent_module_prefix` and `__`; a parameter's
+    `sn_name` is its symbol in a PEF (`"logreg__lin_layer__weight"`). A model that is no part also gets `run`.
     Raises ModelError if it is no model, or has a tensor or module `name`.
     """
     if not isinstance(model, nn.Module):
@@ -63,8 +62,7 @@ def add_old_methods(model: nn.Module) -> None:
 
 
 def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
-    """`session.run`, with the inputs as one sequence or one by one. Syncs gradients as the command line says. Raises
-    OptionError if `model` is not loaded."""
+    """`session.run`, with the inputs as one sequence or one by one, and sync as the command line says."""
     session.program(model)
     if "inputs" in options:
         inputs = (options.pop("inputs"),)
@@ -105,19 +103,17 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
 def materialize(lazy: Part) -> Part:
     """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`.
 
-    lazy: a model, also in `with materialize(model) as model:`; or a SambaTensor, which is never lazy
-
-    Calls `reset_parameters` of each layer with lazy tensors, inner layers first, as constructors do; of a layer without
-    tensors of its own only if all below it is lazy. Layers without lazy tensors, as after
-    `load_state_dict(…, assign=True)`, keep their values. The `materializer` of a SambaParameter is called last.
+    Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
+    only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
+    `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
     Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` finds these methods in the class only, and materialize must return the model itself.
-        type(lazy).__enter__ = _itself  # type: ignore[attr-defined]  # a new method of the app's class
-        type(lazy).__exit__ = _leave  # type: ignore[attr-defined]  # likewise
+        type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
+        type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
     found = [
         (path or type(lazy).__name__, module, _reset_of(module))
         for path, module in _parts_first(lazy, "", set())
@@ -127,11 +123,10 @@ def materialize(lazy: Part) -> Part:
         if reset is None and any(
             tensor.is_meta and MATERIALIZER not in vars(tensor) for tensor in _own_tensors(module).values()
         ):
-            raise ModelError(
-                f"{path} is a lazy {type(module).__name__}, which has no reset_parameters",
-                remedy="give the class a method reset_parameters that fills its parameters and buffers, or make it "
-                "outside lazy_param, or load_state_dict(…, assign=True) first",
-            )
+            remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
+            remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
+            what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
+            raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
     given = [(path, module, _give_memory(module, made)) for path, module, _ in found]
     for _, _, reset in found:
@@ -144,14 +139,6 @@ def materialize(lazy: Part) -> Part:
     return lazy
 
 
-def _itself(module: nn.Module) -> nn.Module:
-    return module
-
-
-def _leave(module: nn.Module, *error: object) -> None:
-    return None
-
-
 def _fill(path: str, name: str, tensor: Tensor) -> None:
     """Calls the `materializer` of a parameter that has one."""
     materializer = vars(tensor).pop(MATERIALIZER, None)
@@ -159,11 +146,9 @@ def _fill(path: str, name: str, tensor: Tensor) -> None:
         return
     values = to_torch(materializer())
     if values.shape != tensor.shape:
-        raise ModelError(
-            f"the materializer of {path}.{name} gives the shape {tuple(values.shape)}, and the parameter has "
-            f"{tuple(tensor.shape)}",
-            remedy="give SambaParameter the shape that its materializer returns",
-        )
+        shapes = f"the shape {tuple(values.shape)}, and the parameter has {tuple(tensor.shape)}"
+        what = f"the materializer of {path}.{name} gives {shapes}"
+        raise ModelError(what, remedy="give SambaParameter the shape that its materializer returns")
     with torch.no_grad():
         tensor.copy_(values)
 

@@ -1,7 +1,6 @@
 """SGD, Adam and AdamW: torch's optimizers with `max_grad_norm`, whose options a session compiles into a PEF.
 
-On the host each is torch's: `step`, `zero_grad`, `state_dict` and `load_state_dict` work as there, and a checkpoint may
-be torch's. `max_grad_norm` bounds the norm of all gradients together on the device; of an optimizer's own on the host.
+`max_grad_norm` bounds the norm of all gradients together on the device; of an optimizer's own on the host.
 """
 
 import inspect
@@ -62,11 +61,8 @@ class _OnDevice(torch.optim.Optimizer):
         self.options()
 
     def options(self) -> tuple[OptimizerOptions, ...]:
-        """The options of each of `param_groups` for a PEF.
-
-        Raises OptionError for an option that a PEF's optimizer does not have, for a value out of range, and if the
-        groups differ in `max_grad_norm`, which bounds the norm of all gradients together.
-        """
+        """The options of each of `param_groups` for a PEF. Raises OptionError for an option that a PEF's optimizer does
+        not have, for a value out of range, and if the groups differ in `max_grad_norm`."""
         bounds = list(dict.fromkeys(group["max_grad_norm"] for group in self.param_groups))
         if len(bounds) > 1:
             raise OptionError(

@@ -82,12 +82,8 @@ class Profiler:
         num_samples_per_iter: int | None = None,
         measurements: Iterable[str] | None = None,
     ) -> str:
-        """A table, a line for each event name: how often, and the mean, least and most milliseconds.
-
-        keys: the names, or None for all
-        warmup_steps: how many first events of each name to leave out
-        num_samples_per_iter: samples of one event, for samples per second
-        measurements: "latency", "throughput"; None for both, if known
+        """A line for each event name of `keys`, or of all: how often, milliseconds, and samples per second, without the
+        first `warmup_steps` events. measurements: "latency", "throughput"; None for both, if known
 
         Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
         """

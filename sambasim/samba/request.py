@@ -28,7 +28,8 @@ from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor
 
 if TYPE_CHECKING:
-    from sambasim.compiler.compile import Built, Compiled, Stopwatch
+    from sambasim.compiler.build import Built
+    from sambasim.compiler.compile import Compiled, Stopwatch
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -161,9 +162,8 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
 def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
     listed = () if given is None else (given,) if isinstance(given, int) else tuple(given)
     if not all(isinstance(one, int) for one in listed):
-        raise OptionError(
-            f"loss_indices must be whole numbers, not {given!r}", where=app_line(), remedy="loss_indices=[0]"
-        )
+        what = f"loss_indices must be whole numbers, not {given!r}"
+        raise OptionError(what, where=app_line(), remedy="loss_indices=[0]")
     return listed
 
 
@@ -192,9 +192,8 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
             what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
             raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
         if tensor.ndim == 0:
-            raise DataError(
-                f"{name} is a single number, without a batch", remedy=f"give {name} one value for each sample"
-            )
+            what = f"{name} is a single number, without a batch"
+            raise DataError(what, remedy=f"give {name} one value for each sample")
     sizes = {name: tensor.shape[0] for name, tensor in named.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -219,9 +218,8 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
             twice = sorted(updated & names)
             if twice:
-                raise ModelError(
-                    f"two optimizers, or groups, update {twice[0]}", remedy="give each parameter to one of them"
-                )
+                what = f"two optimizers, or groups, update {twice[0]}"
+                raise ModelError(what, remedy="give each parameter to one of them")
             updated |= names
             if names:
                 yield Update(options.name, options.hyperparameters(), names)

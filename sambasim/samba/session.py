@@ -126,11 +126,10 @@ class Session:
         hyperparam_dict: lr, momentum, weight_decay … of all optimizers, and dropout rates, from this step on
         data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
         section_types: FWD, BCKWD, OPT, in any case; GRADNORM, REDUCE and GATHER run with OPT
-        grad_of_outputs: the gradient of each output for this run, None for outputs from which the backward does not
-            start; by default the `sn_grad` of outputs
+        grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
-        No effect: data_parallel_mode and graph_name, because a PEF has one graph.
-        Raises OptionError and DataError for arguments that do not fit the PEF, and for findings of the checks.
+        No effect: data_parallel_mode, graph_name. Raises OptionError and DataError for arguments that do not fit the
+        PEF, and for findings of the checks.
         """
         now = self._loaded()
         machine = now.machine

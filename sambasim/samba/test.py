@@ -7,7 +7,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -91,8 +91,7 @@ class TestWithGold:
             batch = _under(_INPUT, gold)
         session.to_cpu(self._model)
         named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in batch.items()]
-        found = session.run(named, section_types=[SectionKind.FWD])
-        device = {str(one.sn_name): one for one in ([found] if isinstance(found, SambaTensor) else found)}
+        device = {str(one.sn_name): one for one in session.run(named, section_types=[SectionKind.FWD])}
         expected = self._write(batch, [*device]) if gold is None else _under(_OUTPUT, gold)
         if expected.keys() != device.keys():
             what = f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}"
@@ -157,25 +156,15 @@ def _made_up(program: Program) -> dict[str, Tensor]:
     return batch
 
 
-@overload
-def consistency_test(check: Check) -> Check: ...
-
-
-@overload
-def consistency_test(check: None = None) -> Callable[[Check], Check]: ...
-
-
-def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Check]:
+def consistency_test(check: Check | None = None) -> Any:
     """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
-    runs it twice from the same state, and returns the list.
+    runs it twice from the same device state and random generator, and returns the list.
 
-    The state is the parameters, buffers and optimizer states, the count of steps, and torch's random generator.
     Raises AssertionError, with the name, for the first tensor whose bits differ; OptionError if the function returns
     something else or no PEF is loaded. Used as `@consistency_test()` and as `@consistency_test`.
     """
     if check is None:
         return consistency_test
-    tested = check
 
     @functools.wraps(check)
     def twice(*args: Any, **kwargs: Any) -> Results:
@@ -186,7 +175,7 @@ def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Ch
         replica, symbols = session.machine.replica, session.machine.program.symbols.values()
         state = {one.name: replica.read(one.name) for one in symbols if one.kind in _DEVICE_STATE}
         steps, drawn = replica.steps, torch.get_rng_state()
-        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in _results(tested, args, kwargs)]
+        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in _results(check, args, kwargs)]
         replica.meet()
         replica.forget()
         for name, value in state.items():
@@ -194,7 +183,7 @@ def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Ch
         replica.steps = steps
         replica.meet()
         torch.set_rng_state(drawn)
-        second = _results(tested, args, kwargs)
+        second = _results(check, args, kwargs)
         names = [name for name, _ in second]
         if names != [name for name, _ in first]:
             raise AssertionError(f"the second run gives {', '.join(names)}, and the first {', '.join(dict(first))}")
@@ -221,7 +210,6 @@ MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 _ROUNDING = 2.0**-8
 """The largest relative error of rounding to bf16."""
 
-_DEBUG_FILE = "accuracy_debug_info.rank{rank}.jsonl"
 _DUMPED = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
@@ -244,9 +232,8 @@ def assert_close(
 ) -> None:
     """Checks that every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
 
-    Both are tensors, arrays or numbers, compared in float64. Equal infinities are close, and NaN is not close to
-    anything. If one is bf16, 1/256 is added to `rtol`. `visualize` has no effect.
-    Raises AssertionError with the number of elements that differ and the worst one, or with the shapes if they differ;
+    Both are tensors, arrays or numbers, compared in float64. NaN is not close to anything. If one is bf16, 1/256 is
+    added to `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes;
     DataError for what cannot be compared, such as an sn_grad that is None.
     """
     found, expected = _float64(samba, label), _float64(gold, label)
@@ -281,17 +268,16 @@ def _float64(value: Any, label: str) -> Tensor:
         remedy = "give two tensors, arrays or numbers"
         if value is None:
             remedy += "; a gradient is None before the first backward, and where requires_grad is False"
-        raise DataError(
-            f"{label}: a {type(value).__name__} cannot be compared", where=app_line(), remedy=remedy
-        ) from error
+        what = f"{label}: a {type(value).__name__} cannot be compared"
+        raise DataError(what, where=app_line(), remedy=remedy) from error
     return to_torch(tensor).detach().to(torch.float64)
 
 
 class AccuracyReport:
     """Figures under names: `AccuracyReport(val_metrics={"acc": 97.5, "loss": 0.1}, batch_size=32)`.
 
-    Each figure is an attribute. Names are free; values are numbers, texts, tensors of one element, and dictionaries of
-    these. Nothing is computed or checked here. Raises OptionError for a value that JSON cannot hold.
+    Each figure is an attribute: a number, a text, a tensor of one element, or a dictionary of these. Raises OptionError
+    for other values.
     """
 
     def __init__(self, **figures: object) -> None:
@@ -304,8 +290,7 @@ class AccuracyReport:
         return figures[name]
 
     def save(self, path: str | os.PathLike[str] | None) -> None:
-        """Writes the figures as one line of JSON; nothing for None, the default of --acc-report-json. Raises
-        OptionError if the file cannot be written."""
+        """Writes the figures as one line of JSON; nothing for None, the default of --acc-report-json."""
         if path is not None:
             write_json(path, self.figures)
 
@@ -340,8 +325,7 @@ def dump_accuracy_debug_info(
     Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
     """
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
-    communicator = context.current().communicator
-    path = folder / _DEBUG_FILE.format(rank=0 if communicator is None else communicator.rank)
+    path = folder / f"accuracy_debug_info.rank{context.current().rank}.jsonl"
     lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

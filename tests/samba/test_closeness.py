@@ -67,12 +67,6 @@ def test_what_is_not_close_is_told(found: Any, expected: Any, tolerances: dict[s
         assert_close(found, expected, "loss", **tolerances)
 
 
-def test_threshold_and_rtol_are_also_given_by_position() -> None:
-    assert_close(torch.tensor([112.0]), torch.tensor([100.0]), "loss", 3.0, 0.1, visualize=True)
-    with pytest.raises(AssertionError, match=r"more than 1 \+ 0\.1 of the expected value"):
-        assert_close(torch.tensor([112.0]), torch.tensor([100.0]), "loss", 1.0, 0.1)
-
-
 @pytest.mark.parametrize("value", [None, "text", object()])
 def test_what_cannot_be_compared_is_refused(value: object) -> None:
     with pytest.raises(DataError, match=f"^grad: a {type(value).__name__} cannot be compared") as caught:

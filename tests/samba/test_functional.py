@@ -80,10 +80,6 @@ def test_an_unknown_name_is_told_its_neighbours() -> None:
         samba.qqqqqqqq  # noqa: B018
 
 
-def test_dir_lists_own_names_and_operators() -> None:
-    assert {"SambaTensor", "optim", "randn", "addmm", "zeros"} <= set(dir(samba))
-
-
 @pytest.mark.parametrize(
     ("reduction", "dim", "expected"),
     [(None, None, [[1.0, 8.0], [3.0, 12.0]]), ("MIN", [1], [1.0, 3.0]), ("max", 0, [3.0, 12.0]), ("SUM", None, 24.0)],
@@ -131,13 +127,6 @@ def test_a_mapping_is_read_by_name() -> None:
     [[label, image]] = SambaLoader([{"image": IMAGES, "index": 1, "label": LABELS}], ["label", "image"])
     assert label.torch().equal(LABELS)
     assert image.torch().equal(IMAGES)
-
-
-def test_a_batch_may_be_one_tensor_and_a_tensor_one_number() -> None:
-    [[image]] = SambaLoader([IMAGES], ["image"])
-    assert image.torch().equal(IMAGES)
-    [[scale]] = SambaLoader([torch.tensor(2.0)], ["scale"])
-    assert (scale.name, scale.batch_dim) == ("scale", None)
 
 
 @pytest.mark.parametrize(

@@ -201,32 +201,6 @@ def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_withou
     assert str(caught.value.remedy).endswith("or, to predict with this PEF, type --inference")
 
 
-def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
-    trace_graph(_made()[0], _inputs(), None, pef=pef)
-    for _ in range(2):
-        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
-    (finding,) = reporter.findings
-    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
-
-
-def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
-    net: Net, pef: str, reporter: Reporter
-) -> None:
-    def train_and_trace_again(*, fetches: bool) -> None:
-        session.run(_inputs(), hyperparam_dict={"p": 0.0})
-        if fetches:
-            session.to_cpu(net)
-        trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
-
-    train_and_trace_again(fetches=True)
-    assert not reporter.findings
-    train_and_trace_again(fetches=False)
-    (finding,) = reporter.findings
-    assert finding.words == (
-        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
-    )
-
-
 def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     x, target = _inputs()
     first, _ = _forward([x, target])
@@ -308,3 +282,29 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
     with pytest.raises(DataError) as caught:
         bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])
     assert caught.value.what == f"x has the shape {given}, and the PEF was compiled for {wanted}"
+
+
+def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
+    trace_graph(_made()[0], _inputs(), None, pef=pef)
+    for _ in range(2):
+        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
+    (finding,) = reporter.findings
+    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+
+
+def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
+    net: Net, pef: str, reporter: Reporter
+) -> None:
+    def train_and_trace_again(*, fetches: bool) -> None:
+        session.run(_inputs(), hyperparam_dict={"p": 0.0})
+        if fetches:
+            session.to_cpu(net)
+        trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+
+    train_and_trace_again(fetches=True)
+    assert not reporter.findings
+    train_and_trace_again(fetches=False)
+    (finding,) = reporter.findings
+    assert finding.words == (
+        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
+    )

@@ -336,13 +336,6 @@ def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_p
         assert all(torch.equal(tensor, expected[name]) for name, tensor in actual.items())
 
 
-def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
-    model = _model()
-    optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
-    with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
-        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})
-
-
 def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
     model = _model()
     optimizers: list[samba.optim.SGD | samba.optim.AdamW] = [
@@ -388,3 +381,10 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
     ) as caught:
         trace_graph(model, inputs, optimizer, pef=pef)
     assert "outputs = self.linear(x) * self.mask, has changed since the PEF masked was" in str(caught.value)
+
+
+def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
+    with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
+        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})

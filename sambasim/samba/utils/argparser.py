@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -25,20 +26,14 @@ _LOGGER = "sambaflow"  # the name of sambaflow.logging.samba_logger
 
 
 class SNConfig(argparse.Namespace):
-    """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, as attributes.
-
-    `samba.session.setup` takes one, and `config_dict=` takes its `vars`: there the names of flags count.
-    """
+    """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, for `samba.session.setup`."""
 
 
 class SambaConfig(Arguments):
     """Arguments made from keywords, `SambaConfig("compile", batch_size=32, hidden=64)`, or copied from those that
-    `parse_app_args` returned, `SambaConfig(args, SNConfig)`.
+    `parse_app_args` returned, `SambaConfig(args, SNConfig)`; an SNConfig adds settings that `args` does not have.
 
-    settings: an SNConfig that adds settings which `args` does not have; a class adds nothing
-
-    Flags of the library are checked, and have their defaults if they are not given. Other keywords are the app's.
-    Raises OptionError for an unknown command, and for a value that the flag cannot have.
+    Flags of the library are checked, and have their defaults. Raises OptionError for an unknown command or value.
     """
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
@@ -140,7 +135,8 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
         if name in typed:
             values.pop(name, None)
         elif isinstance(values.get(name), str) and isinstance(default, float):
-            values[name] = _as_float(values[name])  # YAML reads 1e-3 as text
+            with suppress(ValueError):
+                values[name] = float(str(values[name]))  # YAML reads 1e-3 as text
     try:
         config = SambaConfig(chosen, **{"pef": getattr(cli, "pef", None), **values})
     except OptionError as error:
@@ -181,13 +177,6 @@ def _named_values(content: object, where: str) -> dict[str, object]:
     return content
 
 
-def _as_float(text: object) -> object:
-    try:
-        return float(str(text))
-    except ValueError:
-        return text
-
-
 def _checked_command(word: str | None) -> str:
     if word in COMMANDS:
         return str(word)
@@ -214,9 +203,8 @@ def _words(name: str, value: object, *, switch: bool) -> list[str]:
     """The words of a command line that give a flag this value. Raises OptionError if there are none."""
     if switch:
         if not isinstance(value, bool):
-            raise OptionError(
-                f"{name} must be true or false, not {value!r}", remedy=f"{name[2:].replace('-', '_')}: true"
-            )
+            what = f"{name} must be true or false, not {value!r}"
+            raise OptionError(what, remedy=f"{name[2:].replace('-', '_')}: true")
         return [name] if value else []
     if isinstance(value, list | tuple):
         return [name, *map(str, value)]

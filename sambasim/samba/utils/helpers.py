@@ -20,11 +20,11 @@ from sambasim.samba import context
 from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs
-from sambasim.samba.request import Optimizer
+from sambasim.samba.request import Optimizer, as_mapping
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
 from sambasim.samba.utils.flags import MEASURE_PERFORMANCE, MEASURING
-from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments, by_name
+from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments
 
 __all__ = [
     "common_app_driver", "compile", "get_file_dir", "get_pef_info", "get_pefmeta", "get_pefmeta_dict", "get_rank",
@@ -36,8 +36,7 @@ _SEED_VARIABLE = "SAMBA_SEED"
 
 def get_rank() -> int:
     """The rank of this process; 0 before the ranks are connected, and in a single process."""
-    communicator = context.current().communicator
-    return 0 if communicator is None else communicator.rank
+    return context.current().rank
 
 
 def get_world_size() -> int:
@@ -57,9 +56,8 @@ def set_seed(seed: int) -> None:
     Raises UserError unless `seed` is a whole number of at least 0.
     """
     if not isinstance(seed, Integral) or seed < 0:
-        raise UserError(
-            f"a seed is a whole number of at least 0, not {seed!r}", where=app_line(), remedy="utils.set_seed(1)"
-        )
+        what = f"a seed is a whole number of at least 0, not {seed!r}"
+        raise UserError(what, where=app_line(), remedy="utils.set_seed(1)")
     seed_everything(int(seed))
 
 
@@ -80,10 +78,9 @@ def get_file_dir(file: str | os.PathLike[str]) -> str:
 
 
 def weight_norm_(module: nn.Module) -> nn.Module:
-    """Replaces each weight in `module`, in place, by a trained magnitude for each output and a trained direction.
+    """Replaces each weight in `module` (a parameter `weight` of two dimensions or more), in place, by a trained
+    magnitude for each output and a trained direction. Call it before the optimizer is made. Returns `module`.
 
-    A weight is a parameter `weight` of two dimensions or more: of Linear, of a convolution, of an embedding. The
-    results of the model stay the same. Call it before the optimizer is made: the parameters are new. Returns `module`.
     Source: Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868.
 
     Raises ModelError if `module` is no module or has no weight, or if two modules in it share one.
@@ -110,13 +107,9 @@ def weight_norm_(module: nn.Module) -> nn.Module:
 
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
-    """The metadata of a PEF as text: every argument, the `repr` of the model, and versions.
-
-    args: what `parse_app_args` returned, or its `vars`
-
-    `parsed_batch_size` is -b of the command line, the default of -b of a run. Raises OptionError for other `args`.
-    """
-    arguments = {name: str(value) for name, value in sorted(by_name(args, "get_pefmeta").items())}
+    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, versions, and the -b of the
+    command line, which is the default of -b of a run."""
+    arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
     facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
     parsed = context.current().arguments
     if isinstance(parsed, Arguments) and parsed.parsed_batch_size is not None:
@@ -127,9 +120,7 @@ def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dic
 def get_pefmeta_dict(
     pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
 ) -> dict[str, str]:
-    """`get_pefmeta` for a dictionary of arguments and a model; for a PEF, the metadata in it.
-
-    pef: the dictionary; or the path of a PEF, or its name, found as out/NAME/NAME.pef
+    """`get_pefmeta` for a dictionary of arguments and a model; for the path or the name of a PEF, the metadata in it.
 
     Raises OptionError if there is no such PEF or no model beside the dictionary, PefError if the PEF is damaged.
     """
@@ -142,11 +133,8 @@ def get_pefmeta_dict(
 
 
 def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
-    """The content of a PEF as JSON data, as `sambasim inspect --json` prints it.
-
-    It has `name`, `batch_size`, `world_size`, `graphs` with their inputs, outputs and sections, and `symbols`.
-    Raises OptionError if there is no such PEF, PefError if it is damaged.
-    """
+    """The content of a PEF, as `sambasim inspect --json` prints it. Raises OptionError if there is no such PEF,
+    PefError if it is damaged."""
     path = locate(os.fspath(pef))
     information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
     return information
@@ -167,7 +155,6 @@ def common_app_driver(
     """Does `args.command` if it is compile, measure-performance or measure-sections; run and test are left to the app.
 
     No effect: init_output_grads, squeeze_bs_dim, get_output_grads.
-    Raises what `session.compile`, `trace_graph` and the functions that measure raise.
     """
     if args.command == "compile":
         compile(args, model, inputs, None if args.inference else optim, name, app_dir)

@@ -36,7 +36,6 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 
 _WARM_UP_STEPS = 3
-_MEASURED = "on this machine, not on a device"
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
@@ -85,7 +84,6 @@ def measure_performance(
         say_once("json_counters", "there is no device that counts", app_line())
     program = session.program(model)
     kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
-    batch_size = program.batch_size
     step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
     def graph_alone() -> float:
@@ -98,27 +96,23 @@ def measure_performance(
     predicted_s = _predicted_s(column.step, forward_only=kinds is not None, graph_only=run_graph_only)
     times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
+    measured = Performance(world.world_size * program.batch_size / median_s, median_s)
     figures: dict[str, JsonValue] = {
-        "measured": _MEASURED,
-        "replicas": world.world_size,
-        "batch_size": batch_size,
-        "steps": len(times_s),
-        "threads": torch.get_num_threads(),
+        **_circumstances(program, len(times_s)),
         "step_s": median_s,
         "step_p90_s": slow_s,
-        "samples_per_s": world.world_size * batch_size / median_s,
+        "samples_per_s": measured.throughput,
         "predicted_step_s": predicted_s,
         **column.figures(),
     }
     predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
         f"{_title(world.world_size, len(times_s))}: "
-        f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
+        f"{format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
         f"{predicted_text}{column.text()}"
     )
     _report(figures, table, json, bench_report_json, compiled_stats_json)
-    measured = Performance(world.world_size * batch_size / median_s, median_s)
     least = getattr(context.current().arguments, "min_throughput", None)
     if isinstance(least, int | float) and measured.throughput < least:
         raise AssertionError(f"{measured.throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
@@ -180,11 +174,7 @@ def measure_sections(
     rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
     figures: dict[str, JsonValue] = {
-        "measured": _MEASURED,
-        "replicas": world.world_size,
-        "batch_size": program.batch_size,
-        "steps": steps,
-        "threads": torch.get_num_threads(),
+        **_circumstances(program, steps),
         "sections_s": sum(slowest),
         "predicted_sections_s": predicted_s,
         **column.figures(),
@@ -195,6 +185,17 @@ def measure_sections(
     table += column.text()
     _report(figures, table, json, bench_report_json, compiled_stats_json)
     return figures
+
+
+def _circumstances(program: Program, steps: int) -> dict[str, JsonValue]:
+    """What both reports say of a measurement."""
+    return {
+        "measured": "on this machine, not on a device",
+        "replicas": context.communicator().world_size,
+        "batch_size": program.batch_size,
+        "steps": steps,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from sambasim.errors import DataError
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.utils.parser import by_name
+from sambasim.samba.request import as_mapping
 
 __all__ = ["dataset_transform", "prepare_dataloader"]
 
@@ -35,7 +35,7 @@ def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any],
     The image is Pillow's, an array or a tensor: `[height, width]`, or with one channel, last in arrays and first in
     tensors. The transform raises DataError for another shape.
     """
-    features = by_name(args, "dataset_transform").get("num_features")
+    features = as_mapping("args", args).get("num_features")
 
     def transform(image: Any) -> Tensor:
         pixels = _pixels(image)
@@ -63,7 +63,7 @@ def prepare_dataloader(
     With --data-parallel each replica has its share of the training data. Nothing is downloaded: raises DataError if the
     files are not there, or are not MNIST's.
     """
-    given = by_name(params, "prepare_dataloader")
+    given = as_mapping("params", params)
     batch_size = int(str(given.get("batch_size", 1)))
     if train_dataset is None or test_dataset is None:
         folder = next((given[name] for name in _FOLDERS if given.get(name)), None)

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from sambasim.pef import read
-from tests.samba.census.support import LogReg, OnlyOut, Plainly, batch_of, equal, imported, parsed, same_weights, seeded
+from tests.samba.census.support import LogReg, Plainly, batch_of, equal, imported, parsed, same_weights, seeded
 
 FLAGS = ("--pef-name=logreg", "-b=4")
 PEF = Path("out/logreg/logreg.pef")
@@ -136,15 +136,6 @@ def test_kinds_of_inputs(kind: str, samba: Any) -> None:
         app.samba.session.run(app.inputs, app.model.output_tensors)
         app.plainly.step(batch_of(samba))
     assert app.trains()
-
-
-def test_inputs_are_one_samba_tensor(samba: Any) -> None:
-    model = samba.from_torch_model_(seeded(OnlyOut))
-    image = samba.randn(4, 8, name="image", batch_dim=0)
-    pef = samba.session.compile(model, image, None, name="only", inference=True)
-    samba.utils.trace_graph(model, image, None, pef=pef)
-    (out,) = samba.session.run(image, model.output_tensors)
-    assert equal(out, model(samba.to_torch(image)))
 
 
 TRACES = [

@@ -108,9 +108,6 @@ def test_patched_torch_and_is_internal(samba: Any, batch: list[Any], trace: Trac
     assert not (samba.is_internal() and args.resource_report_path)
 
 
-Trace = Callable[..., Any]
-
-
 def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
     model = samba.from_torch_model_(seeded(LogReg))
     inputs = batch_of(samba)

@@ -100,14 +100,6 @@ def test_a_required_flag_that_an_app_has_again_is_as_the_app_says(name: str) -> 
     assert parse_app_args(["run", name, "x.pef"], run_parser_fn=add).pef == "x.pef"
 
 
-def test_an_apps_flag_of_another_destination_leaves_the_librarys_its_other_name() -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--batch_size", dest="rows", type=int, default=5)
-
-    arguments = parse_app_args(["compile", "--batch-size", "7", "-b", "9"], common_parser_fn=add)
-    assert (arguments.rows, arguments.batch_size) == (7, 9)
-
-
 @pytest.mark.parametrize("command", ["run", "test", "measure-sections"])
 @pytest.mark.parametrize("name", ["-ws", "--ws", "--world-size", "--world_size"])
 def test_the_number_of_replicas_is_for_mpirun_to_say(command: str, name: str) -> None:
@@ -180,13 +172,6 @@ def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[s
         "  --n-chips: a replica is one device, which is not divided into chips\n"
         "  --mac-human-decision: sambasim cuts and places sections by its own rules\n"
     )
-
-
-def test_only_the_first_rank_tells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    parse_app_args(["compile", "--n-chips", "2"])
-    assert capsys.readouterr().err == ""
 
 
 def test_an_apps_own_flag_is_not_told_as_one_that_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,13 +250,6 @@ def test_a_pef_that_is_not_named_is_named_by_time_and_process(monkeypatch: pytes
     (flag,) = [flag for flag in FLAGS if flag.names == ("--pef-name",)]
     assert flag.default_for("compile") == "20240131_235959_4711"
     assert flag.default_for("run") is None
-
-
-def test_no_two_flags_share_a_name_or_a_destination() -> None:
-    names = [name for flag in FLAGS for name in flag.names]
-    destinations = [flag.destination for flag in FLAGS]
-    assert len(set(names)) == len(names)
-    assert len(set(destinations)) == len(destinations)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

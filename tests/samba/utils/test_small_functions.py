@@ -58,7 +58,7 @@ def test_what_are_no_arguments_is_refused() -> None:
         lambda: mnist.dataset_transform(anything),
         lambda: mnist.prepare_dataloader(anything),
     ):
-        with pytest.raises(OptionError, match="was given args of type int, and takes what parse_app_args") as caught:
+        with pytest.raises(OptionError, match="must have names with values, and is int") as caught:
             call()
         assert str(caught.value.where).startswith(__file__)
 
