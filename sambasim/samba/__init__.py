@@ -5,7 +5,7 @@
     data           SambaLoader
     session        session, which compiles and runs
     optimizers     optim.SGD, optim.Adam, optim.AdamW
-    others         utils, nn, test; env, directives and schema by the table in door/
+    others         utils, nn, test; env, directives and schema by the table in shim/
     operators      cat, addmm, sigmoid …: torch's, under the same names
 
 README.md compares each name with SambaFlow. Importing it imports torch, and no MPI.
