@@ -168,15 +168,15 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     check_on_host(name, tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
     differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
-    fewer = f"AP01: {name} has {given[0] if given else 1} samples, and the PEF takes {batch_size} at a time"
-    if differs_in_batch and given[0] < batch_size:
+    if differs_in_batch and given[0] != batch_size:
+        what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
+        if given[0] > batch_size:
+            raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
         is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
         reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
         remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
-        what = f"{fewer}: it is the end of the data set, or {reason}"
+        what += f": it is the end of the data set, or {reason}"
         raise DataError(what, where=app_line(), remedy=f"give drop_last=True to the DataLoader; {remedy}")
-    if differs_in_batch and given[0] > batch_size:
-        raise DataError(fewer, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
     if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
