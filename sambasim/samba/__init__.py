@@ -5,7 +5,7 @@
     data           SambaLoader
     session        session, which compiles and runs
     optimizers     optim.SGD, optim.Adam, optim.AdamW
-    others         utils, nn, test; env, directives and schema by the table in door/
+    others         utils, nn, test; env, directives and schema by the table in shim/
     operators      cat, addmm, sigmoid …: torch's, under the same names
 
 README.md compares each name with SambaFlow. Importing it imports torch, and no MPI.
@@ -16,11 +16,10 @@ from typing import Any
 
 from sambasim.samba import nn, optim, test, utils
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
-from sambasim.samba.lazy import lazy_param, materialize
-from sambasim.samba.loader import SambaLoader, install_sampler_of_one_replica
-from sambasim.samba.modules import from_torch_model_
+from sambasim.samba.inputs import SambaLoader, install_sampler_of_one_replica
+from sambasim.samba.models import from_torch_model_, lazy_param, materialize
+from sambasim.samba.notices import is_internal, patched_torch
 from sambasim.samba.session import session
-from sambasim.samba.switches import is_internal, patched_torch
 from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, install_attributes, to_torch
 from sambasim.samba.utils.helpers import seed_from_environment
 

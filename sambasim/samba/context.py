@@ -31,12 +31,8 @@ STARTED_IN = os.getcwd()
 
 @dataclass(slots=True)
 class Context:
-    """command: compile, run, …; None before `parse_app_args`
-    arguments: what `parse_app_args` returned
-    communicator: None before its first use
-    alone: whether the command runs in a single process
-    next_run: what makes the run command, if a command line compiles
-    """
+    """What `parse_app_args` returned, with its command; the communicator, None before its first use; whether the
+    command runs in a single process; and, for a compile, what makes the run command."""
 
     command: str | None = None
     arguments: Namespace | None = None
@@ -45,9 +41,13 @@ class Context:
     next_run: "NextRun | None" = None
 
     @property
+    def rank(self) -> int:
+        """The rank of this process; 0 before the ranks are connected."""
+        return 0 if self.communicator is None else self.communicator.rank
+
+    @property
     def trains(self) -> bool:
-        """Whether the app may train. Measuring and testing run steps on the same data everywhere, so the checks of data
-        parallelism do not apply."""
+        """Whether the app may train; measuring and testing run the same data everywhere, and need no such checks."""
         return self.command in (None, "run")
 
 
@@ -60,10 +60,7 @@ def current() -> Context:
 
 
 def communicator() -> Communicator:
-    """The communicator of this process. The first call is collective, and starts MPI.
-
-    Raises LaunchError or MachineError as `sambasim.runtime.communicator.connect` does.
-    """
+    """The communicator of this process. The first call is collective, starts MPI, and raises as `connect` does."""
     context = current()
     if context.communicator is None:
         context.communicator = connect(typed_command())
@@ -75,10 +72,7 @@ def communicator() -> Communicator:
 
 
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
-    """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages.
-
-    original: the argument vector of the process, with the interpreter and its flags
-    """
+    """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages."""
     interpreter, *rest = original
     if rest and Path(rest[0]).name == "sambasim":  # the installed command
         return ["sambasim", *rest[1:]]
@@ -88,9 +82,8 @@ def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
 def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None:
     """Makes `arguments` those of this process; collective if `connected` is true.
 
-    arguments: with a `command`; if `connected`, with a `world_size`, the least number of replicas, which is set to the
-        number that mpirun started
-    connected: whether to connect the ranks and initialize `torch.distributed`
+    connected: whether to connect the ranks, initialize `torch.distributed`, and set `arguments.world_size`, the least
+        number of replicas, to the number of ranks
     alone: whether to initialize `torch.distributed` for this process alone when the app first uses it
 
     Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
@@ -115,10 +108,8 @@ def enter(arguments: Namespace, *, connected: bool, alone: bool = False) -> None
 def _check_replicas(started: int, wanted: int) -> None:
     if started < wanted:
         replicas = "1 was started" if started == 1 else f"{started} were started"
-        raise LaunchError(
-            f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}",
-            remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws",
-        )
+        what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
+        raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
 
 
 def _check_process_group(world: Communicator) -> None:

@@ -1,7 +1,6 @@
 """Functions of `samba` and `samba.functional`: torch's operators under the same names, and SambaFlow's own.
 
-`samba.cat`, `samba.sigmoid` and the like are torch's own functions. Functions that make a tensor (`samba.zeros`) also
-take a name and a batch dimension. `addmm`, `triu_fill` and the functions of `functional.stir` are SambaFlow's.
+Functions that make a tensor (`samba.zeros`) also take a name and a batch dimension.
 """
 
 import functools
@@ -67,11 +66,9 @@ def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callabl
         try:
             tensor = function(*arguments, **torch_options)
         except TypeError as error:
-            raise KeywordError(
-                f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}",
-                where=app_line(),
-                remedy=f"give it the arguments of torch.{function.__name__}",
-            ) from error
+            what = f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}"
+            remedy = f"give it the arguments of torch.{function.__name__}"
+            raise KeywordError(what, where=app_line(), remedy=remedy) from error
         if torch.compiler.is_compiling():
             # In a forward that is being traced, the tensor stays plain.
             return cast(SambaTensor, tensor)
@@ -81,11 +78,7 @@ def _naming(function: Callable[..., Tensor], keywords: Iterable[str]) -> Callabl
         return named
 
     make.__name__ = make.__qualname__ = function.__name__
-    make.__doc__ = (
-        f"torch.{function.__name__} as a SambaTensor: it takes torch's arguments, and name, batch_dim, named_dims, "
-        "sized_dims and region_name. Raises DataError if there is no dimension `batch_dim`, and KeywordError "
-        "for arguments that torch does not take."
-    )
+    make.__doc__ = f"torch.{function.__name__} as a SambaTensor, which also takes the arguments of SambaTensor."
     return make
 
 
@@ -155,24 +148,16 @@ def sn_zipmapreduce(
     reduce_func: str | None = None,
     reduce_dim: Sequence[int] | int | None = None,
 ) -> Tensor:
-    """`func(attrs, *tensors)`, called once with whole tensors, and a reduction of its result over `reduce_dim`.
-
-    tensors: their shapes broadcast to one, which is `attrs["shape"]` and the shape of the result before the reduction
-    reduce_func: MIN, MAX, SUM, MEAN, in any case of letters, or None for no reduction
-    reduce_dim: None for all dimensions
-
-    Raises OptionError for another reduction.
+    """`func(attrs, *tensors)`, called once with whole tensors, and a reduction of its result over `reduce_dim`, or over
+    all dimensions. The shapes of `tensors` broadcast to `attrs["shape"]`. reduce_func: MIN, MAX, SUM, MEAN, or None
     """
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]  # torch's
     mapped = func({"shape": shape}, *tensors).expand(shape)
     if reduce_func is None:
         return mapped
     if reduce_func.upper() not in _REDUCTIONS:
-        raise OptionError(
-            f"sn_zipmapreduce has no reduction {reduce_func}",
-            where=app_line(),
-            remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}",
-        )
+        what = f"sn_zipmapreduce has no reduction {reduce_func}"
+        raise OptionError(what, where=app_line(), remedy=f"reduce_func is one of {', '.join(_REDUCTIONS)}")
     if reduce_dim is None:
         reduce_dim = range(len(shape))
     return _REDUCTIONS[reduce_func.upper()](mapped, [reduce_dim] if isinstance(reduce_dim, int) else [*reduce_dim])

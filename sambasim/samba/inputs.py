@@ -1,19 +1,24 @@
-"""The inputs of a model or a PEF: tensors that an app passes, by name, or by position if they have no name."""
+"""Data of an app: inputs bound to a model or a PEF by name or position, SambaLoader, and DistributedSampler."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.compiler.step import forward_parameters
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor, from_torch_tensor, to_torch
+
+__all__ = ["SambaLoader"]
 
 Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | None]
 
@@ -21,11 +26,9 @@ Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | Non
 def check_on_host(name: str, tensor: Tensor) -> None:
     """Raises DataError for an input that is not on the CPU."""
     if not tensor.is_cpu:
-        raise DataError(
-            f"{name} is on the device {tensor.device}, and must be on the CPU",
-            where=app_line(),
-            remedy=f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device",
-        )
+        what = f"{name} is on the device {tensor.device}, and must be on the CPU"
+        remedy = f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device"
+        raise DataError(what, where=app_line(), remedy=remedy)
 
 
 def name_of(tensor: Tensor) -> str | None:
@@ -47,11 +50,9 @@ def repeatable(inputs: Inputs) -> Inputs:
     if isinstance(inputs, list | tuple | Tensor | Mapping):
         return inputs
     if not isinstance(inputs, Iterable):
-        raise DataError(
-            f"inputs must be tensors, not {type(inputs).__name__}",
-            where=app_line(),
-            remedy="give a list or tuple of tensors, or a dictionary of tensors by name",
-        )
+        what = f"inputs must be tensors, not {type(inputs).__name__}"
+        remedy = "give a list or tuple of tensors, or a dictionary of tensors by name"
+        raise DataError(what, where=app_line(), remedy=remedy)
     return list(inputs)
 
 
@@ -68,24 +69,18 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     arguments = forward_parameters(model)
     if len(sequence) > len(arguments) and not _takes_any(model):
-        raise ModelError(
-            f"{len(sequence)} inputs are given, and {type(model).__name__}.forward takes {len(arguments)}: "
-            f"{', '.join(arguments)}",
-            where=app_line(),
-            remedy="give as many inputs as forward takes, in its order",
-        )
+        takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
+        what = f"{len(sequence)} inputs are given, and {takes}"
+        raise ModelError(what, where=app_line(), remedy="give as many inputs as forward takes, in its order")
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
         named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
         _check_defaults(model, [place for place in places if place not in named])
         misnamed = next((name for place, one in named.items() if (name := name_of(one)) not in (None, place)), None)
         if misnamed is not None:
-            raise DataError(
-                f"{places[sequence.index(None)]} is None, so forward is called by keyword, and it has no argument "
-                f"{misnamed}",
-                where=app_line(),
-                remedy=f"name the tensors as forward does: {', '.join(named)}",
-            )
+            absent = places[sequence.index(None)]
+            what = f"{absent} is None, so forward is called by keyword, and it has no argument {misnamed}"
+            raise DataError(what, where=app_line(), remedy=f"name the tensors as forward does: {', '.join(named)}")
         return {name: _tensor(name, one) for name, one in named.items()}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -99,20 +94,15 @@ def _check_defaults(model: nn.Module, absent: Sequence[str]) -> None:
     parameters = inspect.signature(model.forward).parameters
     for name in absent:
         if name in parameters and parameters[name].default is inspect.Parameter.empty:
-            raise DataError(
-                f"the input {name} is None, and {type(model).__name__}.forward has no default for it",
-                where=app_line(),
-                remedy=f"give a tensor for {name}, or write {name}=None in forward",
-            )
+            what = f"the input {name} is None, and {type(model).__name__}.forward has no default for it"
+            raise DataError(what, where=app_line(), remedy=f"give a tensor for {name}, or write {name}=None in forward")
 
 
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        raise DataError(
-            f"the input {name} must be a tensor, not {type(value).__name__}",
-            where=app_line(),
-            remedy=f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)",
-        )
+        what = f"the input {name} must be a tensor, not {type(value).__name__}"
+        remedy = f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)"
+        raise DataError(what, where=app_line(), remedy=remedy)
     return to_torch(value)
 
 
@@ -144,28 +134,22 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     for key, tensor in zip(keys, tensors, strict=True):
         name = key if key in wanted else next(free, None)
         if name is None:
-            raise DataError(
-                f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}",
-                remedy="give one tensor for each input",
-            )
+            what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}"
+            raise DataError(what, remedy="give one tensor for each input")
         bound[name] = _fitting(name, wanted, to_torch(tensor), batch_size)
     missing = [name for name in wanted if name not in bound]
     if missing:
-        raise DataError(
-            f"the input {', '.join(missing)} of the PEF has no tensor",
-            remedy="give one tensor for each input, with its name= or in its place",
-        )
+        what = f"the input {', '.join(missing)} of the PEF has no tensor"
+        raise DataError(what, remedy="give one tensor for each input, with its name= or in its place")
     return bound
 
 
 def _check_names(keys: list[str | None], wanted: Mapping[str, Symbol], model: nn.Module) -> None:
     unknown = [key for key in keys if key is not None and key not in wanted]
     if unknown:
-        raise DataError(
-            f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs "
-            f"{', '.join(wanted)}",
-            remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}",
-        )
+        inputs = ", ".join(wanted)
+        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {inputs}"
+        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
     twice = next((key for key in keys if key is not None and keys.count(key) > 1), None)
     if twice is not None:
         raise DataError(f"two tensors are called {twice}", remedy="give each a name= of its own")
@@ -175,47 +159,33 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], tensor: Tensor, batch_size
     """`tensor` as the input `name`, reshaped and detached if needed."""
     symbol = wanted[name]
     if not isinstance(tensor, Tensor):
-        raise DataError(
-            f"{name} must be a tensor, not {type(tensor).__name__}",
-            where=app_line(),
-            remedy=f"give one tensor for {name}",
-        )
+        what = f"{name} must be a tensor, not {type(tensor).__name__}"
+        raise DataError(what, where=app_line(), remedy=f"give one tensor for {name}")
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
         return tensor
     check_on_host(name, tensor)
     shape, given = symbol.type.shape, tuple(tensor.shape)
-    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] < batch_size:
+    differs_in_batch = shape[1:] == given[1:] and len(shape) == len(given)
+    if differs_in_batch and given[0] != batch_size:
+        what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
+        if given[0] > batch_size:
+            raise DataError(what, where=app_line(), remedy=f"-b {batch_size}, or compile again with -b {given[0]}")
         is_as_typed = getattr(context.current().arguments, "batch_size", None) == batch_size
         reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
         remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
-        raise DataError(
-            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time: it is the end of the data "
-            f"set, or {reason}",
-            where=app_line(),
-            remedy=f"give drop_last=True to the DataLoader; {remedy}",
-        )
-    if shape[1:] == given[1:] and len(shape) == len(given) and given[0] > batch_size:
-        raise DataError(
-            f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time",
-            where=app_line(),
-            remedy=f"-b {batch_size}, or compile again with -b {given[0]}",
-        )
+        what += f": it is the end of the data set, or {reason}"
+        raise DataError(what, where=app_line(), remedy=f"give drop_last=True to the DataLoader; {remedy}")
     if shape[:1] == given[:1] and [n for n in shape if n != 1] == [n for n in given if n != 1]:
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
-        raise DataError(
-            f"{name} has the shape {given}, and the PEF was compiled for {shape}",
-            where=app_line(),
-            remedy=_remedy_of_shape(wanted, given),
-        )
+        what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
+        raise DataError(what, where=app_line(), remedy=_remedy_of_shape(wanted, given))
     floating = symbol.type.dtype.startswith(("float", "bfloat"))
     if floating is not tensor.is_floating_point():
-        raise DataError(
-            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}",
-            remedy=f"give {name} as {symbol.type.dtype}",
-        )
+        what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
+        raise DataError(what, remedy=f"give {name} as {symbol.type.dtype}")
     if not floating and tensor.numel():
         _check_range(name, symbol, tensor)
     return tensor
@@ -236,7 +206,94 @@ def _check_range(name: str, symbol: Symbol, tensor: Tensor) -> None:
     limits = torch.iinfo(dtype)
     least, most = int(tensor.min()), int(tensor.max())
     if least < limits.min or most > limits.max:
-        raise DataError(
-            f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold",
-            remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}",
-        )
+        what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
+        raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+
+
+class SambaLoader:
+    """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
+
+    The loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name.
+    """
+
+    @checks_keywords_beside("samba.SambaLoader", ())
+    def __init__(
+        self,
+        torch_loader: Iterable[Any],
+        names: Sequence[str],
+        function_hook: Callable[[Any], Any] | None = None,
+        return_original_batch: bool = False,
+    ) -> None:
+        """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
+        return_original_batch: yield pairs of the SambaTensors and the batch before the hook
+
+        Raises DataError if the loader cannot be iterated over, or if `names` is not a list of names.
+        """
+        # Python also iterates over objects that have __getitem__ alone.
+        if not (isinstance(torch_loader, Iterable) or callable(getattr(torch_loader, "__getitem__", None))):
+            what = f"SambaLoader needs a loader of batches, not {type(torch_loader).__name__}"
+            remedy = f"SambaLoader(DataLoader(dataset, batch_size=args.batch_size, drop_last=True), {names!r})"
+            raise DataError(what, where=app_line(), remedy=remedy)
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            remedy = f"[{names!r}]" if isinstance(names, str) else '["image", "label"]'
+            raise DataError(f"the names must be a list, not {names!r}", where=app_line(), remedy=remedy)
+        self.torch_loader = torch_loader
+        self.names = tuple(names)
+        self.function_hook = function_hook
+        self.return_original_batch = return_original_batch
+
+    def __len__(self) -> int:
+        if not isinstance(self.torch_loader, Sized):
+            raise TypeError(f"{type(self.torch_loader).__name__} has no length")
+        return len(self.torch_loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises DataError if a batch does not have a tensor for each name."""
+        for batch in self.torch_loader:
+            values = self._values(batch if self.function_hook is None else self.function_hook(batch))
+            tensors = [self._tensor(value, name) for value, name in zip(values, self.names, strict=True)]
+            yield (tensors, batch) if self.return_original_batch else tensors
+
+    def _values(self, batch: object) -> Sequence[object]:
+        if isinstance(batch, Mapping):
+            missing = [name for name in self.names if name not in batch]
+            if missing:
+                what = f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}"
+                raise DataError(what, where=app_line(), remedy="give SambaLoader names that the batches have")
+            return [batch[name] for name in self.names]
+        values = batch if isinstance(batch, list | tuple) else [batch]
+        if len(values) != len(self.names):
+            names = f"{_count(len(self.names), 'name')}: {', '.join(self.names)}"
+            what = f"a batch has {_count(len(values), 'value')}, and SambaLoader {names}"
+            remedy = "give SambaLoader one name for each value that the dataset returns"
+            raise DataError(what, where=app_line(), remedy=remedy)
+        return values
+
+    def _tensor(self, value: object, name: str) -> SambaTensor:
+        if not isinstance(value, Tensor):
+            what = f"{name} of a batch must be a tensor, not {type(value).__name__}"
+            remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
+            raise DataError(what, where=app_line(), remedy=remedy)
+        return from_torch_tensor(value, name, 0 if value.ndim else None)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def install_sampler_of_one_replica() -> None:
+    """Makes 0 the default rank of `DistributedSampler(dataset, num_replicas=1)`.
+
+    Torch would read it from the process group, which may be absent or larger.
+    """
+    make = DistributedSampler.__init__
+
+    @wraps(make)
+    def made(
+        sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **keywords: Any
+    ) -> None:
+        if rank is None and num_replicas == 1:
+            rank = 0
+        make(sampler, dataset, num_replicas, rank, *rest, **keywords)
+
+    DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose

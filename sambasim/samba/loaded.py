@@ -1,6 +1,7 @@
-"""A PEF that a session has loaded: its inputs and outputs, their names, and the sections that a run names."""
+"""A PEF that a session has loaded: inputs, outputs, and the gradients from which its backward starts."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -11,15 +12,15 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.runtime.executor import Tangent
 from sambasim.runtime.stepwise import STEP
 from sambasim.samba import context
+from sambasim.samba.checks.findings import Finding, reporter
 from sambasim.samba.checks.keywords import nearest
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.checks.replicas import Checks
-from sambasim.samba.hyperparameters import Hyperparameters
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
-from sambasim.samba.machine import Machine
-from sambasim.samba.start import Start, as_gradient
+from sambasim.samba.machine import Hyperparameters, Machine
 from sambasim.samba.tensor import SambaTensor, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
@@ -65,18 +66,13 @@ class Loaded:
         if wanted is self._accepted:
             return
         if not isinstance(wanted, Iterable):
-            raise DataError(
-                f"output_tensors must be tensors, not {type(wanted).__name__}",
-                where=app_line(),
-                remedy="give model.output_tensors, or some of them",
-            )
+            what = f"output_tensors must be tensors, not {type(wanted).__name__}"
+            raise DataError(what, where=app_line(), remedy="give model.output_tensors, or some of them")
         if any(tensor in of_other_models for tensor in flat(wanted)):
-            raise OptionError(
-                f"output_tensors are of another model than the {type(self.machine.model).__name__} that was traced "
-                "last",
-                where=app_line(),
-                remedy="call trace_graph for a model before its run: a session holds one PEF at a time",
-            )
+            last = type(self.machine.model).__name__
+            what = f"output_tensors are of another model than the {last} that was traced last"
+            remedy = "call trace_graph for a model before its run: a session holds one PEF at a time"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         self._accepted = wanted
 
     def answer(self, found: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
@@ -97,11 +93,9 @@ class Loaded:
         known = tuple(answer for answer in answers if answer is not None)
         if len(known) < len(answers):
             unknown = name_of(tensors[answers.index(None)])
-            raise OptionError(
-                f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF",
-                where=app_line(),
-                remedy=f"give model.output_tensors, or some of them: {', '.join(outputs)}",
-            )
+            what = f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF"
+            remedy = f"give model.output_tensors, or some of them: {', '.join(outputs)}"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         return known
 
     def named_tensor(self, name: str) -> SambaTensor:
@@ -115,19 +109,12 @@ class Loaded:
             if name in tensors:
                 return SambaTensor(tensors[name], name=name)
         if symbol is None or symbol.offset is None:
-            raise OptionError(
-                f"the PEF has no tensor {name}",
-                where=app_line(),
-                remedy=f"sambasim inspect {self.machine.program.name} lists them",
-            )
+            what = f"the PEF has no tensor {name}"
+            raise OptionError(what, where=app_line(), remedy=f"sambasim inspect {self.machine.program.name} lists them")
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
-        """`session.ctx.set_tensors`: sets tensors on the device by name. The next backward starts from the gradient of
-        an output, `<output>__grad`.
-
-        Raises OptionError for a name that the PEF does not have, and DataError for another shape.
-        """
+        """`session.ctx.set_tensors`: sets tensors on the device by name; `<output>__grad` starts the next backward."""
         symbols, replica = self.machine.program.symbols, self.machine.replica
         outputs = {name: name for name in self.outputs}
         of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
@@ -135,11 +122,8 @@ class Loaded:
             plain = to_torch(torch.as_tensor(value))
             if name in symbols and symbols[name].offset is not None:
                 if tuple(plain.shape) != symbols[name].type.shape:
-                    raise DataError(
-                        f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}",
-                        where=app_line(),
-                        remedy="give data of that shape",
-                    )
+                    what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"
+                    raise DataError(what, where=app_line(), remedy="give data of that shape")
                 replica.meet()
                 replica.write(name, plain)
                 replica.meet()
@@ -150,35 +134,25 @@ class Loaded:
 
 
 def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collection[SectionKind]:
-    """The kinds that `section_types` name, in any case, without those that are part of OPT. The default is a whole
-    training step, or the forward of an inference PEF.
-
-    Raises OptionError for an unknown word, and for kinds that an inference PEF does not have.
-    """
+    """The kinds that `section_types` name, without those that run with OPT; by default a whole training step, or the
+    forward of an inference PEF. Raises OptionError for others than the PEF has."""
     if section_types is None:
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
     if isinstance(section_types, str):
-        raise OptionError(
-            f"section_types must be a list of words, not the word {section_types!r}",
-            where=app_line(),
-            remedy=f'section_types=["{section_types}"]',
-        )
+        what = f"section_types must be a list of words, not the word {section_types!r}"
+        raise OptionError(what, where=app_line(), remedy=f'section_types=["{section_types}"]')
     kinds = set()
     for word in section_types:
         try:
             kinds.add(SectionKind(str(word).upper()))
         except ValueError as error:
-            raise OptionError(
-                f"section_types has {word!r}, which is no type of section",
-                where=app_line(),
-                remedy=nearest(str(word).upper(), [kind.value for kind in SectionKind]),
-            ) from error
+            what = f"section_types has {word!r}, which is no type of section"
+            remedy = nearest(str(word).upper(), [kind.value for kind in SectionKind])
+            raise OptionError(what, where=app_line(), remedy=remedy) from error
     if program.training is None and kinds != {SectionKind.FWD}:
-        raise OptionError(
-            f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}",
-            where=app_line(),
-            remedy="run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers",
-        )
+        what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
+        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
+        raise OptionError(what, where=app_line(), remedy=remedy)
     return frozenset(kinds - _PART_OF_OPT)
 
 
@@ -204,8 +178,7 @@ def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, 
 
 
 def _output_aliases(program: Program) -> Mapping[str, str]:
-    """Names of outputs after the operators that compute them, as apps use them: `net__fc__linear__outputs__0`, and the
-    same without the prefix of the model."""
+    """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
     graph = program.training or program.evaluation
     outputs = [one for one in graph.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
     outputs = [one for one in outputs if one.value in graph.values]  # not a parameter that the model returns
@@ -217,3 +190,88 @@ def _differs_in_evaluation(program: Program) -> bool:
     """Whether a training step has dropout or batch normalization."""
     nodes = program.training.nodes if program.training is not None else ()
     return any(OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes)
+
+
+class Start:
+    """The outputs of a program from which its backward starts."""
+
+    def __init__(self, program: Program, outputs: Sequence[str], *, loss_is_chosen: bool) -> None:
+        """outputs: the names of all outputs, in order
+        loss_is_chosen: whether the app gave `loss_indices`
+        """
+        symbols = program.symbols
+        tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
+        self._outputs = outputs
+        self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
+        self._means = {
+            name: torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
+            for name, type_ in self._types.items()
+        }
+        self.is_loss = loss_is_chosen or all(len(one.shape) <= 1 or one.numel == 1 for one in self._types.values())
+        """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
+
+    def tangent(
+        self, given: Mapping[str, Tensor], for_this_run: Tensor | float | Sequence[Tensor | float | None] | None
+    ) -> Tangent:
+        """The gradients from which the backward starts; None for a program without a backward.
+
+        given: the `sn_grad` of outputs, by name
+        for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
+
+        Without a gradient it is the mean of the loss. Reports AP09 if that output is no loss.
+        """
+        gradients = given if for_this_run is None else self._by_name(for_this_run)
+        if not gradients:
+            if not self.is_loss and not str(context.current().command).startswith("measure"):
+                self._report_no_loss()
+            return self._started(self._means)
+        shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
+        return self._started({name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()})
+
+    def _started(self, gradients: Mapping[str, Tensor]) -> Tangent:
+        if len(gradients) > 1:
+            return {gradient_name(name): gradient for name, gradient in gradients.items()}
+        return next(iter(gradients.values()), None)
+
+    def _by_name(self, gradients: Tensor | float | Sequence[Tensor | float | None]) -> Mapping[str, Tensor]:
+        listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
+        if len(listed) > len(self._outputs):
+            what = f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs"
+            remedy = "give one for each output, and None for those that the backward does not start from"
+            raise OptionError(what, where=app_line(), remedy=remedy)
+        pairs = zip(self._outputs, listed, strict=False)
+        return {name: as_gradient(one) for name, one in pairs if one is not None}
+
+    def _shaped(self, name: str, gradient: Tensor) -> Tensor:
+        if name not in self._types:
+            what = f"sn_grad is set on {name}, and the backward of this PEF starts only from {', '.join(self._types)}"
+            remedy = f"set sn_grad on {next(iter(self._types), 'the loss')}; or compile with loss_indices=[…]"
+            raise OptionError(what, where=app_line(), remedy=remedy)
+        type_ = self._types[name]
+        if gradient.numel() not in (1, type_.numel):
+            what = f"sn_grad of {name} has the shape {tuple(gradient.shape)}, and the output {type_.shape}"
+            raise DataError(what, where=app_line(), remedy="set one number, or one for each element of the output")
+        plain = gradient.to(getattr(torch, type_.dtype))
+        shaped = plain.reshape(()).expand(type_.shape) if gradient.numel() == 1 else plain.reshape(type_.shape)
+        return shaped.contiguous()
+
+    def _report_no_loss(self) -> None:
+        first, *others = self._types or ("",)
+        if others:
+            outputs = ", ".join((first, *others))
+            what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"
+            remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
+            remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
+            raise DataError(what, where=app_line(), remedy=remedy)
+        what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
+        reporter.report(Finding("AP09", what, app_line(), "return a loss, or set output.sn_grad before the backward"))
+
+
+def as_gradient(value: object) -> Tensor:
+    """A gradient from an app as a plain tensor. Raises DataError for anything but a tensor or a number."""
+    if isinstance(value, Real):
+        return torch.tensor(float(value))
+    if not isinstance(value, Tensor):
+        what = f"a gradient must be a tensor or a number, not {type(value).__name__}"
+        raise DataError(what, where=app_line(), remedy="give a tensor of the output's shape")
+    return to_torch(value).detach()

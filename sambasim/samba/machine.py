@@ -1,19 +1,26 @@
-"""The device of a session: a loaded PEF, the app's model and optimizers, and the replica that runs the PEF."""
+"""The device of a session: weights and optimizer state, and the `hyperparam_dict` of `session.run`."""
 
+import difflib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.names import gradient_name
-from sambasim.errors import WeightsError
+from sambasim.errors import OptionError, WeightsError
+from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.verify import state_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import StepwiseReplica
+from sambasim.samba.checks.findings import Finding, reporter
+from sambasim.samba.checks.keywords import OTHER_WORDS, nearest
+from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Optimizer
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}
@@ -35,8 +42,7 @@ class Machine:
         return self.document.program
 
     def to_device(self) -> None:
-        """Copies weights, buffers and optimizer state of the host to the device, rounded to nearest in bf16; states
-        that the host does not have are reset. Collective if a node's replicas share their parameters.
+        """Copies weights, buffers and optimizer state of the host to the device, and resets other states. Collective.
 
         Raises WeightsError for a tensor of another shape than in the PEF.
         """
@@ -45,10 +51,8 @@ class Machine:
         self.replica.forget()
         for symbol, path in self._state_dict_symbols():
             if tuple(tensors[path].shape) != symbol.type.shape:
-                raise WeightsError(
-                    f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}",
-                    remedy="load a checkpoint of the model that was compiled",
-                )
+                what = f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}"
+                raise WeightsError(what, remedy="load a checkpoint of the model that was compiled")
             self.replica.write(symbol.name, tensors[path].detach())
         for name, parameter, state, optimizer in self._states():
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
@@ -136,3 +140,154 @@ class Machine:
                         for state in optimizer.states
                     ]
         return states
+
+
+ALL_DROPOUTS = "p"
+"""The name of the rate of all dropouts."""
+
+_ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
+_BACKWARD = "aten.native_dropout_backward.default"
+
+
+class Hyperparameters:
+    """The hyperparameters and dropout rates of a loaded PEF."""
+
+    def __init__(self, machine: Machine) -> None:
+        program = machine.program
+        self._machine = machine
+        self._arguments = {argument.name for argument in program.runtime_arguments}
+        self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
+        self.rates = () if program.training is None else rate_names(program.training)
+        """The names of the dropout rates."""
+        self.given: dict[str, float] = {}
+        """The hyperparameters that were given so far."""
+        self._rates: dict[str, float] = {}
+        self._rates_changed = False
+        self._last: Mapping[str, object] = {}
+
+    def take(self, given: Mapping[str, object]) -> None:
+        """Takes `given` from now on, and dropout rates from the next forward on. Ignores unknown names, with a notice.
+
+        Raises OptionError for a value out of range, a misspelt name, and momentum if the PEF has no state for it.
+        """
+        if given == self._last:
+            return
+        if not isinstance(given, Mapping):
+            what = f"AP04: hyperparam_dict is of type {type(given).__name__}"
+            raise OptionError(what, where=app_line(), remedy='hyperparam_dict={"lr": 0.1}')
+        if self._machine.program.training is None:
+            what = "session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+            remedy = "compile and run without --inference, and give trace_graph the optimizers"
+            reporter.report(Finding("AP07", what, app_line(), remedy))
+            return
+        numbers = {name: _number(name, value) for name, value in self._known(given).items()}
+        self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
+        self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
+        self._last = {**given} if not any(isinstance(value, Tensor) for value in given.values()) else {}
+
+    def begin_forward(self) -> None:
+        """Applies dropout rates that were given since the last forward."""
+        training = self._machine.program.training
+        if self._rates_changed and training is not None:
+            self._machine.replica.run_graph(with_rates(training, self._rates))
+            self._rates_changed = False
+
+    def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
+        known: dict[str, object] = {}
+        takes = {*self._of_optimizers, *((ALL_DROPOUTS, *self.rates) if self.rates else ())}
+        for name, value in given.items():
+            if name in takes:
+                known[name] = value
+            elif name == "betas" and "beta1" in self._of_optimizers and isinstance(value, tuple | list):
+                known |= dict(zip(("beta1", "beta2"), value, strict=False))
+            elif difflib.get_close_matches(name, takes, n=1, cutoff=0.8):
+                what = f"AP04: hyperparam_dict has {name}, which no optimizer of this PEF takes"
+                raise OptionError(what, where=app_line(), remedy=nearest(name, sorted(takes)))
+            else:
+                instead = [OTHER_WORDS[name]] if OTHER_WORDS.get(name) in takes - given.keys() else _short(takes)
+                what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes: it is left out"
+                remedy = f"names that it takes: {', '.join(instead)}"
+                reporter.report(Finding("AP04", what, app_line(), remedy), notice_only=True)
+        return known
+
+    def _take_rates(self, rates: Mapping[str, float]) -> None:
+        high = next((name for name, rate in rates.items() if rate >= 1), None)
+        if high is not None:
+            what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1"
+            raise OptionError(what, where=app_line(), remedy=f'hyperparam_dict={{"{high}": 0.1}}')
+        before = {} if ALL_DROPOUTS in rates else self._rates  # the rate of all replaces single rates
+        now = {**before, **rates}
+        if now != self._rates:
+            self._rates, self._rates_changed = now, True
+
+    def _take_for_optimizers(self, numbers: Mapping[str, float]) -> None:
+        changed = {name: value for name, value in numbers.items() if self.given.get(name) != value}
+        for index, optimizer in enumerate(self._machine.program.optimizers):
+            taken = {name: value for name, value in changed.items() if f"{optimizer.name}__{name}" in self._arguments}
+            if taken.get("momentum") and not optimizer.states:
+                what = "momentum cannot be turned on: the PEF was compiled without it"
+                raise OptionError(what, where=app_line(), remedy="compile with momentum above 0")
+            if taken:
+                self._machine.replica.change(index, taken)
+        if changed:
+            self.given = {**self.given, **changed}
+
+
+def _short(names: set[str]) -> list[str]:
+    """Without the rates of single dropouts."""
+    return sorted(name for name in names if "__" not in name)
+
+
+def _number(name: str, value: object) -> float:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, Real) and math.isfinite(float(number)) and float(number) >= 0:
+        return float(number)
+    remedy = f"give {name} as one number, 0 or more"
+    if isinstance(number, list | tuple) and len(number) == 1:
+        remedy = f'hyperparam_dict={{"{name}": …[0]}}: one number, not a {type(number).__name__}'
+    shown = repr(number) if isinstance(number, Real | str | list | tuple) else f"a {type(number).__name__}"
+    raise OptionError(f"AP04: {name} in hyperparam_dict is {shown}", where=app_line(), remedy=remedy)
+
+
+def rate_names(graph: Graph) -> tuple[str, ...]:
+    """The name of each dropout's rate: `net__drop__dropout_p`, or `…__dropout2d_p`."""
+    return tuple(name for node in graph.nodes if (name := _rate_name(graph, node)) is not None)
+
+
+def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
+    """`graph` with `rates`, each at least 0 and below 1, by the name of a dropout or for `ALL_DROPOUTS`."""
+    kept: dict[str, float] = {}  # by value: the share that is kept
+    nodes = []
+    for node in graph.nodes:
+        name = _rate_name(graph, node)
+        rate = None if name is None else rates.get(name, rates.get(ALL_DROPOUTS))
+        first = node.args[0] if node.args else None
+        if rate is not None and node.operator == _ELEMENTS:
+            node = replace(node, args=(node.args[0], rate, *node.args[2:]))
+            kept |= {result: 1 - rate for result in node.results[1:] if result is not None}
+        elif rate is not None:
+            node = replace(node, args=(node.args[0], 1 - rate, *node.args[2:]))
+            kept |= {result: 1 - rate for result in node.results if result is not None}
+        elif node.operator == _BACKWARD and isinstance(node.args[1], Ref) and node.args[1].name in kept:
+            node = replace(node, args=(*node.args[:2], 1 / kept[node.args[1].name]))
+        elif node.operator.startswith("aten.div.") and isinstance(first, Ref) and first.name in kept:
+            node = replace(node, args=(first, kept[first.name], *node.args[2:]))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _rate_name(graph: Graph, node: Node) -> str | None:
+    owner = node.name.rpartition("__")
+    if node.operator == _ELEMENTS:
+        return f"{owner[0]}__{owner[2].replace('native_dropout', 'dropout')}_p"
+    if node.operator == _CHANNELS and node.results[0] is not None and _is_divided(graph, node):
+        dimensions = len(graph.values[node.results[0]].shape) - 2
+        return f"{owner[0]}__{owner[2].replace('bernoulli', f'dropout{dimensions}d')}_p"
+    return None
+
+
+def _is_divided(graph: Graph, node: Node) -> bool:
+    """Whether the only reader divides the result by its share, as in dropout of channels."""
+    reference, share = Ref(node.results[0] or ""), node.args[1]
+    readers = [one for one in graph.nodes if reference in one.args]
+    return len(readers) == 1 and readers[0].operator.startswith("aten.div.") and readers[0].args[1] == share

@@ -37,19 +37,12 @@ class SambaParameter(metaclass=_EveryParameter):
         dtype: torch.dtype | None = None,
         materializer: Callable[[], Tensor] | None = None,
     ) -> torch.nn.Parameter:
-        """From `data`; from a `materializer`, a function without arguments that returns a tensor; or from a shape, with
-        zeros.
-
-        In `lazy_param` a parameter with a `shape` and a `materializer` gets its values from `materialize`.
-        Raises DataError if `data` or what the materializer returns is no tensor, or has another shape.
-        """
+        """From `data`, from a `materializer` that returns a tensor, or from a shape, with zeros. In `lazy_param`,
+        `materialize` calls the materializer. Raises DataError for what is no tensor, or has another shape."""
         is_lazy = torch.get_default_device().type == "meta"
         if data is not None and not isinstance(data, Tensor):
-            raise DataError(
-                f"the data of a parameter must be a tensor, not {type(data).__name__}",
-                where=app_line(),
-                remedy="torch.as_tensor(…) makes one of numbers, lists and arrays",
-            )
+            what = f"the data of a parameter must be a tensor, not {type(data).__name__}"
+            raise DataError(what, where=app_line(), remedy="torch.as_tensor(…) makes one of numbers, lists and arrays")
         if data is None and materializer is not None and shape is not None and is_lazy:
             values = torch.empty(tuple(shape), dtype=dtype)
         else:

@@ -1,14 +1,23 @@
-"""Notices for names that have no effect here, and errors for names that are not here."""
+"""Names without an effect, with a notice; and errors for names that sambasim does not have."""
 
 import difflib
 import os
 import sys
-from collections.abc import Iterable
-from typing import ClassVar, NoReturn
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import torch
 
 from sambasim.errors import UserError
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba.checks.place import app_line
+
+__all__ = [
+    "create_mac_resource_report", "disable_sgd_stoc", "enable_addbias_grad_accum_stoc", "enable_conv_grad_accum_stoc",
+    "fix_rdu_affinity", "op_fusion", "sdpa_directives", "use_mock_samba_runtime",
+]  # fmt: skip
+"""What `samba.env` and `samba.directives` export."""
 
 _SAID: set[str] = set()
 
@@ -29,10 +38,8 @@ class AbsentNameError(UserError, AttributeError):
 
 
 class AbsentName:
-    """Stands for an imported name that is not here: the import succeeds, and the use raises AbsentNameError.
-
-    It may appear in annotations and in `try: import`; a call, an attribute, a subclass and `isinstance` raise.
-    """
+    """Stands for a name that is not here: its import succeeds, as in `try: import` and for annotations, and a call, an
+    attribute, a subclass and `isinstance` raise AbsentNameError."""
 
     def __init__(self, name: str, what: str, instead: str) -> None:
         """name: the full name; what: what it is in SambaFlow; instead: what the app can do here."""
@@ -63,3 +70,65 @@ def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError
     near = difflib.get_close_matches(name, choices, n=4, cutoff=0.6) or (choices if len(choices) <= 12 else [])
     hint = f"; near it there is {', '.join(near)}" if near else ""
     return AttributeError(f"{module} has no {name}{hint}")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def use_mock_samba_runtime() -> bool:
+    """Whether the runtime computes nothing: False, so apps check their results here."""
+    return False
+
+
+def is_internal() -> bool:
+    """Whether this is SambaFlow's own development build: False."""
+    return False
+
+
+def patched_torch() -> AbstractContextManager[None]:
+    """Around a forward on the host; torch stays as it is."""
+    return nullcontext()
+
+
+def without_effect(name: str, why: str) -> Callable[..., None]:
+    """A function that takes any arguments and prints one notice."""
+
+    def function(*arguments: object, **options: object) -> None:
+        say_once(name, why, app_line())
+
+    function.__name__ = function.__qualname__ = name.rpartition(".")[2]
+    function.__doc__ = f"No effect: {why}."
+    return function
+
+
+_ROUNDING = "only optimizer steps round stochastically, with --dtype bf16 --enable-stoc-rounding at the compile"
+enable_conv_grad_accum_stoc = without_effect("env.enable_conv_grad_accum_stoc", _ROUNDING)
+enable_addbias_grad_accum_stoc = without_effect("env.enable_addbias_grad_accum_stoc", _ROUNDING)
+disable_sgd_stoc = without_effect("env.disable_sgd_stoc", _ROUNDING)
+fix_rdu_affinity = without_effect("utils.fix_rdu_affinity", "mpirun and --threads place ranks on cores")
+create_mac_resource_report = without_effect(
+    "utils.create_mac_resource_report", "sambasim report --tables shows the units of each section"
+)
+
+
+class _Directive(nullcontext[None]):
+    """A context manager and a decorator without an effect."""
+
+    def __call__(self, function: Function) -> Function:
+        return function
+
+
+def _directive(name: str, why: str) -> Callable[..., Any]:
+    def directive(*arguments: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling():  # a forward that is being traced cannot print
+            say_once(name, why, app_line())
+        is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
+        return arguments[0] if is_decorator else _Directive()
+
+    directive.__name__ = directive.__qualname__ = name
+    directive.__doc__ = f"As a context manager or a decorator, with any arguments. No effect: {why}."
+    return directive
+
+
+op_fusion = _directive("op_fusion", "sambasim puts operators into sections by its own rules (--o0, --o1, --o3)")
+sdpa_directives = _directive("sdpa_directives", "torch's operators compute attention, as the model calls them")

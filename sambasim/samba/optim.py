@@ -1,7 +1,6 @@
 """SGD, Adam and AdamW: torch's optimizers with `max_grad_norm`, whose options a session compiles into a PEF.
 
-On the host each is torch's: `step`, `zero_grad`, `state_dict` and `load_state_dict` work as there, and a checkpoint may
-be torch's. `max_grad_norm` bounds the norm of all gradients together on the device; of an optimizer's own on the host.
+`max_grad_norm` bounds the norm of all gradients together on the device; of an optimizer's own on the host.
 """
 
 import inspect
@@ -16,7 +15,7 @@ from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.load import build
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.checks.keywords import Answer, Arguments, checks_keywords_beside
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.notices import no_such_name
 
 Parameters: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -44,12 +43,26 @@ class _OnDevice(torch.optim.Optimizer):
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
-    def options(self) -> tuple[OptimizerOptions, ...]:
-        """The options of each of `param_groups` for a PEF.
+    def __init_subclass__(cls) -> None:
+        # Each class has its own check of keywords: torch's optimizers take different ones.
+        taken = tuple(inspect.signature(cls.__bases__[1]).parameters)
+        checks = checks_keywords_beside(f"samba.optim.{cls.__name__}", taken, refused_later=_NOT_IN_A_PEF)
+        cls.__init__ = checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked
 
-        Raises OptionError for an option that a PEF's optimizer does not have, for a value out of range, and if the
-        groups differ in `max_grad_norm`, which bounds the norm of all gradients together.
+    def __init__(
+        self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **torch_options: Any
+    ) -> None:
+        """The arguments of torch's class, and `max_grad_norm`.
+
+        Raises OptionError as `options` does; torch raises ValueError or TypeError.
         """
+        super().__init__(params, *arguments, **torch_options)
+        self._bound_gradients(max_grad_norm)
+        self.options()
+
+    def options(self) -> tuple[OptimizerOptions, ...]:
+        """The options of each of `param_groups` for a PEF. Raises OptionError for an option that a PEF's optimizer does
+        not have, for a value out of range, and if the groups differ in `max_grad_norm`."""
         bounds = list(dict.fromkeys(group["max_grad_norm"] for group in self.param_groups))
         if len(bounds) > 1:
             raise OptionError(
@@ -85,84 +98,22 @@ class _OnDevice(torch.optim.Optimizer):
         return build(OptimizerOptions, {"name": self.kind, **numbers}, where=where)
 
 
-def _checks_keywords(
-    optimizer: type[torch.optim.Optimizer],
-) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """The decorator of a constructor that passes other keywords on to torch's `optimizer`."""
-    passed_on = tuple(inspect.signature(optimizer).parameters)
-    return checks_keywords_beside(f"samba.optim.{optimizer.__name__}", passed_on, refused_later=_NOT_IN_A_PEF)
-
-
 class SGD(_OnDevice, torch.optim.SGD):
-    """torch.optim.SGD. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
+    """torch.optim.SGD, with `max_grad_norm`."""
 
     kind = "sgd"
 
-    @_checks_keywords(torch.optim.SGD)
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        max_grad_norm: float | None = None,
-        **torch_options: Any,
-    ) -> None:
-        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **torch_options)
-        self._bound_gradients(max_grad_norm)
-        self.options()
-
 
 class Adam(_OnDevice, torch.optim.Adam):
-    """torch.optim.Adam. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
+    """torch.optim.Adam, with `max_grad_norm`."""
 
     kind = "adam"
 
-    @_checks_keywords(torch.optim.Adam)
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        *,
-        max_grad_norm: float | None = None,
-        **torch_options: Any,
-    ) -> None:
-        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
-        self._bound_gradients(max_grad_norm)
-        self.options()
-
 
 class AdamW(_OnDevice, torch.optim.AdamW):
-    """torch.optim.AdamW. `max_grad_norm` bounds the norm of gradients: of all on the device, of its own on the host."""
+    """torch.optim.AdamW, with `max_grad_norm`."""
 
     kind = "adamw"
-
-    @_checks_keywords(torch.optim.AdamW)
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        max_grad_norm: float | None = None,
-        **torch_options: Any,
-    ) -> None:
-        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **torch_options)
-        self._bound_gradients(max_grad_norm)
-        self.options()
 
 
 def _clip_first(

@@ -50,19 +50,20 @@ class Profiler:
         return running
 
     @checks_keywords
-    def end_event(self, event: Running | str) -> None:
-        """Ends the event of this handle, or the last started one of this name. Raises OptionError if there is none."""
+    def end_event(self, event: Running | str, filename: str | Path | None = None) -> None:
+        """Ends the event of this handle, or the last started one of this name. With `filename`, writes all ended events
+        as a JSON list of `{"name": …, "elapsed_s": …}`. Raises OptionError if there is no such event."""
         ended_s = time.perf_counter()
         running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
         if running is None:
             name = event.name if isinstance(event, Running) else event
-            raise OptionError(
-                f"the event {name} was not started",
-                where=app_line(),
-                remedy=f"profiler.start_event({name!r}) first",
-            )
+            what = f"the event {name} was not started"
+            raise OptionError(what, where=app_line(), remedy=f"profiler.start_event({name!r}) first")
         self._running.remove(running)
         self.events.append(Event(running.name, ended_s - running.began_s))
+        if filename is not None:
+            events = [asdict(one) for one in self.events]
+            Path(filename).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
@@ -81,12 +82,8 @@ class Profiler:
         num_samples_per_iter: int | None = None,
         measurements: Iterable[str] | None = None,
     ) -> str:
-        """A table, a line for each event name: how often, and the mean, least and most milliseconds.
-
-        keys: the names, or None for all
-        warmup_steps: how many first events of each name to leave out
-        num_samples_per_iter: samples of one event, for samples per second
-        measurements: "latency", "throughput"; None for both, if known
+        """A line for each event name of `keys`, or of all: how often, milliseconds, and samples per second, without the
+        first `warmup_steps` events. measurements: "latency", "throughput"; None for both, if known
 
         Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
         """
@@ -118,11 +115,6 @@ class Profiler:
         events; 0 without events."""
         times_s = self._times_s(warmup_steps)
         return {key: num_samples_per_iter / statistics.fmean(times_s[key]) if times_s.get(key) else 0.0 for key in keys}
-
-    def write(self, path: str | Path) -> None:
-        """Writes the ended events in order as a JSON list of `{"name": …, "elapsed_s": …}`."""
-        events = [asdict(event) for event in self.events]
-        Path(path).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
 
     def _times_s(self, warmup_steps: int) -> dict[str, list[float]]:
         times: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,10 +1,12 @@
-"""A compile request: the model, named inputs, optimizers and options, from what an app passes to the session."""
+"""`session.compile`: from what an app passes to a compile request, and from that to a PEF file."""
 
+import os
+import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +14,22 @@ from torch import Tensor, nn
 from sambasim.compiler.fingerprint import fingerprint
 from sambasim.compiler.passes.optimizer import Update
 from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import BuildOptions, CompileOptions
 from sambasim.options.load import build
 from sambasim.options.training import TrainingOptions
+from sambasim.report.summaries import section_counts
+from sambasim.samba import context
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
+from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs, repeatable
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor
+
+if TYPE_CHECKING:
+    from sambasim.compiler.build import Built
+    from sambasim.compiler.compile import Compiled, Stopwatch
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -56,20 +66,14 @@ def request(
     inference: bool,
     loss_indices: Sequence[int] | int | None = None,
 ) -> Request:
-    """The request for `model`.
-
-    given: fields of BuildOptions; None is the default
-    loss_indices: which outputs of the model are losses; None to find them
+    """The request for `model`. given: fields of BuildOptions; None is the default
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, and
     ModelError for a trained parameter that no optimizer has.
     """
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"the model must be an nn.Module, not {type(model).__name__}",
-            where=app_line(),
-            remedy="give the model, and then its inputs",
-        )
+        what = f"the model must be an nn.Module, not {type(model).__name__}"
+        raise ModelError(what, where=app_line(), remedy="give the model, and then its inputs")
     named, by_keyword = name_inputs(model, inputs)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
@@ -112,11 +116,8 @@ def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
     if isinstance(value, Namespace):
         return vars(value)
     if not isinstance(value, Mapping):
-        raise OptionError(
-            f"{name} must have names with values, and is {type(value).__name__}",
-            where=app_line(),
-            remedy=f"{name}=vars(args), with what parse_app_args returned",
-        )
+        what = f"{name} must have names with values, and is {type(value).__name__}"
+        raise OptionError(what, where=app_line(), remedy=f"{name}=vars(args), with what parse_app_args returned")
     return value
 
 
@@ -127,10 +128,8 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
     listed = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
     for one in listed:
         if not isinstance(one, Optimizer):
-            raise OptionError(
-                f"{type(one).__module__}.{type(one).__name__} cannot be compiled",
-                remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW",
-            )
+            what = f"{type(one).__module__}.{type(one).__name__} cannot be compiled"
+            raise OptionError(what, remedy="use samba.optim.SGD, samba.optim.Adam or samba.optim.AdamW")
     return listed
 
 
@@ -163,9 +162,8 @@ def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
 def _indices(given: Sequence[int] | int | None) -> tuple[int, ...]:
     listed = () if given is None else (given,) if isinstance(given, int) else tuple(given)
     if not all(isinstance(one, int) for one in listed):
-        raise OptionError(
-            f"loss_indices must be whole numbers, not {given!r}", where=app_line(), remedy="loss_indices=[0]"
-        )
+        what = f"loss_indices must be whole numbers, not {given!r}"
+        raise OptionError(what, where=app_line(), remedy="loss_indices=[0]")
     return listed
 
 
@@ -191,14 +189,11 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
         check_on_host(name, tensor)
         axis = tensor.batch_dim if isinstance(tensor, SambaTensor) else None
         if axis not in (None, 0):
-            raise DataError(
-                f"the batch of {name} is along axis {axis}, but a replica's batch must come first",
-                remedy=f"transpose {name} in the model, and give it with batch_dim=0",
-            )
+            what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
+            raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
         if tensor.ndim == 0:
-            raise DataError(
-                f"{name} is a single number, without a batch", remedy=f"give {name} one value for each sample"
-            )
+            what = f"{name} is a single number, without a batch"
+            raise DataError(what, remedy=f"give {name} one value for each sample")
     sizes = {name: tensor.shape[0] for name, tensor in named.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -209,34 +204,123 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
 def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Update]:
     """An update for each parameter group with trained parameters."""
     if not optimizers:
-        raise OptionError(
-            "training needs an optimizer",
-            where=app_line(),
-            remedy="pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
-            "and inference=True in config_dict",
-        )
+        remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
+        remedy += "and inference=True in config_dict"
+        raise OptionError("training needs an optimizer", where=app_line(), remedy=remedy)
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     updated: set[str] = set()
     for optimizer in optimizers:
         for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
             names = frozenset(paths[id(p)] for p in group["params"] if id(p) in paths and p.requires_grad)
-            strangers = sum(id(p) not in paths for p in group["params"])
-            if strangers:
-                raise ModelError(
-                    f"{type(optimizer).__name__} updates {strangers} parameters that the model does not have",
-                    remedy="make the optimizer after the model is complete, from model.parameters()",
-                )
+            others = sum(id(p) not in paths for p in group["params"])
+            if others:
+                what = f"{type(optimizer).__name__} updates {others} parameters that the model does not have"
+                raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
             twice = sorted(updated & names)
             if twice:
-                raise ModelError(
-                    f"two optimizers, or groups, update {twice[0]}", remedy="give each parameter to one of them"
-                )
+                what = f"two optimizers, or groups, update {twice[0]}"
+                raise ModelError(what, remedy="give each parameter to one of them")
             updated |= names
             if names:
                 yield Update(options.name, options.hyperparameters(), names)
     missing = [path for path, p in model.named_parameters() if p.requires_grad and path not in updated]
     if missing:
-        raise ModelError(
-            f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}",
-            remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)",
-        )
+        what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
+        raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
+
+
+def compile_model(
+    model: nn.Module,
+    inputs: Inputs,
+    optimizers: Optimizer | Sequence[Optimizer] | None,
+    name: str | None,
+    config: Mapping[str, object],
+    metadata: Mapping[str, object],
+    *,
+    inference: bool,
+    loss_indices: Sequence[int] | int | None,
+) -> str:
+    """Compiles `model` with the options of `config`. Returns the absolute path of the PEF. See `Session.compile`."""
+    # It takes seconds to import, and a run does not need it.
+    from sambasim.compiler.compile import Stopwatch, assemble
+
+    typed = context.current().arguments
+    model = unwrapped(model)
+    asked = request(
+        model,
+        repeatable(inputs),
+        as_sequence(optimizers),
+        build_fields(config, name or type(model).__name__.lower()),
+        inference=inference,
+        loss_indices=loss_indices,
+    )
+    kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
+    parsed = getattr(typed, "parsed_batch_size", None)
+    if parsed is not None:  # the default of -b on a run
+        kept.setdefault("parsed_batch_size", str(parsed))
+    watch = Stopwatch(_print_phase)
+    built = captured(asked, watch)
+    # The fingerprint calls the model, which may leave something behind, as in a cache; so it comes after the capture.
+    kept |= fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
+    if asked.loss_indices:
+        kept[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
+    compiled = assemble(built, model, asked.options, watch, asked.updates or None, kept)
+    _print_compiled(compiled)
+    return str(compiled.path.absolute())
+
+
+def captured(asked: Request, watch: "Stopwatch") -> "Built":
+    """The graphs of the model of `asked`."""
+    from sambasim.compiler.compile import capture_model
+
+    return capture_model(
+        asked.model,
+        asked.inputs,
+        asked.options,
+        by_keyword=asked.by_keyword,
+        any_loss=True,
+        loss_indices=asked.loss_indices,
+        watch=watch,
+    )
+
+
+def _print_phase(phase: str) -> None:
+    """A line on stderr, unless --log-level is above info."""
+    level = str(getattr(context.current().arguments, "log_level", None)).lower()
+    if level not in ("warning", "warn", "error", "critical", "fatal"):
+        print(f"{phase} …", file=sys.stderr, flush=True)
+
+
+def _print_compiled(compiled: "Compiled") -> None:
+    """The sections, notices, the file, and the command that runs it if a command line compiled it."""
+    path, program = os.path.abspath(compiled.path), compiled.program
+    graph = program.training or program.evaluation
+    kinds = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
+    print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
+    for notice in (*compiled.notices, *_of_the_loss(program)):
+        print(f"notice: {notice}")
+    print(f"PEF file {path} created\nCompilation succeeded")
+    run = context.current().next_run
+    command = run.command(_as_typed(path), max(program.world_size, 2) if program.data_parallel else 1) if run else None
+    if command is not None:
+        print(f"next: {command}")
+    sys.stdout.flush()
+
+
+def _of_the_loss(program: Program) -> Iterator[str]:
+    """A notice if the backward does not start from a loss that is the first output."""
+    if program.loss is None or program.training is None:
+        return
+    loss = program.symbols[program.loss].type
+    outputs = [one.symbol for one in program.training.outputs if program.symbols[one.symbol].kind is SymbolKind.OUTPUT]
+    if len(loss.shape) > 1:
+        what = "the model returns no loss: set sn_grad on the output that a backward starts from"
+        yield f"{what}; without it, it is output {outputs.index(program.loss) + 1}, {loss}"
+    elif outputs.index(program.loss) > 0:
+        yield f"the loss is output {outputs.index(program.loss) + 1} of the model"
+
+
+def _as_typed(path: str) -> str:
+    """`path` relative to the folder in which the app was started, if it is inside."""
+    relative = os.path.relpath(path, context.STARTED_IN)
+    return path if relative.startswith(os.pardir) else relative

@@ -28,12 +28,10 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.machine import Machine
-from sambasim.samba.notices import AbsentNameError, no_such_name, say_once
+from sambasim.samba.notices import AbsentNameError, no_such_name, say_once, without_effect
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Optimizer, as_mapping, unwrapped
+from sambasim.samba.request import Optimizer, as_mapping, compile_model, unwrapped
 from sambasim.samba.tensor import SambaTensor
-
-_PROFILE, _RUNTIME_PROFILE = "samba_profile", "runtime_profile"
 
 
 class Session:
@@ -67,16 +65,13 @@ class Session:
     ) -> str:
         """Compiles `model` for the batch `inputs`, and writes the PEF. Returns its absolute path.
 
-        config_dict: the command line, `vars(args)`: --pef-name, --output-folder, --data-parallel and the rest; by
-            default what `setup` was given, or what `parse_app_args` returned
+        config_dict: the command line, `vars(args)`; by default that of `setup`, or else of `parse_app_args`
         pef_metadata, metadata: kept in the PEF as text
         loss_indices: the outputs from which the backward starts; by default found by `compiler.step.losses_among`
 
         No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.
         """
-        from sambasim.samba.compiling import compile_model  # takes seconds to import, and a run does not need it
-
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured", app_line())
         typed = context.current().arguments
@@ -99,10 +94,8 @@ class Session:
     def load(
         self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool = False
     ) -> None:
-        """Makes `machine` the loaded PEF. For `utils.trace_graph`.
+        """Makes `machine` the loaded PEF: for `trace_graph`, with the batch and the outputs that it traced.
 
-        inputs: the batch that it was traced with
-        traced: its outputs; an `sn_grad` that is set on one of them holds for every run
         loss_is_chosen: whether the app gave `loss_indices`
         """
         if self._now is not None:
@@ -133,11 +126,10 @@ class Session:
         hyperparam_dict: lr, momentum, weight_decay … of all optimizers, and dropout rates, from this step on
         data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
         section_types: FWD, BCKWD, OPT, in any case; GRADNORM, REDUCE and GATHER run with OPT
-        grad_of_outputs: the gradient of each output for this run, None for outputs from which the backward does not
-            start; by default the `sn_grad` of outputs
+        grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
-        No effect: data_parallel_mode and graph_name, because a PEF has one graph.
-        Raises OptionError and DataError for arguments that do not fit the PEF, and for findings of the checks.
+        No effect: data_parallel_mode, graph_name. Raises OptionError and DataError for arguments that do not fit the
+        PEF, and for findings of the checks.
         """
         now = self._loaded()
         machine = now.machine
@@ -187,44 +179,39 @@ class Session:
 
     @property
     def tracing(self) -> bool:
-        """Whether `compile` or `trace_graph` is tracing a model's forward. Assigning has no effect."""
+        """Whether a model's forward is being traced. Assigning has no effect."""
         return torch.compiler.is_compiling()
 
     @tracing.setter
-    def tracing(self, traces: bool) -> None:
-        pass
+    def tracing(self, traces: bool) -> None: ...
 
     @checks_keywords
     def start_samba_profile(self) -> None:
         """Starts the event `samba_profile` of `profiler`."""
-        self.profiler.start_event(_PROFILE)
+        self.profiler.start_event("samba_profile")
 
     @checks_keywords
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
         """Ends the event `samba_profile` of `profiler`; writes all events to `filename` as JSON."""
-        self._end_profile(_PROFILE, filename)
+        self.profiler.end_event("samba_profile", filename)
 
     @checks_keywords
     def start_runtime_profile(self) -> None:
         """Starts the event `runtime_profile` of `profiler`."""
-        self.profiler.start_event(_RUNTIME_PROFILE)
+        self.profiler.start_event("runtime_profile")
 
     @checks_keywords
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
         """Ends the event `runtime_profile` of `profiler`; writes all events to `filename` as JSON."""
-        self._end_profile(_RUNTIME_PROFILE, filename)
+        self.profiler.end_event("runtime_profile", filename)
 
-    def enable_pinned_memory(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.enable_pinned_memory", "inputs are copied within the memory of the process", app_line())
-
-    def disable_graphamp(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.disable_graphamp", "--dtype decides in which type a PEF computes", app_line())
-
-    def use_static_functional(self, *arguments: object, **options: object) -> None:
-        """No effect."""
-        say_once("session.use_static_functional", "operators are captured as the model calls them", app_line())
+    enable_pinned_memory = without_effect(
+        "session.enable_pinned_memory", "inputs are copied within the memory of the process"
+    )
+    disable_graphamp = without_effect("session.disable_graphamp", "--dtype decides in which type a PEF computes")
+    use_static_functional = without_effect(
+        "session.use_static_functional", "operators are captured as the model calls them"
+    )
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
@@ -289,11 +276,8 @@ class Session:
         """
         now = self._loaded()
         if isinstance(names, str):
-            raise OptionError(
-                f"names must be a list of words, not the word {names!r}",
-                where=app_line(),
-                remedy=f'samba.session.get_tensors_by_name(["{names}"])',
-            )
+            what = f"names must be a list of words, not the word {names!r}"
+            raise OptionError(what, where=app_line(), remedy=f'samba.session.get_tensors_by_name(["{names}"])')
         return [now.named_tensor(name) for name in names]
 
     @checks_keywords
@@ -307,8 +291,7 @@ class Session:
 
     @property
     def tensor_dict(self) -> Mapping[str, object]:
-        """The inputs and outputs of the last run by name; all inputs under `inputs`; all gradients of parameters under
-        `grads`."""
+        """Inputs and outputs of the last run by name, and in `inputs` and `grads` all inputs and all gradients."""
         now = self._loaded()
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
         symbols = now.machine.program.symbols.values()
@@ -343,23 +326,13 @@ class Session:
 
     def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
-            raise OptionError(
-                "no PEF is loaded",
-                where=app_line(),
-                remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
-            )
+            what = "no PEF is loaded"
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         if model is not None and unwrapped(model) is not self._now.machine.model:
-            raise OptionError(
-                f"this {type(model).__name__} is not the model that was traced",
-                where=app_line(),
-                remedy="give the model that trace_graph was called with",
-            )
+            what = f"this {type(model).__name__} is not the model that was traced"
+            raise OptionError(what, where=app_line(), remedy="give the model that trace_graph was called with")
         return self._now
-
-    def _end_profile(self, event: str, filename: str | Path | None) -> None:
-        self.profiler.end_event(event)
-        if filename is not None:
-            self.profiler.write(filename)
 
 
 session = Session()

@@ -1,24 +1,12 @@
 """SambaTensor, a torch tensor with a name and a batch dimension; and SambaFlow's attributes of every torch tensor.
 
-A SambaTensor is a `torch.Tensor`: arithmetic, `mean()`, `backward()`, formatting and saving work, and results are
-SambaTensors:
-
-    `x.float()`, `x.clone()`, `x.detach()` …   keep name, batch_dim and the other attributes
-    `x + 1`, `x.mean()`, `x[:4]` …             do not
-
-`install_attributes` gives every `torch.Tensor`, such as a parameter, these attributes:
-
-    torch(), torch_tensor()   the tensor itself
-    sn_grad                   of a parameter of the loaded model: its gradient on the device
-    sn_data                   of a parameter or buffer of the loaded model: its value on the device
-    sn_name                   None, until it is assigned
-
-Of other tensors, `sn_grad` and `sn_data` are what the app assigned; before that, None and the detached tensor.
+Results of operators are SambaTensors. Other forms of a tensor (`x.float()`, `x.clone()`, `x.detach()`) keep its name
+and batch_dim; new values (`x + 1`, `x.mean()`, `x[:4]`) have none.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -43,11 +31,10 @@ _DESCRIPTION = (
 class SambaTensor(Tensor):
     """A tensor with a name and a batch dimension, in the memory of the tensor that it is made from.
 
-    sn_name       the name by which a session binds inputs; `name` is the same attribute
-    batch_dim     the dimension that counts samples, or None
-    named_dims    a word for each dimension, or None
-    sized_dims, region_name, host_memory, mem_type
-                  kept for the app to read, without an effect
+    sn_name: the name by which a session binds inputs; `name` is the same attribute
+    batch_dim: the dimension that counts samples, or None
+
+    The other attributes have no effect, and are kept for the app to read.
     """
 
     sn_name: str | None = None
@@ -76,20 +63,17 @@ class SambaTensor(Tensor):
         is_complex: bool | None = None,
         region_name: str | None = None,
     ) -> "SambaTensor":
-        """From a tensor, from a `materializer` that returns one and is called at once, or from a shape alone.
+        """From a tensor, from a `materializer` that returns one and is called at once, or from a shape: zeros, with
+        `has_data` False until it is written to. With another `dtype` than the tensor's, memory is not shared.
 
-        A tensor from a shape holds zeros, and `has_data` is False until it is written to. With another `dtype` than the
-        tensor's, memory is not shared. Raises DataError for anything but a tensor, a shape that is not the tensor's, a
-        dimension that it does not have, and complex numbers.
+        Raises DataError for what is no tensor or complex, and for another shape or a dimension that it does not have.
         """
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
         if given is None and shape is None:
-            raise DataError(
-                "SambaTensor needs a tensor or a shape",
-                remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))",
-            )
+            what = "SambaTensor needs a tensor or a shape"
+            raise DataError(what, remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))")
         if given is None:
             with torch.inference_mode(False):  # inference tensors have no version counter
                 plain = torch.zeros(tuple(shape or ()), dtype=dtype)
@@ -97,21 +81,19 @@ class SambaTensor(Tensor):
             plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
             _check_shape(plain, shape)
         if is_complex or plain.is_complex():
-            raise DataError(
-                f"a SambaTensor holds real numbers, and {_called(name)} is complex",
-                remedy="torch.view_as_real(tensor), whose last dimension holds the two parts",
-            )
+            what = f"a SambaTensor holds real numbers, and {_called(name)} is complex"
+            raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
         _check_batch_dim(plain, name, batch_dim)
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._describe_like(given)
         if given is None:
             tensor._version_when_made = tensor._version
-        tensor._describe(name, batch_dim, named_dims)
-        if sized_dims is not None:
-            tensor.sized_dims = sized_dims
-        if region_name is not None:
-            tensor.region_name = region_name
+        dims = None if named_dims is None else tuple(named_dims)
+        described = (("sn_name", name), ("batch_dim", batch_dim), ("named_dims", dims), ("sized_dims", sized_dims))
+        for attribute, value in (*described, ("region_name", region_name)):
+            if value is not None:
+                setattr(tensor, attribute, value)
         return tensor
 
     def with_data(self, data: Tensor, name: str) -> "SambaTensor":
@@ -124,14 +106,6 @@ class SambaTensor(Tensor):
         """An `sn_grad` that is set on this output, or on `float()` of it, is kept in `gradients` from now on."""
         self._sn_grads = gradients
 
-    def _describe(self, name: str | None, batch_dim: int | None, named_dims: Iterable[str] | None) -> None:
-        if name is not None:
-            self.sn_name = name
-        if batch_dim is not None:
-            self.batch_dim = batch_dim
-        if named_dims is not None:
-            self.named_dims = tuple(named_dims)
-
     def _describe_like(self, other: "SambaTensor") -> None:
         for attribute in _DESCRIPTION:
             if attribute in vars(other):
@@ -140,11 +114,9 @@ class SambaTensor(Tensor):
     def backward(self, *args: Any, **keywords: Any) -> None:
         """As torch's. Raises OptionError for a tensor without a graph, such as a result of the device."""
         if not self.requires_grad:
-            raise OptionError(
-                f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run",
-                where=app_line(),
-                remedy="leave out backward(), optimizer.step() and section_types: session.run does both itself",
-            )
+            what = f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run"
+            remedy = "leave out backward(), optimizer.step() and section_types: session.run does both itself"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         super().backward(*args, **keywords)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     @classmethod
@@ -160,33 +132,11 @@ class SambaTensor(Tensor):
             result._describe_like(args[0])
         return result
 
-    @property
-    def name(self) -> str | None:
-        """The same as `sn_name`."""
-        return self.sn_name
+    name = property(lambda self: self.sn_name, lambda self, name: setattr(self, "sn_name", name))
+    sn_region_name = property(lambda self: self.region_name, lambda self, name: setattr(self, "region_name", name))
 
-    @name.setter
-    def name(self, name: str | None) -> None:
-        self.sn_name = name
-
-    @property
-    def sn_region_name(self) -> str | None:
-        """The same as `region_name`."""
-        return self.region_name
-
-    @sn_region_name.setter
-    def sn_region_name(self, name: str | None) -> None:
-        self.region_name = name
-
-    @property
-    def dsts(self) -> object:
-        """Raises AbsentNameError."""
-        raise _no_graph("dsts")
-
-    @property
-    def inputs(self) -> object:
-        """Raises AbsentNameError."""
-        raise _no_graph("inputs")
+    dsts = property(lambda self: _no_graph("dsts"))
+    inputs = property(lambda self: _no_graph("inputs"))
 
     @property
     def has_data(self) -> bool:
@@ -201,14 +151,7 @@ class SambaTensor(Tensor):
 
     @sn_data.setter
     def sn_data(self, data: Tensor) -> None:
-        plain = to_torch(data)
-        if plain.shape != self.shape:
-            raise DataError(
-                f"{_called(self.sn_name)} has the shape {tuple(self.shape)}, and the data the shape "
-                f"{tuple(plain.shape)}",
-                remedy="give data of the tensor's own shape",
-            )
-        self.torch().detach().copy_(plain)
+        self.torch().detach().copy_(_of_shape(self, data))
 
     @property
     def sn_grad(self) -> Tensor | None:
@@ -285,28 +228,17 @@ def from_torch_tensor(
     """
     if torch.compiler.is_compiling():
         return cast(SambaTensor, tensor)
-    return SambaTensor(
-        tensor,
-        name=name,
-        batch_dim=batch_dim,
-        named_dims=named_dims,
-        sized_dims=sized_dims,
-        region_name=region_name,
-    )
+    return SambaTensor(tensor, None, None, name, batch_dim, named_dims, sized_dims, region_name=region_name)
 
 
 def from_named_dict(tensors: Mapping[str, Tensor]) -> dict[str, SambaTensor]:
-    """Each tensor as a SambaTensor named by its key, in the same memory. Raises DataError for a value that is no
-    tensor."""
+    """Each tensor as a SambaTensor named by its key, in the same memory."""
     return {name: from_torch_tensor(tensor, name=name) for name, tensor in tensors.items()}
 
 
 def to_torch(tensor: Outputs) -> Outputs:
-    """A SambaTensor as a plain tensor, in the same memory and the same autograd graph; a plain tensor as it is; a tuple
-    or list of tensors as a tuple or list of plain ones.
-
-    Raises DataError for anything else.
-    """
+    """A tensor, or a tuple or list of tensors, as plain ones in the same memory and the same autograd graph. Raises
+    DataError for anything else."""
     if isinstance(tensor, SambaTensor):
         return tensor.as_subclass(Tensor)
     if isinstance(tensor, Tensor):
@@ -327,28 +259,23 @@ def _no_tensor(value: object) -> DataError:
     return DataError(f"a tensor is needed, not {type(value).__name__}", where=app_line(), remedy=remedy)
 
 
-def _no_graph(name: str) -> AbsentNameError:
-    return AbsentNameError(
-        f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph",
-        where=app_line(),
-        remedy="sambasim inspect lists the operators of a PEF with their operands and results",
-    )
+def _no_graph(name: str) -> NoReturn:
+    what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
+    remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
+    raise AbsentNameError(what, where=app_line(), remedy=remedy)
 
 
 def _check_shape(tensor: Tensor, shape: Sequence[int] | None) -> None:
     if shape is not None and tuple(shape) != tuple(tensor.shape):
-        raise DataError(
-            f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}",
-            remedy="leave out shape=, or reshape the tensor",
-        )
+        what = f"the tensor has the shape {tuple(tensor.shape)}, and shape= is {tuple(shape)}"
+        raise DataError(what, remedy="leave out shape=, or reshape the tensor")
 
 
 def _check_batch_dim(tensor: Tensor, name: str | None, batch_dim: int | None) -> None:
     if batch_dim is not None and not -tensor.ndim <= batch_dim < tensor.ndim:
-        raise DataError(
-            f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}",
-            remedy="batch_dim is the dimension that counts samples, mostly 0; leave it out where none does",
-        )
+        what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(tensor.shape)}"
+        remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
+        raise DataError(what, remedy=remedy)
 
 
 def _called(name: str | None) -> str:
@@ -359,20 +286,16 @@ _GRADIENT, _DATA = "_assigned_sn_grad", "_assigned_sn_data"
 
 
 def install_attributes() -> None:
-    """Gives `torch.Tensor` SambaFlow's attributes."""
+    """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes. `sn_grad` and `sn_data` of a tensor of the
+    loaded model are on the device; of another tensor, what the app assigned."""
     for name, value in {
-        "torch": _itself,
-        "torch_tensor": _itself,
+        "torch": lambda tensor: tensor,
+        "torch_tensor": lambda tensor: tensor,
         "sn_grad": property(_gradient, _assign_gradient),
         "sn_data": property(_data, _assign_data),
         "sn_name": None,
     }.items():
         setattr(Tensor, name, value)
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    """This tensor."""
-    return tensor
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:
@@ -403,22 +326,22 @@ def _data(tensor: Tensor) -> Tensor:
 def _assign_data(tensor: Tensor, data: Tensor) -> None:
     """Raises OptionError for a parameter or buffer of the loaded model, DataError for data of another shape."""
     _check_not_on_device(tensor, "sn_data", "param.data.copy_(…), and then samba.session.to_device(model)")
+    vars(tensor)[_DATA] = _of_shape(tensor, data)
+
+
+def _of_shape(tensor: Tensor, data: Tensor) -> Tensor:
+    """`data` as a plain tensor. Raises DataError for another shape than that of `tensor`."""
     plain = to_torch(data)
     if plain.shape != tensor.shape:
-        raise DataError(
-            f"the tensor has the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}",
-            where=app_line(),
-            remedy="give sn_data the tensor's own shape",
-        )
-    vars(tensor)[_DATA] = plain
+        shapes = f"the shape {tuple(tensor.shape)}, and the data the shape {tuple(plain.shape)}"
+        what = f"{_called(tensor.sn_name if isinstance(tensor, SambaTensor) else None)} has {shapes}"
+        raise DataError(what, where=app_line(), remedy="give data of the tensor's own shape")
+    return plain
 
 
 def _check_not_on_device(tensor: Tensor, name: str, remedy: str) -> None:
     from sambasim.samba.session import session
 
     if session.device_value(tensor) is not None:
-        raise OptionError(
-            f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned",
-            where=app_line(),
-            remedy=remedy,
-        )
+        what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
+        raise OptionError(what, where=app_line(), remedy=remedy)

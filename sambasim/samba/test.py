@@ -1,22 +1,23 @@
-"""Tests of an app's device results: `TestWithGold` and `consistency_test`.
-
-A gold file has one batch and PyTorch's results. The first test writes it, and later ones compare with it, also after
-changes of the app or of sambasim.
-"""
+"""Checks of device results: `assert_close`, `TestWithGold`, `consistency_test`, and reports in JSON."""
 
 import functools
+import json
+import math
+import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from pydantic import JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.compiler.step import forward_parameters
-from sambasim.errors import OptionError, WeightsError
+from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -24,15 +25,23 @@ from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.weights import write_tensors
 from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
+from sambasim.samba.machine import rate_names
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, to_torch
 from sambasim.samba.trace import trace_graph
-from sambasim.samba.utils.accuracy import assert_close
 
-__all__ = ["TestWithGold", "consistency_test"]
+__all__ = [
+    "MAX_BF16_TRUNCATE_NORMAL_REL",
+    "AccuracyReport",
+    "TestWithGold",
+    "assert_close",
+    "consistency_test",
+    "dump_accuracy_debug_info",
+]
 
 Results: TypeAlias = Sequence[tuple[str, Tensor]]
 Check: TypeAlias = Callable[..., Results]
@@ -44,10 +53,10 @@ _DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_S
 class TestWithGold:
     """A test of a PEF: `TestWithGold(args, "logreg", model, None, optimizer).test()`.
 
+    A gold file has one batch and PyTorch's results. The first test writes it, and later ones compare with it.
+
     args: with `gold_file_path`, a .safetensors file; None to compute on the host each time
-    name: the prefix of outputs in messages
-    inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded normal numbers, and zeros for
-        whole numbers, with the PEF of `args.pef`. A gold file that exists has its own batch.
+    inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded numbers with `args.pef`
     optimizer: what the PEF was compiled with; None for an inference PEF
     threshold, rtol: as for `utils.assert_close`
     """
@@ -70,12 +79,10 @@ class TestWithGold:
         self._threshold, self._rtol = threshold, rtol
 
     def test(self) -> dict[str, Tensor]:
-        """Compares the outputs of FWD on the device with the gold file; writes it from the host's outputs if there is
-        none. Returns the gold outputs by name.
+        """Copies the weights to the host, and compares the outputs of FWD on the device with the gold file; writes it
+        from the host's outputs if there is none. Returns the gold outputs by name.
 
-        Copies the weights from the device to the host first. Raises AssertionError as `utils.assert_close` does,
-        WeightsError for a file with other outputs than the PEF's, OptionError if the file cannot be written, and what
-        `trace_graph` raises.
+        Raises AssertionError as `utils.assert_close` does, and WeightsError for a file of other outputs.
         """
         batch = self._batch()
         gold = None
@@ -84,14 +91,11 @@ class TestWithGold:
             batch = _under(_INPUT, gold)
         session.to_cpu(self._model)
         named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in batch.items()]
-        found = session.run(named, section_types=[SectionKind.FWD])
-        device = {str(one.sn_name): one for one in ([found] if isinstance(found, SambaTensor) else found)}
+        device = {str(one.sn_name): one for one in session.run(named, section_types=[SectionKind.FWD])}
         expected = self._write(batch, [*device]) if gold is None else _under(_OUTPUT, gold)
         if expected.keys() != device.keys():
-            raise WeightsError(
-                f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}",
-                remedy="give the gold file of this model, or delete it to write a new one",
-            )
+            what = f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}"
+            raise WeightsError(what, remedy="give the gold file of this model, or delete it to write a new one")
         for name, value in device.items():
             assert_close(value, expected[name], f"{self._name}: {name}", self._threshold, self._rtol)
         return expected
@@ -124,10 +128,8 @@ class TestWithGold:
             outputs = self._model(**batch) if by_name else self._model(*batch.values())
         listed = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         if not all(isinstance(one, Tensor) for one in listed):
-            raise OptionError(
-                f"{type(self._model).__name__} returns more than tensors",
-                remedy="compare such outputs one by one, by utils.assert_close",
-            )
+            what = f"{type(self._model).__name__} returns more than tensors"
+            raise OptionError(what, remedy="compare such outputs one by one, by utils.assert_close")
         return [to_torch(one).contiguous() for one in listed]
 
 
@@ -154,38 +156,26 @@ def _made_up(program: Program) -> dict[str, Tensor]:
     return batch
 
 
-@overload
-def consistency_test(check: Check) -> Check: ...
-
-
-@overload
-def consistency_test(check: None = None) -> Callable[[Check], Check]: ...
-
-
-def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Check]:
+def consistency_test(check: Check | None = None) -> Any:
     """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
-    runs it twice from the same state, and returns the list.
+    runs it twice from the same device state and random generator, and returns the list.
 
-    The state is the parameters, buffers and optimizer states, the count of steps, and torch's random generator.
     Raises AssertionError, with the name, for the first tensor whose bits differ; OptionError if the function returns
     something else or no PEF is loaded. Used as `@consistency_test()` and as `@consistency_test`.
     """
     if check is None:
         return consistency_test
-    tested = check
 
     @functools.wraps(check)
     def twice(*args: Any, **kwargs: Any) -> Results:
         if session.machine is None:
-            raise OptionError(
-                "consistency_test needs a loaded PEF",
-                where=app_line(),
-                remedy="call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it",
-            )
+            what = "consistency_test needs a loaded PEF"
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it"
+            raise OptionError(what, where=app_line(), remedy=remedy)
         replica, symbols = session.machine.replica, session.machine.program.symbols.values()
         state = {one.name: replica.read(one.name) for one in symbols if one.kind in _DEVICE_STATE}
         steps, drawn = replica.steps, torch.get_rng_state()
-        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in _results(tested, args, kwargs)]
+        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in _results(check, args, kwargs)]
         replica.meet()
         replica.forget()
         for name, value in state.items():
@@ -193,7 +183,7 @@ def consistency_test(check: Check | None = None) -> Check | Callable[[Check], Ch
         replica.steps = steps
         replica.meet()
         torch.set_rng_state(drawn)
-        second = _results(tested, args, kwargs)
+        second = _results(check, args, kwargs)
         names = [name for name, _ in second]
         if names != [name for name, _ in first]:
             raise AssertionError(f"the second run gives {', '.join(names)}, and the first {', '.join(dict(first))}")
@@ -209,9 +199,168 @@ def _results(check: Check, args: Any, kwargs: Any) -> Results:
     results: object = check(*args, **kwargs)
     pairs = list(results) if isinstance(results, list | tuple) else None
     if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
-        raise OptionError(
-            f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test",
-            where=app_line(),
-            remedy='return [("loss", loss), ("outputs", outputs)]',
-        )
+        what = f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test"
+        raise OptionError(what, where=app_line(), remedy='return [("loss", loss), ("outputs", outputs)]')
     return pairs
+
+
+MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
+"""The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
+
+_ROUNDING = 2.0**-8
+"""The largest relative error of rounding to bf16."""
+
+_DUMPED = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
+
+
+def write_json(path: str | os.PathLike[str], figures: Mapping[str, JsonValue]) -> None:
+    """Writes `figures` as one line of JSON. Raises OptionError if the file cannot be written."""
+    try:
+        Path(path).write_text(f"{json.dumps(figures)}\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another file") from error
+
+
+def _as_json(number: float) -> float | str:
+    """`number`, with infinity and NaN as text: JSON does not have them."""
+    return number if math.isfinite(number) else str(number)
+
+
+@checks_keywords_beside("assert_close", ())
+def assert_close(
+    samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0, visualize: bool = False
+) -> None:
+    """Checks that every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
+
+    Both are tensors, arrays or numbers, compared in float64. NaN is not close to anything. If one is bf16, 1/256 is
+    added to `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes;
+    DataError for what cannot be compared, such as an sn_grad that is None.
+    """
+    found, expected = _float64(samba, label), _float64(gold, label)
+    rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
+    if rounded:
+        rtol += _ROUNDING
+    if found.shape != expected.shape:
+        raise AssertionError(f"{label}: the shape is {tuple(found.shape)}, and {tuple(expected.shape)} was expected")
+    difference = (found - expected).abs()
+    apart = ~((found == expected) | (difference <= threshold + rtol * expected.abs()))
+    if not apart.any():
+        return
+    # NaN counts as infinitely far away, so that it is the worst element.
+    distance = torch.where(apart, difference.nan_to_num(nan=torch.inf), -torch.inf)
+    worst = np.unravel_index(int(distance.argmax()), tuple(found.shape))
+    hint = "; in bf16: are both inputs the same, as of samba.randn(…).bfloat16().float()?" if rounded else ""
+    training = None if session.machine is None else session.machine.program.training
+    if training is not None and rate_names(training):
+        hint += '; the model has dropout, for which host and device draw different numbers: hyperparam_dict={"p": 0.0}'
+    place = f" at {[int(index) for index in worst]}" if worst else ""
+    raise AssertionError(
+        f"{label}: {int(apart.sum())} of {apart.numel()} elements differ by more than "
+        f"{threshold:g}{f' + {rtol:g} of the expected value' if rtol else ''}; the worst{place} is "
+        f"{float(found[worst]):g}, and {float(expected[worst]):g} was expected{hint}"
+    )
+
+
+def _float64(value: Any, label: str) -> Tensor:
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        remedy = "give two tensors, arrays or numbers"
+        if value is None:
+            remedy += "; a gradient is None before the first backward, and where requires_grad is False"
+        what = f"{label}: a {type(value).__name__} cannot be compared"
+        raise DataError(what, where=app_line(), remedy=remedy) from error
+    return to_torch(tensor).detach().to(torch.float64)
+
+
+class AccuracyReport:
+    """Figures under names: `AccuracyReport(val_metrics={"acc": 97.5, "loss": 0.1}, batch_size=32)`.
+
+    Each figure is an attribute: a number, a text, a tensor of one element, or a dictionary of these. Raises OptionError
+    for other values.
+    """
+
+    def __init__(self, **figures: object) -> None:
+        self.figures: dict[str, JsonValue] = {name: _plain(name, value) for name, value in figures.items()}
+
+    def __getattr__(self, name: str) -> object:
+        figures = vars(self).get("figures", {})
+        if name not in figures:
+            raise AttributeError(f"this report has no {name}; it has {', '.join(figures) or 'nothing'}")
+        return figures[name]
+
+    def save(self, path: str | os.PathLike[str] | None) -> None:
+        """Writes the figures as one line of JSON; nothing for None, the default of --acc-report-json."""
+        if path is not None:
+            write_json(path, self.figures)
+
+
+def _plain(name: str, value: object) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}[{key!r}]", one) for key, one in value.items()}
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, float):
+        return _as_json(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    what = f"a report holds numbers and texts, and {name} is {type(value).__name__}"
+    raise OptionError(what, remedy="give one number, a tensor of one element, a text, or a dictionary of these")
+
+
+def dump_accuracy_debug_info(
+    args: Namespace | str | os.PathLike[str],
+    model: nn.Module,
+    inputs: object = None,
+    traced_outputs: object = None,
+    step: int = 0,
+) -> Path:
+    """Appends to this rank's file a line of JSON with figures for each tensor on the device, and for the inputs and
+    outputs of the last run. Returns the path.
+
+    args: the folder; or the arguments of the app, for the folder accuracy_debug in its --output-folder, or in out
+    inputs, traced_outputs: no effect
+    step: the app's number of the step, for the lines
+
+    Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
+    """
+    folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
+    path = folder / f"accuracy_debug_info.rank{context.current().rank}.jsonl"
+    lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another folder") from error
+    return path
+
+
+def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
+    program = session.program(model)
+    host = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in _DUMPED]
+    tensors = session.get_tensors_by_name([symbol.name for symbol in symbols])
+    for symbol, tensor in zip(symbols, tensors, strict=True):
+        device = tensor.sn_data.double()
+        row: dict[str, JsonValue] = {"name": symbol.name, "kind": symbol.kind.value, **_figures(device)}
+        if symbol.torch_names and symbol.torch_names[0] in host:
+            apart = (device - host[symbol.torch_names[0]].detach().double()).abs()
+            row["largest_difference_to_host"] = _as_json(float(apart.max())) if apart.numel() else 0.0
+        yield row
+    for name, value in session.tensor_dict.items():
+        if isinstance(value, SambaTensor) and value.has_data:
+            yield {"name": name, "kind": program.symbols[name].kind.value, **_figures(to_torch(value).double())}
+
+
+def _figures(values: Tensor) -> dict[str, JsonValue]:
+    if not values.numel():
+        return {"elements": 0}
+    return {
+        "elements": values.numel(),
+        "norm": _as_json(float(values.norm())),
+        "mean": _as_json(float(values.mean())),
+        "least": _as_json(float(values.min())),
+        "largest": _as_json(float(values.max())),
+        "not_finite": int((~values.isfinite()).sum()),
+    }

@@ -1,35 +1,41 @@
-"""`trace_graph`: load a PEF for the model that it was compiled from, and check that the model has not changed."""
+"""`trace_graph`: load a PEF for the model that it was compiled from; if the model has changed, an error says how."""
 
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sambasim.compiler.fit import check_tensors
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.graph import Node, node_references
+from sambasim.ir.numbered import numbered, numbered_output
+from sambasim.ir.numbered import numbers as number_values
+from sambasim.ir.printer import format_argument
 from sambasim.ir.program import ROUNDING_SEED, Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.lookup import is_compiled_here
+from sambasim.pef.weights import bytes_of
 from sambasim.runtime.capacity import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.determinism import make_repeatable
+from sambasim.runtime.instructions import find_operator
 from sambasim.runtime.stepwise import StepwiseReplica
 from sambasim.samba import context
 from sambasim.samba.checks import arguments
 from sambasim.samba.checks.keywords import checks_keywords_beside
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.difference import capture_and_compare, compile_command, constants
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import outputs_of
 from sambasim.samba.machine import Machine
-from sambasim.samba.modules import add_old_methods
+from sambasim.samba.models import add_old_methods
 from sambasim.samba.request import (
     DTYPES,
     FINGERPRINT,
@@ -40,6 +46,7 @@ from sambasim.samba.request import (
     as_mapping,
     as_sequence,
     build_fields_of,
+    captured,
     fingerprint_of,
     request,
     unwrapped,
@@ -76,24 +83,20 @@ def _trace_graph(
 ) -> tuple[SambaTensor, ...]:
     """Loads `pef` into the session for `model`. Returns the outputs, without data; they are `model.output_tensors` too.
 
-    inputs: one batch, as for `session.compile`
-    optim: the optimizers that were compiled; None to predict with an inference PEF or a training PEF
-    loss_indices: the outputs from which the backward starts, as for `session.compile`
+    inputs, loss_indices: as for `session.compile`
+    optim: the optimizers that were compiled; None to predict, also with a training PEF
     pef: a path or a name; by default that of `config_dict`, or of the command line
     transfer_device: whether to copy weights and optimizer state to the device now
 
-    The other arguments have no effect. `start.py` says where the backward starts.
+    The other arguments have no effect.
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
     typed = context.current().arguments
     pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or getattr(typed, "pef", None) or "")
     if not pef:
-        raise OptionError(
-            "trace_graph needs a PEF",
-            where=app_line(),
-            remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)",
-        )
+        what = "trace_graph needs a PEF"
+        raise OptionError(what, where=app_line(), remedy="samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
     wrapper, model = model, unwrapped(model)
     inputs = repeatable(inputs)
     path = locate(pef, compiling=compile_command())
@@ -147,11 +150,9 @@ def _predicts(typed: Namespace | None, name: str, optimizers: Sequence[Optimizer
         return True
     if optimizers or typed is None:
         return not optimizers
-    raise OptionError(
-        f"{name} trains, and trace_graph needs its optimizers",
-        where=app_line(),
-        remedy="give it the optimizers of session.compile; or, to predict with this PEF, type --inference",
-    )
+    what = f"{name} trains, and trace_graph needs its optimizers"
+    remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
+    raise OptionError(what, where=app_line(), remedy=remedy)
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
@@ -163,11 +164,8 @@ def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequenc
         return None if compiled is None else [int(index) for index in compiled.split(",")]
     now = ",".join(map(str, [given] if isinstance(given, int) else given))
     if compiled is not None and compiled != now:
-        raise OptionError(
-            f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled",
-            where=app_line(),
-            remedy="give session.compile and trace_graph the same loss_indices",
-        )
+        what = f"loss_indices is {given}, and was [{compiled}] when the PEF was compiled"
+        raise OptionError(what, where=app_line(), remedy="give session.compile and trace_graph the same loss_indices")
     return given
 
 
@@ -198,10 +196,8 @@ def _check_dtype(document: PefDocument) -> None:
     typed = getattr(context.current().arguments, "dtype", None)
     compiled = document.compile_options.get("dtype", "fp32")
     if typed in DTYPES and typed != compiled:
-        raise OptionError(
-            f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}",
-            remedy=f"leave out --dtype, or compile again with --dtype {typed}",
-        )
+        what = f"--dtype is {typed}, and the PEF {document.program.name} was compiled with --dtype {compiled}"
+        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {typed}")
 
 
 def _seeded(program: Program, seed: int) -> Program:
@@ -220,3 +216,160 @@ def _is_known(document: PefDocument, asked: Request) -> bool:
     if not context.communicator().broadcast_object(is_compiled_here(document.digest)):
         return False  # its fingerprint may be copied from another PEF
     return compiled is not None and fingerprint_of(asked).get(name) == compiled
+
+
+_OF_DATA_PARALLEL = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
+
+
+def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
+    """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
+    # They take seconds to import, and samba should import fast.
+    from sambasim.compiler.compile import Stopwatch, pipeline
+    from sambasim.compiler.passes import run_pipeline
+
+    built = captured(asked, Stopwatch(lambda phase: None))
+    traced = run_pipeline(built.program, pipeline(asked.options, asked.updates or None), lambda title: None)
+    _compare(document, traced)
+    for name in constants(document.program):
+        if bytes_of(weights[name]) != bytes_of(built.weights[name]):
+            constant = f"the constant {name}{_first_use(document.program, name)}"
+            what = f"{constant} has changed since the PEF {document.program.name} was compiled"
+            raise PefError(what, where=app_line(), remedy="compile the app again")
+
+
+def constants(program: Program) -> list[str]:
+    """The names of tensors of the model outside its state: masks, tables, plain attributes."""
+    return [name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.CONSTANT]
+
+
+def _compare(document: PefDocument, traced: Program) -> None:
+    difference = first_difference(document.program, traced)
+    if difference is None:
+        return
+    name, typed = document.program.name, context.current().arguments
+    cause = arguments.likely_cause(typed, document.metadata)
+    before, now = _parameter_names(document.program), _parameter_names(traced)
+    if before.isdisjoint(now) and before and _without_class(before) == _without_class(now):
+        classes = f"a model of the class {_class(before)}, and this one is a {_class(now)}"
+        what = f"the PEF {name} was compiled from {classes}"
+        raise PefError(what, where=app_line(), remedy="compile the app again, or call the class as it was")
+    if (before or now) and before.isdisjoint(now):
+        what = f"the PEF {name} is of another model: {difference}"
+        remedy = f"give --pef the PEF of this model, or compile one: {compile_command()}"
+        raise PefError(what, where=app_line(), remedy=remedy)
+    as_compiled = arguments.as_compiled(typed, document.metadata)
+    again = "compile the app again, and run it with the same model, batch size and optimizers"
+    what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
+    raise PefError(what, where=app_line(), remedy=f"{as_compiled}, or {again}" if as_compiled else again)
+
+
+def _without_class(parameters: Collection[str]) -> set[str]:
+    return {parameter.partition("__")[2] for parameter in parameters}
+
+
+def _class(parameters: Collection[str]) -> str:
+    """The class in the names of symbols, in lower case."""
+    return next(iter(parameters)).partition("__")[0]
+
+
+def _parameter_names(program: Program) -> set[str]:
+    return {name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.PARAMETER}
+
+
+def compile_command() -> str:
+    """The command line that compiles this app."""
+    words, command = context.typed_command(), context.current().command
+    if command not in words:
+        return "samba.session.compile(model, inputs, optim, …)"
+    return f"{shlex.join(words[: words.index(command)])} compile …"
+
+
+def first_difference(compiled: Program, traced: Program) -> str | None:
+    """The first difference, with the source line of the model; None if both compute the same.
+
+    Weights, names of programs and line numbers are ignored.
+    """
+    return (
+        _symbols(_own(compiled), _own(traced))
+        or _graphs(compiled, traced)
+        or _optimizers(compiled, traced)
+        or _symbols(compiled.symbols, traced.symbols)
+    )
+
+
+def _first_use(program: Program, name: str) -> str:
+    """The first operator that reads `name`, with the source line of the model, for a message."""
+    graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
+    node = next((node for graph in graphs for node in graph.nodes if name in node_references(node)), None)
+    return "" if node is None else f", which is read by {_described(node)},"
+
+
+def _own(program: Program) -> Mapping[str, Symbol]:
+    """The symbols of the model, without those of data parallelism, which are named by digests."""
+    return {name: symbol for name, symbol in program.symbols.items() if symbol.kind not in _OF_DATA_PARALLEL}
+
+
+def _symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+    for name in [*compiled, *(name for name in traced if name not in compiled)]:
+        before, now = compiled.get(name), traced.get(name)
+        if before is None and now is not None:
+            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
+        if before is not None and now is None:
+            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
+        if before and now and (before.kind, before.type) != (now.kind, now.type):
+            return f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
+    return None
+
+
+def _graphs(compiled: Program, traced: Program) -> str | None:
+    before, now = compiled.training or compiled.evaluation, traced.training or traced.evaluation
+    numbers: tuple[dict[str, str], dict[str, str]] = number_values(before), number_values(now)
+    for one, other in zip_longest(before.nodes, now.nodes):
+        if numbered(one, numbers[0]) != numbered(other, numbers[1]):
+            return _of_one_operator(one, other) or f"the PEF has {_described(one)}, and the model {_described(other)}"
+    for output, now_output in zip_longest(before.outputs, now.outputs):
+        if numbered_output(output, numbers[0]) != numbered_output(now_output, numbers[1]):
+            return f"{(output or now_output).symbol} is another value of the graph in the PEF than in the model"
+    sections = [[(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, now)]
+    return None if sections[0] == sections[1] else "the sections are cut at other places"
+
+
+def _optimizers(compiled: Program, traced: Program) -> str | None:
+    for before, now in zip_longest(compiled.groups, traced.groups):
+        if before is None or now is None or before.members != now.members or before.optimizer != now.optimizer:
+            return "the optimizers update other groups of parameters"
+    return None
+
+
+def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
+    """The difference of two nodes with one operator: in its arguments, or in which results are read."""
+    if compiled is None or traced is None or compiled.operator != traced.operator:
+        return None
+    before, now = _arguments(compiled), _arguments(traced)
+    apart = [
+        f"{name} is {before.get(name, 'not given')} in the PEF, and {now.get(name, 'not given')} in the model"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    if apart:
+        return f"{'; '.join(apart)}: an argument of {_described(traced)}"
+    for number, (one, other) in enumerate(zip(compiled.results, traced.results, strict=False), start=1):
+        if (one is None) != (other is None):
+            reads, ignores = ("model", "PEF") if one is None else ("PEF", "model")
+            return f"the {reads} reads result {number} of {_described(traced)}, and the {ignores} does not"
+    return None
+
+
+def _arguments(node: Node) -> Mapping[str, str]:
+    """By torch's names; of a composite by number."""
+    is_torchs = node.operator.startswith("aten.")
+    names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return {name: format_argument(argument) for name, argument in given.items()}
+
+
+def _described(node: Node | None) -> str:
+    if node is None:
+        return "nothing more"
+    module = f" in {node.module}" if node.module else ""
+    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import ModelError, OptionError
-from sambasim.ir.graph import TorchConstant, node_references
+from sambasim.errors import OptionError
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
@@ -122,17 +121,6 @@ def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef: str, tmp_path: Pat
     assert _floats(plain, *SymbolKind) == {"float32"}
 
 
-def test_no_value_owes_its_type_to_torchs_default(pef: str) -> None:
-    """A run has another default than the capture had."""
-    program = read(Path(pef)).program
-    for graph in program.graphs:
-        types = {**graph.values, **{name: symbol.type for name, symbol in program.symbols.items()}}
-        for node in graph.nodes:
-            narrow = [name for name in node.results if name is not None and types[name].dtype == "bfloat16"]
-            told = any(isinstance(value, TorchConstant) for value in (*node.args, *(v for _, v in node.kwargs)))
-            assert not narrow or told or any("float" in types[name].dtype for name in node_references(node)), node
-
-
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = _tagger()
     before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in model.state_dict().items()}
@@ -143,15 +131,6 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert model.scale is scale
     assert {name: tensor.data_ptr() for name, tensor in after.items()} == {k: where for k, (where, _) in before.items()}
     assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
-
-
-def test_tensors_that_share_memory_are_refused_in_bf16_too(tmp_path: Path) -> None:
-    model = _tagger()
-    model.norm.bias.data = model.norm.weight.data
-    with pytest.raises(ModelError, match="two tensors in the same memory"):
-        session.compile(model, _inputs(), _adam(model), config_dict={"output_folder": str(tmp_path), "dtype": "bf16"})
-    assert model.norm.bias.dtype is torch.float32
-    assert torch.get_default_dtype() is torch.float32
 
 
 def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:

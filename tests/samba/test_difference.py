@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import PefError
 from sambasim.pef import read
-from sambasim.samba.difference import first_difference
 from sambasim.samba.session import session
+from sambasim.samba.trace import first_difference
 from sambasim.samba.utils import trace_graph
 
 Function = Callable[[Tensor], Tensor]
@@ -42,11 +42,7 @@ def _clamp(low: float, high: float) -> Function:
 @pytest.mark.parametrize(
     ("compiled", "traced", "words"),
     [
-        (
-            _clamp(0.0, 1.0),
-            _clamp(0.0, 2.0),
-            "max is 1.0 in the PEF, and 2.0 in the model: an argument of `aten.clamp",
-        ),
+        (_clamp(0.0, 1.0), _clamp(0.0, 2.0), "max is 1.0 in the PEF, and 2.0 in the model: an argument of `aten.clamp"),
         (
             _clamp(0.0, 1.0),
             _clamp(0.5, 2.0),

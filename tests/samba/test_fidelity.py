@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from sambasim import samba
-from sambasim.samba.modules import add_old_methods
+from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.session import Session
 from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names
@@ -146,7 +146,7 @@ def test_every_flag_has_its_row_and_says_whether_it_has_an_effect() -> None:
 
 def test_the_findings_are_those_that_the_code_can_report() -> None:
     # A Finding, or an error that has the code in its text. `reporter.has("DP03")` reports nothing.
-    reported = re.compile(r'(?:Finding|Error)\(\s*f?"((?:DP|AP)\d\d)\b')
+    reported = re.compile(r'(?:Finding\(|Error\(|what =)\s*f?"((?:DP|AP)\d\d)\b')
     sources = [file.read_text(encoding="utf-8") for file in Path(samba.__file__).parent.rglob("*.py")]
     assert {str(row) for row in FOUND} == {code for source in sources for code in reported.findall(source)}
 

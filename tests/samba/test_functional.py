@@ -1,23 +1,17 @@
-"""What makes tensors, and torch's operators under the same names."""
+"""What makes tensors: torch's operators under the same names, and SambaLoader."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from sambasim import samba
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, OptionError
 from sambasim.samba import functional as stir
 from sambasim.samba.checks.findings import KeywordError
-
-
-def test_makers_take_a_name() -> None:
-    zeros = samba.zeros(2, 3, name="state", batch_dim=0, dtype=torch.float64)
-    assert isinstance(zeros, samba.SambaTensor)
-    assert (zeros.name, zeros.batch_dim, zeros.shape, zeros.dtype) == ("state", 0, (2, 3), torch.float64)
-    assert samba.full((2,), 7).tolist() == [7, 7]
-    assert samba.randn_like(zeros, name="noise").name == "noise"
+from sambasim.samba.inputs import SambaLoader
 
 
 @pytest.mark.parametrize("name", [name for name in dir(torch) if name.endswith("_like") and not name.startswith("_")])
@@ -86,10 +80,6 @@ def test_an_unknown_name_is_told_its_neighbours() -> None:
         samba.qqqqqqqq  # noqa: B018
 
 
-def test_dir_lists_own_names_and_operators() -> None:
-    assert {"SambaTensor", "optim", "randn", "addmm", "zeros"} <= set(dir(samba))
-
-
 @pytest.mark.parametrize(
     ("reduction", "dim", "expected"),
     [(None, None, [[1.0, 8.0], [3.0, 12.0]]), ("MIN", [1], [1.0, 3.0]), ("max", 0, [3.0, 12.0]), ("SUM", None, 24.0)],
@@ -108,3 +98,59 @@ def test_a_reduction_that_is_not_there_is_refused() -> None:
     with pytest.raises(OptionError, match="no reduction ARGSORT") as caught:
         stir.sn_zipmapreduce(lambda attrs, x: x, [torch.ones(2)], reduce_func="ARGSORT")
     assert caught.value.remedy == "reduce_func is one of MIN, MAX, SUM, MEAN"
+
+
+IMAGES, LABELS = torch.randn(10, 3), torch.arange(10)
+
+
+def loader() -> "DataLoader[Any]":
+    return DataLoader(TensorDataset(IMAGES, LABELS), batch_size=4)
+
+
+class Custom:
+    """A loader of an app's own, without a length."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 2:
+            raise IndexError
+        return IMAGES, LABELS
+
+
+def test_anything_to_iterate_over_is_a_loader() -> None:
+    batches = SambaLoader(Custom(), ["image", "label"])  # type: ignore[arg-type]  # an iterable by __getitem__
+    assert [label.name for _, label in batches] == ["label", "label"]
+    with pytest.raises(TypeError, match="Custom has no length"):
+        len(batches)
+
+
+def test_a_mapping_is_read_by_name() -> None:
+    [[label, image]] = SambaLoader([{"image": IMAGES, "index": 1, "label": LABELS}], ["label", "image"])
+    assert label.torch().equal(LABELS)
+    assert image.torch().equal(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("batches", "names", "what"),
+    [
+        ([[IMAGES, LABELS]], ["image"], "a batch has 2 values, and SambaLoader 1 name: image"),
+        ([IMAGES], ["image", "label"], "a batch has 1 value, and SambaLoader 2 names: image, label"),
+        ([{"x": IMAGES}], ["x", "y"], "a batch has no y; it has x"),
+        ([[IMAGES, ["a", "b"]]], ["image", "word"], "word of a batch must be a tensor, not list"),
+        ([IMAGES], "image", "the names must be a list, not 'image'"),
+        ([IMAGES], 1, "the names must be a list, not 1"),
+        (3, ["image"], "SambaLoader needs a loader of batches, not int"),
+    ],
+)
+def test_batches_that_do_not_fit_the_names_are_refused(batches: Any, names: Any, what: str) -> None:
+    with pytest.raises(DataError, match=f"^{what}") as caught:
+        list(SambaLoader(batches, names))
+    assert str(caught.value.where).startswith(__file__)
+    assert caught.value.remedy
+
+
+def test_a_sampler_of_one_replica_has_rank_0_unless_a_rank_is_given() -> None:
+    dataset = TensorDataset(IMAGES)
+    assert DistributedSampler(dataset, num_replicas=1, shuffle=False).rank == 0
+    assert list(DistributedSampler(dataset, 2, 1, shuffle=False)) == [1, 3, 5, 7, 9]
+    with pytest.raises(ValueError, match="Invalid rank 3"):
+        DistributedSampler(dataset, num_replicas=1, rank=3)

@@ -135,15 +135,6 @@ def test_parts_of_a_normalized_weight_have_the_names_that_apps_ask_for() -> None
     }
 
 
-def test_a_model_is_named_twice_and_converted_around_it() -> None:
-    model = samba.from_torch_model_(nn.Linear(3, 2).bfloat16())
-    run = vars(model)["run"]
-    model.float()
-    assert samba.from_torch_model_(model) is model
-    assert vars(model)["run"].func is run.func
-    assert (model.weight.dtype, names(model)["weight"]) == (torch.float32, "linear__weight")
-
-
 def test_every_parameter_is_a_samba_parameter() -> None:
     assert isinstance(nn.Linear(1, 1).weight, SambaParameter)
     assert not isinstance(torch.ones(1), SambaParameter)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from sambasim import samba
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
 from sambasim.samba import notices
@@ -42,12 +41,6 @@ def test_options_are_those_of_each_group() -> None:
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
 def test_the_defaults_are_those_of_the_options(kind: type[SGD | Adam | AdamW]) -> None:
     assert kind(parameters()).options() == (OptimizerOptions.model_validate({"name": kind.__name__.lower()}),)
-
-
-def test_options_follow_what_a_schedule_sets() -> None:
-    optimizer = SGD(parameters(), lr=1.0, momentum=0.9, dampening=0.0, nesterov=True)
-    optimizer.param_groups[0]["lr"] = 0.125
-    assert optimizer.options() == (OptimizerOptions(name="sgd", lr=0.125, momentum=0.9, nesterov=True),)
 
 
 @pytest.mark.parametrize(("kind", "torchs", "given"), PAIRS)
@@ -163,17 +156,3 @@ def test_an_unknown_keyword_is_left_out_with_a_notice(
     assert told.count("notice: ") == 1
     assert "samba.optim.AdamW(host_offload=…)" in told
     assert f"{__file__}:" in told
-
-
-def test_the_hosts_choice_of_kernel_is_torchs() -> None:
-    optimizer = SGD(parameters(), fused=True)
-    assert optimizer.param_groups[0]["fused"] is True
-    assert optimizer.options() == SGD(parameters()).options()
-
-
-def test_parameters_may_have_passed_through_samba() -> None:
-    tensor: Tensor = samba.randn(3, name="w", requires_grad=True)
-    before = tensor.clone().detach()
-    (tensor * 2).sum().backward()  # type: ignore[no-untyped-call]
-    SGD([tensor], lr=0.5).step()
-    torch.testing.assert_close(samba.to_torch(tensor).detach(), samba.to_torch(before) - 1)

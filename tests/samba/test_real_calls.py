@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.samba import context, hyperparameters, notices, start
+from sambasim.samba import context, loaded, machine, notices
 from sambasim.samba.checks import unfetched
 from sambasim.samba.checks.findings import Reporter
 from sambasim.samba.inputs import bind
@@ -91,7 +91,7 @@ def reporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """What the checks of this test tell; each test is a process that was told nothing yet."""
     told = Reporter()
     monkeypatch.setattr(notices, "_SAID", set())
-    for module in (start, unfetched, hyperparameters):
+    for module in (loaded, unfetched, machine):
         monkeypatch.setattr(module, "reporter", told)
     yield told
     session.reset()
@@ -104,177 +104,6 @@ def net(pef: str, capsys: pytest.CaptureFixture[str]) -> Net:
     trace_graph(model, [*_inputs(), None], optimizer, pef=pef)
     capsys.readouterr()
     return model
-
-
-class Returning(nn.Module):
-    """One linear layer, and what `then` makes of its outputs."""
-
-    output_tensors: tuple[samba.SambaTensor, ...]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-
-
-class LossSecond(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        return y, y.square().mean()
-
-
-class LossByName(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        losses = y.square().mean(1)
-        return y.mean(1), losses
-
-
-class Unnamed(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        return y.mean(1), y.square().mean(1)
-
-
-class TwoOutputs(Returning):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        return y, y.sigmoid()
-
-
-class OneOutput(Returning):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        return y
-
-
-class Shifted(Returning):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.linear.weight.sum(0)
-
-
-def _traced(
-    folder: Path, kind: type[Returning], loss_indices: list[int] | int | None = None, **config_dict: object
-) -> Returning:
-    torch.manual_seed(0)
-    model = kind()
-    samba.from_torch_model_(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    config = {"output_folder": str(folder), **config_dict}
-    pef = session.compile(model, _inputs()[:1], optimizer, "net", config_dict=config, loss_indices=loss_indices)
-    trace_graph(model, _inputs()[:1], optimizer, pef=pef, loss_indices=loss_indices)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("kind", "loss_indices", "starts"),
-    [
-        (LossSecond, None, [1]),
-        (LossByName, None, [1]),
-        (Unnamed, None, [0]),
-        (Unnamed, [1], [1]),
-        (Unnamed, 1, [1]),
-        (Unnamed, [-1], [1]),
-        (Unnamed, [0, 1], [0, 1]),
-    ],
-    ids=["second", "by-name", "first", "by-index", "by-number", "from-the-end", "both"],
-)
-def test_the_backward_starts_from_the_loss_wherever_it_is(
-    tmp_path: Path, reporter: Reporter, kind: type[Returning], loss_indices: list[int] | int | None, starts: list[int]
-) -> None:
-    model = _traced(tmp_path, kind, loss_indices)
-    found = session.run(_inputs()[:1], section_types=["FWD", "BCKWD"])
-    outputs = model(samba.to_torch(_inputs()[0]))
-    assert [one.shape for one in found] == [one.shape for one in outputs], "outputs keep their order"
-    losses = [outputs[index].mean() for index in starts]
-    (expected,) = torch.autograd.grad(losses, [model.linear.weight])
-    weight = session.device_gradient(model.linear.weight)
-    assert weight is not None
-    torch.testing.assert_close(weight, expected)
-    assert reporter.findings == ()
-
-
-def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp_path: Path) -> None:
-    model, (x, _) = _traced(tmp_path, TwoOutputs), _inputs()
-    with pytest.raises(DataError) as caught:
-        session.run([x])
-    first, second = (one.sn_name for one in model.output_tensors)
-    assert (
-        caught.value.what
-        == f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
-    )
-    assert "grad_of_outputs=[…]" in str(caught.value.remedy)
-    assert str(caught.value.where).endswith(": session.run([x])")
-    gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
-    for index in (0, 1):
-        given = [gradient if place == index else None for place in (0, 1)]
-        trace_graph(model, [x], samba.optim.SGD(model.parameters(), lr=0.1), pef=str(tmp_path / "net" / "net.pef"))
-        session.run([x], grad_of_outputs=given, section_types=["FWD", "BCKWD"])
-        (expected,) = torch.autograd.grad(model(samba.to_torch(x))[index], [model.linear.weight], gradient)
-        weight = session.device_gradient(model.linear.weight)
-        assert weight is not None
-        torch.testing.assert_close(weight, expected)
-    with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients for 2 outputs"):
-        session.run([x], grad_of_outputs=[gradient, None, None])
-
-
-def _starts_from(model: Returning, output: int, gradient: Tensor, **options: Any) -> bool:
-    """Whether a backward with `options` starts from `gradient` at this output, and from nothing else."""
-    session.run(_inputs()[:1], section_types=["FWD", "BCKWD"], **options)
-    (expected,) = torch.autograd.grad(model(samba.to_torch(_inputs()[0]))[output], [model.linear.weight], gradient)
-    found = session.device_gradient(model.linear.weight)
-    assert found is not None
-    is_so = torch.allclose(found, expected)
-    session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
-    return is_so
-
-
-def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(tmp_path: Path) -> None:
-    model, (x, _) = _traced(tmp_path, TwoOutputs), _inputs()
-    gradient, other = torch.randn(2, BATCH, 3, generator=torch.Generator().manual_seed(3))
-    assert _starts_from(model, 0, gradient, grad_of_outputs=[gradient, None])
-    assert _starts_from(model, 1, other, grad_of_outputs=[None, other])
-    with pytest.raises(DataError, match="AP09: the model returns no loss"):
-        session.run([x])
-    found: Any = session.run([x], section_types=["FWD"])
-    first, second = found
-    second.float().sn_grad = other
-    assert _starts_from(model, 1, other)
-    assert _starts_from(model, 0, gradient, grad_of_outputs=[gradient, None])
-    assert _starts_from(model, 1, other), "it was set, and holds"
-    second.sn_grad, first.sn_grad = None, gradient
-    assert _starts_from(model, 0, gradient), "set on an output of a run before the last"
-
-
-def test_an_input_whose_gradient_is_that_of_the_output(tmp_path: Path) -> None:
-    model, (x, _) = _traced(tmp_path, Shifted), _inputs()
-    expected = model(samba.to_torch(x).detach())
-    (found,) = session.run([x], section_types=["FWD"])
-    torch.testing.assert_close(found.torch(), expected)
-    assert x.sn_grad is None
-    model.output_tensors[0].sn_grad = gradient = torch.randn(BATCH, 6)
-    session.run(section_types=["BCKWD"])
-    assert x.sn_grad is not None
-    assert torch.equal(x.sn_grad, gradient)
-
-
-def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(
-    tmp_path: Path, reporter: Reporter, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, (x, _) = _traced(tmp_path, OneOutput), _inputs()
-    capsys.readouterr()
-    session.run([x], section_types=["FWD"])
-    model.output_tensors[0].sn_grad = torch.ones(BATCH, 3)
-    session.run([x])
-    model.output_tensors[0].sn_grad = None
-    assert reporter.findings == ()
-    for _ in range(2):
-        session.run([x])
-    told = capsys.readouterr().err.splitlines()
-    assert (
-        told[0] == "notice: AP09: the backward starts from the mean of oneoutput__loss, of shape (4, 3): it is no loss"
-    )
-    assert told[1].endswith(": session.run([x])")
-    assert told[2:] == ["  try:   return a loss, or set output.sn_grad before the backward"]
 
 
 def test_a_loss_that_is_not_finite_is_told_once(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,32 +201,6 @@ def test_a_training_pef_without_an_optimizer_is_refused_on_a_command_line_withou
     assert str(caught.value.remedy).endswith("or, to predict with this PEF, type --inference")
 
 
-def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
-    trace_graph(_made()[0], _inputs(), None, pef=pef)
-    for _ in range(2):
-        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
-    (finding,) = reporter.findings
-    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
-
-
-def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
-    net: Net, pef: str, reporter: Reporter
-) -> None:
-    def train_and_trace_again(*, fetches: bool) -> None:
-        session.run(_inputs(), hyperparam_dict={"p": 0.0})
-        if fetches:
-            session.to_cpu(net)
-        trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
-
-    train_and_trace_again(fetches=True)
-    assert not reporter.findings
-    train_and_trace_again(fetches=False)
-    (finding,) = reporter.findings
-    assert finding.words == (
-        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
-    )
-
-
 def test_an_input_that_is_none_is_left_out(net: Net, pef: str) -> None:
     x, target = _inputs()
     first, _ = _forward([x, target])
@@ -479,3 +282,29 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
     with pytest.raises(DataError) as caught:
         bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])
     assert caught.value.what == f"x has the shape {given}, and the PEF was compiled for {wanted}"
+
+
+def test_hyperparameters_of_a_pef_that_predicts_are_told(pef: str, reporter: Reporter) -> None:
+    trace_graph(_made()[0], _inputs(), None, pef=pef)
+    for _ in range(2):
+        session.run(_inputs(), hyperparam_dict={"lr": 0.1})
+    (finding,) = reporter.findings
+    assert finding.words == "AP07: session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+
+
+def test_a_model_that_is_traced_again_after_training_is_told_unless_it_was_fetched(
+    net: Net, pef: str, reporter: Reporter
+) -> None:
+    def train_and_trace_again(*, fetches: bool) -> None:
+        session.run(_inputs(), hyperparam_dict={"p": 0.0})
+        if fetches:
+            session.to_cpu(net)
+        trace_graph(net, _inputs(), samba.optim.SGD(net.parameters(), lr=0.1), pef=pef)
+
+    train_and_trace_again(fetches=True)
+    assert not reporter.findings
+    train_and_trace_again(fetches=False)
+    (finding,) = reporter.findings
+    assert finding.words == (
+        "AP06: trace_graph loads the weights of the host, and the device has trained for 1 step since"
+    )

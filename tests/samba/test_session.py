@@ -1,7 +1,6 @@
 """The session in one process: sections, weights of host and device, bindings, and what is refused."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,29 +9,12 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, PefError
-from sambasim.pef import PefDocument, read
-from sambasim.samba import difference, hyperparameters, trace
+from sambasim.pef import read
+from sambasim.samba import machine, trace
 from sambasim.samba.checks.findings import Reporter
-from sambasim.samba.request import Request
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-
-BATCH = 4
-
-
-class Net(nn.Module):
-    """The loss of each sample, and the outputs."""
-
-    output_tensors: tuple[samba.SambaTensor, ...]
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, width)
-        self.second = nn.Linear(width, 3)
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.second(torch.relu(self.first(x)))
-        return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+from tests.samba.api.conftest import BATCH, Net
 
 
 class Convolution(nn.Module):
@@ -167,7 +149,7 @@ def test_hyperparameters_hold_from_the_step_on(
     before = model.first.weight.detach().clone()
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before)
-    monkeypatch.setattr(hyperparameters, "reporter", Reporter())
+    monkeypatch.setattr(machine, "reporter", Reporter())
     capsys.readouterr()
     for _ in range(2):
         samba.session.run(_inputs(), hyperparam_dict={"learning_rate": 0.1})
@@ -210,10 +192,7 @@ def test_a_batch_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("kinds", "words"),
-    [
-        (["FORWARD"], "section_types has 'FORWARD'"),
-        (["BCKWD"], "there is no forward whose backward could be run"),
-    ],
+    [(["FORWARD"], "section_types has 'FORWARD'"), (["BCKWD"], "there is no forward whose backward could be run")],
 )
 def test_sections_that_cannot_be_run_are_refused(pef: str, kinds: list[str], words: str) -> None:
     model = _model()
@@ -357,31 +336,6 @@ def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(tmp_p
         assert all(torch.equal(tensor, expected[name]) for name, tensor in actual.items())
 
 
-def test_a_pef_without_a_fingerprint_is_compared_by_a_capture(pef: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it compiles to is the same, then, and it runs; and so does every model that has no fingerprint."""
-    captured, compare = [], difference.capture_and_compare
-
-    def capture(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
-        captured.append(asked)
-        compare(document, asked, weights)
-
-    without = replace(read(Path(pef)), metadata={})
-    monkeypatch.setattr(trace, "read", lambda path: without)
-    monkeypatch.setattr(trace, "fingerprint_of", lambda asked: {})
-    monkeypatch.setattr(trace, "capture_and_compare", capture)
-    model = _model()
-    trace_graph(model, _inputs(), _adam(model), pef=pef)
-    assert len(captured) == 1
-    samba.session.run(_inputs())
-
-
-def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
-    model = _model()
-    optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
-    with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
-        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})
-
-
 def test_several_optimizers_and_groups_train_together(tmp_path: Path) -> None:
     model = _model()
     optimizers: list[samba.optim.SGD | samba.optim.AdamW] = [
@@ -427,3 +381,10 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
     ) as caught:
         trace_graph(model, inputs, optimizer, pef=pef)
     assert "outputs = self.linear(x) * self.mask, has changed since the PEF masked was" in str(caught.value)
+
+
+def test_a_parameter_without_an_optimizer_is_refused(tmp_path: Path) -> None:
+    model = _model()
+    optimizer = samba.optim.SGD(model.first.parameters(), lr=0.1)
+    with pytest.raises(ModelError, match=r"no optimizer updates second\.weight, second\.bias"):
+        session.compile(model, _inputs(), optimizer, config_dict={"output_folder": str(tmp_path)})

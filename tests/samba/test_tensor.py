@@ -91,22 +91,6 @@ def test_the_same_tensor_in_another_form_keeps_its_description(change: Callable[
     assert (result.host_memory, result.mem_type) == (False, "ddr")
 
 
-def test_a_copy_has_memory_of_its_own() -> None:
-    tensor = image()
-    copied = copy.deepcopy(tensor)
-    copied.add_(1)
-    assert tensor[0, 0] == 0
-    assert copied[0, 0] == 1
-
-
-def test_a_new_name_goes_to_the_new_tensor_alone() -> None:
-    tensor = image()
-    other = from_torch(tensor, name="picture")
-    assert (tensor.name, other.name, other.batch_dim) == ("image", "picture", 0)
-    tensor.name = "scan"
-    assert (tensor.sn_name, other.sn_name) == ("scan", "picture")
-
-
 def test_a_checkpoint_with_one_reads_back() -> None:
     file = io.BytesIO()
     torch.save({"loss": image()}, file)
@@ -135,18 +119,6 @@ def test_numbers_are_read_also_where_autograd_follows() -> None:
     assert not tensor.sn_data.requires_grad
 
 
-def test_a_loss_is_printed_as_a_number() -> None:
-    loss = from_torch_tensor(torch.tensor([1.0, 2.0]), name="loss", batch_dim=0)
-    assert f"{loss.mean():.3f}" == "1.500"
-
-
-def test_its_repr_names_name_shape_dtype_and_batch_dimension() -> None:
-    tensor = from_torch_tensor(torch.ones(2, dtype=torch.bfloat16), name="x", batch_dim=0).requires_grad_()
-    contents = "tensor([1., 1.], dtype=torch.bfloat16)"
-    assert repr(tensor) == f"SambaTensor({contents}, name='x', shape=(2,), dtype=torch.bfloat16, batch_dim=0)"
-    assert repr(tensor.float().sum()) == "SambaTensor(tensor(2.), shape=(), dtype=torch.float32, batch_dim=None)"
-
-
 def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
     for write in (
         lambda x: x.fill_(3),
@@ -158,12 +130,6 @@ def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
         write(tensor)
         assert tensor.has_data
         assert tensor.tolist() == [[3, 3, 3], [3, 3, 3]]
-
-
-def test_a_shape_alone_also_works_in_inference_mode() -> None:
-    with torch.inference_mode():
-        assert not SambaTensor(shape=(2,)).has_data
-        assert from_torch_tensor(torch.zeros(2)).has_data
 
 
 def test_a_materializer_gives_the_data() -> None:

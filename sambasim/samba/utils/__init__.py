@@ -1,12 +1,11 @@
-"""`samba.utils`: the command line (`argparser`), metadata (`pef_utils`), measuring, checkpoints, and helpers."""
+"""`samba.utils`: the command line (`argparser`), measuring, checkpoints, and helpers."""
 
-from sambasim.samba.notices import no_such_name
-from sambasim.samba.switches import create_mac_resource_report, fix_rdu_affinity
+from sambasim.samba.notices import create_mac_resource_report, fix_rdu_affinity, no_such_name
+from sambasim.samba.test import assert_close
 from sambasim.samba.trace import trace_graph
-from sambasim.samba.utils import argparser, checkpoint, pef_utils
-from sambasim.samba.utils.accuracy import assert_close
-from sambasim.samba.utils.common import compile
+from sambasim.samba.utils import argparser, checkpoint
 from sambasim.samba.utils.helpers import (
+    compile,
     get_file_dir,
     get_rank,
     get_world_size,
@@ -29,7 +28,6 @@ __all__ = [
     "is_main_process",
     "measure_performance",
     "measure_sections",
-    "pef_utils",
     "set_seed",
     "trace_graph",
     "weight_norm_",

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -25,20 +26,14 @@ _LOGGER = "sambaflow"  # the name of sambaflow.logging.samba_logger
 
 
 class SNConfig(argparse.Namespace):
-    """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, as attributes.
-
-    `samba.session.setup` takes one, and `config_dict=` takes its `vars`: there the names of flags count.
-    """
+    """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, for `samba.session.setup`."""
 
 
 class SambaConfig(Arguments):
     """Arguments made from keywords, `SambaConfig("compile", batch_size=32, hidden=64)`, or copied from those that
-    `parse_app_args` returned, `SambaConfig(args, SNConfig)`.
+    `parse_app_args` returned, `SambaConfig(args, SNConfig)`; an SNConfig adds settings that `args` does not have.
 
-    settings: an SNConfig that adds settings which `args` does not have; a class adds nothing
-
-    Flags of the library are checked, and have their defaults if they are not given. Other keywords are the app's.
-    Raises OptionError for an unknown command, and for a value that the flag cannot have.
+    Flags of the library are checked, and have their defaults. Raises OptionError for an unknown command or value.
     """
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
@@ -77,10 +72,8 @@ def parse_app_args(
     and the app's flags of this command. A flag of the app replaces the library's.
 
     With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
-    `torch.distributed`, and sets `world_size` to the number of ranks. In a single process `torch.distributed` is
-    initialized when the app first uses it.
-
-    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
+    `torch.distributed`, and sets `world_size` to the number of ranks. Raises OptionError for a wrong command line;
+    LaunchError and MachineError if the ranks cannot be connected.
     """
     words = _words_of(argv)
     if words and words[0] in ("-h", "--help"):
@@ -104,11 +97,8 @@ def _words_of(argv: Sequence[str] | None) -> list[str]:
     if argv is None:
         return sys.argv[1:]
     if isinstance(argv, str) or not isinstance(argv, Sequence):
-        raise OptionError(
-            f"argv of parse_app_args must be a list of words, not {type(argv).__name__}",
-            where=app_line(),
-            remedy="parse_app_args(argv=sys.argv[1:], …)",
-        )
+        what = f"argv of parse_app_args must be a list of words, not {type(argv).__name__}"
+        raise OptionError(what, where=app_line(), remedy="parse_app_args(argv=sys.argv[1:], …)")
     words = [str(word) for word in argv]
     with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
     return words[1:] if with_program or words[:1] == sys.argv[:1] else words
@@ -145,7 +135,8 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
         if name in typed:
             values.pop(name, None)
         elif isinstance(values.get(name), str) and isinstance(default, float):
-            values[name] = _as_float(values[name])  # YAML reads 1e-3 as text
+            with suppress(ValueError):
+                values[name] = float(str(values[name]))  # YAML reads 1e-3 as text
     try:
         config = SambaConfig(chosen, **{"pef": getattr(cli, "pef", None), **values})
     except OptionError as error:
@@ -186,13 +177,6 @@ def _named_values(content: object, where: str) -> dict[str, object]:
     return content
 
 
-def _as_float(text: object) -> object:
-    try:
-        return float(str(text))
-    except ValueError:
-        return text
-
-
 def _checked_command(word: str | None) -> str:
     if word in COMMANDS:
         return str(word)
@@ -219,9 +203,8 @@ def _words(name: str, value: object, *, switch: bool) -> list[str]:
     """The words of a command line that give a flag this value. Raises OptionError if there are none."""
     if switch:
         if not isinstance(value, bool):
-            raise OptionError(
-                f"{name} must be true or false, not {value!r}", remedy=f"{name[2:].replace('-', '_')}: true"
-            )
+            what = f"{name} must be true or false, not {value!r}"
+            raise OptionError(what, remedy=f"{name[2:].replace('-', '_')}: true")
         return [name] if value else []
     if isinstance(value, list | tuple):
         return [name, *map(str, value)]

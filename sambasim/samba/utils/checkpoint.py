@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -56,9 +55,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizers: Optimizer | Sequence[Optimizer] | None = None,
+    path: str | os.PathLike[str], model: nn.Module, optimizers: Optimizer | Sequence[Optimizer] | None = None
 ) -> dict[str, object]:
     """Loads a checkpoint into `model` and its optimizers on the host; returns the `others` of `save_checkpoint`.
 
@@ -73,10 +70,9 @@ def load_checkpoint(
     if not isinstance(held, dict) or not {"model", "optimizers"} <= held.keys():
         raise WeightsError(f"{target} was not written by save_checkpoint", remedy="torch.load, and load_state_dict")
     if len(held["optimizers"]) != len(listed):
-        raise WeightsError(
-            f"{target} has the state of {len(held['optimizers'])} optimizers, and {len(listed)} are given",
-            remedy="give load_checkpoint the optimizers that save_checkpoint was given, in that order",
-        )
+        what = f"{target} has the state of {len(held['optimizers'])} optimizers, and {len(listed)} are given"
+        remedy = "give load_checkpoint the optimizers that save_checkpoint was given, in that order"
+        raise WeightsError(what, remedy=remedy)
     try:
         model.load_state_dict(held["model"])
         for one, state in zip(listed, held["optimizers"], strict=True):
@@ -141,11 +137,9 @@ def save_tensors(
 def _name(tensor: Tensor) -> str:
     name = getattr(tensor, "sn_name", None)
     if name is None:
-        raise OptionError(
-            "save_tensors needs names, and a tensor has none",
-            where=app_line(),
-            remedy="give it SambaTensors and parameters of the model that was traced, or {name: tensor}",
-        )
+        what = "save_tensors needs names, and a tensor has none"
+        remedy = "give it SambaTensors and parameters of the model that was traced, or {name: tensor}"
+        raise OptionError(what, where=app_line(), remedy=remedy)
     return str(name)
 
 
@@ -173,12 +167,8 @@ def _shards(path: Path) -> list[Path]:
 def _read_shard(file: Path) -> Mapping[str, Tensor]:
     try:
         held = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
-    except (OSError, SafetensorError) as error:
-        raise _misfit(file, f"cannot be read: {error}", "copy the checkpoint again") from error
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        raise _misfit(
-            file, f"cannot be read: {str(error).partition(chr(10))[0]}", "copy the checkpoint again"
-        ) from error
+        raise _misfit(file, f"cannot be read: {str(error).splitlines()[0]}", "copy the checkpoint again") from error
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise _misfit(file, "holds more than tensors by name", "save model.state_dict() alone")
     return held

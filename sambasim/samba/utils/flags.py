@@ -33,16 +33,11 @@ MEASURING = (MEASURE_PERFORMANCE, MEASURE_SECTIONS)
 class Flag:
     """One flag.
 
-    names: the spellings, the long one first; `--pef_name` is accepted for `--pef-name` too
-    commands: those that accept it
-    meaning: its line of the help
+    names: the spellings, the long one first
+    commands, required: the commands that accept it, and those that need it
     default: its value if it is not typed; a function is called for each command line
-    convert: from the typed text to the value; None for a switch, which has no text
-    count: how many texts it takes, in argparse's notation: None for one, "?" for one or none, "+" for one or more
-    choices: the only values that it can have
-    bare: its value if it is typed without a text, which `count` "?" permits
-    required: the commands that need it
-    placeholder: what stands for the value in the help
+    convert: from the typed text to the value; None for a switch
+    count, bare: argparse's `nargs` and `const`
     inert: why it has no effect; None for a flag that has one
     """
 

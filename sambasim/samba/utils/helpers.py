@@ -1,29 +1,47 @@
-"""Functions of `samba.utils` that need no PEF: ranks, seeds, the folder of an app, and weight normalization."""
+"""Functions of `samba.utils`: ranks, seeds, PEF metadata, weight normalization, and `common_app_driver`."""
 
 import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 
+import torch
+from pydantic import JsonValue
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from sambasim import __version__
 from sambasim.errors import ModelError, OptionError, UserError
+from sambasim.pef import locate, peek, read
+from sambasim.report.inspect import contents
 from sambasim.runtime.determinism import seed_everything
+from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.context import current
+from sambasim.samba.inputs import Inputs
+from sambasim.samba.request import Optimizer, as_mapping
+from sambasim.samba.session import session
+from sambasim.samba.trace import trace_graph
+from sambasim.samba.utils.flags import MEASURE_PERFORMANCE, MEASURING
+from sambasim.samba.utils.parser import PARSED_BATCH_SIZE, Arguments
+
+__all__ = [
+    "common_app_driver", "compile", "get_file_dir", "get_pef_info", "get_pefmeta", "get_pefmeta_dict", "get_rank",
+    "get_world_size", "is_main_process", "set_seed", "weight_norm_",
+]  # fmt: skip
 
 _SEED_VARIABLE = "SAMBA_SEED"
 
 
 def get_rank() -> int:
     """The rank of this process; 0 before the ranks are connected, and in a single process."""
-    communicator = current().communicator
-    return 0 if communicator is None else communicator.rank
+    return context.current().rank
 
 
 def get_world_size() -> int:
     """The number of ranks; 1 before they are connected, and in a single process."""
-    communicator = current().communicator
+    communicator = context.current().communicator
     return 1 if communicator is None else communicator.world_size
 
 
@@ -38,9 +56,8 @@ def set_seed(seed: int) -> None:
     Raises UserError unless `seed` is a whole number of at least 0.
     """
     if not isinstance(seed, Integral) or seed < 0:
-        raise UserError(
-            f"a seed is a whole number of at least 0, not {seed!r}", where=app_line(), remedy="utils.set_seed(1)"
-        )
+        what = f"a seed is a whole number of at least 0, not {seed!r}"
+        raise UserError(what, where=app_line(), remedy="utils.set_seed(1)")
     seed_everything(int(seed))
 
 
@@ -50,10 +67,8 @@ def seed_from_environment() -> None:
     if not text:
         return
     if not text.isdecimal():
-        raise OptionError(
-            f"{_SEED_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0",
-            remedy=f"export {_SEED_VARIABLE}=256, or unset {_SEED_VARIABLE}",
-        )
+        what = f"{_SEED_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0"
+        raise OptionError(what, remedy=f"export {_SEED_VARIABLE}=256, or unset {_SEED_VARIABLE}")
     set_seed(int(text))
 
 
@@ -63,37 +78,117 @@ def get_file_dir(file: str | os.PathLike[str]) -> str:
 
 
 def weight_norm_(module: nn.Module) -> nn.Module:
-    """Replaces each weight in `module`, in place, by a trained magnitude for each output and a trained direction.
+    """Replaces each weight in `module` (a parameter `weight` of two dimensions or more), in place, by a trained
+    magnitude for each output and a trained direction. Call it before the optimizer is made. Returns `module`.
 
-    A weight is a parameter `weight` of two dimensions or more: of Linear, of a convolution, of an embedding. The
-    results of the model stay the same. Call it before the optimizer is made: the parameters are new. Returns `module`.
     Source: Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868.
 
     Raises ModelError if `module` is no module or has no weight, or if two modules in it share one.
     """
     if not isinstance(module, nn.Module):
-        raise ModelError(
-            f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}",
-            where=app_line(),
-            remedy="weight_norm_(model.layer)",
-        )
+        what = f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}"
+        raise ModelError(what, where=app_line(), remedy="weight_norm_(model.layer)")
     found = [(path, inner, inner._parameters.get("weight")) for path, inner in module.named_modules()]
     weights = [(path, inner, weight) for path, inner, weight in found if weight is not None and weight.dim() > 1]
     if not weights:
-        raise ModelError(
-            f"{type(module).__name__} has no weight to normalize",
-            where=app_line(),
-            remedy="give weight_norm_ a module with Linear or convolution layers, once",
-        )
+        what = f"{type(module).__name__} has no weight to normalize"
+        remedy = "give weight_norm_ a module with Linear or convolution layers, once"
+        raise ModelError(what, where=app_line(), remedy=remedy)
     owners: dict[int, str] = {}
     for path, _, weight in weights:
         other = owners.setdefault(id(weight), path)
         if other != path:
-            raise ModelError(
-                f"{other} and {path} share one weight, and normalized they would have two",
-                where=app_line(),
-                remedy="call weight_norm_ on the parts of the model that share nothing",
-            )
+            what = f"{other} and {path} share one weight, and normalized they would have two"
+            remedy = "call weight_norm_ on the parts of the model that share nothing"
+            raise ModelError(what, where=app_line(), remedy=remedy)
     for _, inner, _ in weights:
         parametrizations.weight_norm(inner)
     return module
+
+
+def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
+    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, versions, and the -b of the
+    command line, which is the default of -b of a run."""
+    arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
+    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
+    parsed = context.current().arguments
+    if isinstance(parsed, Arguments) and parsed.parsed_batch_size is not None:
+        facts[PARSED_BATCH_SIZE] = str(parsed.parsed_batch_size)
+    return {**arguments, **facts}
+
+
+def get_pefmeta_dict(
+    pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
+) -> dict[str, str]:
+    """`get_pefmeta` for a dictionary of arguments and a model; for the path or the name of a PEF, the metadata in it.
+
+    Raises OptionError if there is no such PEF or no model beside the dictionary, PefError if the PEF is damaged.
+    """
+    if isinstance(pef, Mapping):
+        if model is None:
+            what = "get_pefmeta_dict needs a model beside arguments"
+            raise OptionError(what, where=app_line(), remedy="get_pefmeta_dict(vars(args), model)")
+        return get_pefmeta(pef, model)
+    return dict(read(locate(os.fspath(pef))).metadata)
+
+
+def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
+    """The content of a PEF, as `sambasim inspect --json` prints it. Raises OptionError if there is no such PEF,
+    PefError if it is damaged."""
+    path = locate(os.fspath(pef))
+    information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
+    return information
+
+
+@checks_keywords
+def common_app_driver(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optim: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+    init_output_grads: bool = True,
+    squeeze_bs_dim: bool = False,
+    get_output_grads: bool = True,
+) -> None:
+    """Does `args.command` if it is compile, measure-performance or measure-sections; run and test are left to the app.
+
+    No effect: init_output_grads, squeeze_bs_dim, get_output_grads.
+    """
+    if args.command == "compile":
+        compile(args, model, inputs, None if args.inference else optim, name, app_dir)
+    elif args.command in MEASURING:
+        from sambasim.samba.utils.measuring import measure_performance, measure_sections  # it imports this module
+
+        # With --inference too: of a training PEF only the forward runs.
+        trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
+        measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
+        measure(
+            model,
+            inputs,
+            args.batch_size,
+            inference=args.inference,
+            run_graph_only=args.run_graph_only,
+            n_iterations=args.num_iterations,
+            min_duration=args.min_duration,
+            json=args.json,
+            bench_report_json=args.bench_report_json,
+            compiled_stats_json=args.compiled_stats_json,
+            data_parallel=args.data_parallel,
+            reduce_on_rdu=args.reduce_on_rdu,
+        )
+
+
+@checks_keywords
+def compile(
+    args: Namespace,
+    model: nn.Module,
+    inputs: Inputs,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    name: str | None = None,
+    app_dir: str | Path | None = None,
+) -> str:
+    """`session.compile` with the arguments of the command line. Returns the absolute path of the PEF."""
+    metadata = get_pefmeta(args, model)
+    return session.compile(model, inputs, optimizer, name, app_dir, config_dict=vars(args), pef_metadata=metadata)

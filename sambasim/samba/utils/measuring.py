@@ -9,10 +9,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
@@ -26,17 +27,15 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
-from sambasim.samba.utils.accuracy import write_json
+from sambasim.samba.test import write_json
+from sambasim.samba.utils.helpers import get_pef_info
 from sambasim.samba.utils.parser import Arguments
-from sambasim.samba.utils.pef_utils import get_pef_info
 from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 
 _WARM_UP_STEPS = 3
-_MEASURED = "on this machine, not on a device"
-_NOT_PREDICTED = "-"  # in a table; in JSON it is null
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """A 90th percentile of so many medians is noted, if there are at least _FEW_STEPS."""
@@ -72,24 +71,19 @@ def measure_performance(
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long a step takes on this machine. Collective.
 
     batch_size: that of the PEF; a default of -b that differs has no effect
-    inference: run the forward only, as an inference PEF does; otherwise the steps train the model
+    inference: run the forward only; otherwise the steps train the model
     run_graph_only: a step is the sum of its sections, one after another, without copies of inputs and checks
-    n_iterations: timed steps, after the warm-up
-    min_duration: seconds; more steps are timed until they have taken so long
+    min_duration: seconds; more than `n_iterations` steps are timed until they have taken so long
     json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
-    data_parallel, reduce_on_rdu: as for session.run
 
-    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. `predicted_step_s` is the time on
-    the device of the PEF, by the model of `sambasim simulate`, with host time unless `run_graph_only`.
-    Raises OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput
-    is not reached.
+    No effect: n_chips, world_size, use_sambaloader, set_output_grads, json_counters. Raises OptionError if no PEF is
+    loaded for `model`, or for another batch size; AssertionError if --min-throughput is not reached.
     """
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts", app_line())
     program = session.program(model)
     kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
-    batch_size = program.batch_size
     step = _timed_step(inputs, kinds, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
 
     def graph_alone() -> float:
@@ -102,44 +96,38 @@ def measure_performance(
     predicted_s = _predicted_s(column.step, forward_only=kinds is not None, graph_only=run_graph_only)
     times_s = _time_steps(graph_alone if run_graph_only else step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
+    measured = Performance(world.world_size * program.batch_size / median_s, median_s)
     figures: dict[str, JsonValue] = {
-        "measured": _MEASURED,
-        "replicas": world.world_size,
-        "batch_size": batch_size,
-        "steps": len(times_s),
-        "threads": torch.get_num_threads(),
+        **_circumstances(program, len(times_s)),
         "step_s": median_s,
         "step_p90_s": slow_s,
-        "samples_per_s": world.world_size * batch_size / median_s,
+        "samples_per_s": measured.throughput,
         "predicted_step_s": predicted_s,
         **column.figures(),
     }
     predicted_text = "" if predicted_s is None else f"predicted for a device: {format_seconds(predicted_s)} a step\n"
     table = (
         f"{_title(world.world_size, len(times_s))}: "
-        f"{format_seconds(median_s)} a step, {world.world_size * batch_size / median_s:.0f} samples/s\n"
+        f"{format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s\n"
         f"{spread(median_s, slow_s, len(times_s))}\n"
         f"{predicted_text}{column.text()}"
     )
     _report(figures, table, json, bench_report_json, compiled_stats_json)
-    measured = Performance(world.world_size * batch_size / median_s, median_s)
     least = getattr(context.current().arguments, "min_throughput", None)
     if isinstance(least, int | float) and measured.throughput < least:
         raise AssertionError(f"{measured.throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
     return measured
 
 
-class SectionFigure(BaseModel):
-    """One row: a section, or several that run as one pass over memory.
+@dataclass(frozen=True, slots=True)
+class SectionFigure:
+    """One row: the section with this index, or several that run as one pass over memory.
 
-    sections: their indices in the graph
     measured_s: the median over steps on this machine, of the slowest replica
     predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    sections: tuple[int, ...]
+    sections: list[int]
     kind: str
     name: str
     measured_s: float
@@ -166,9 +154,8 @@ def measure_sections(
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective.
 
     The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
-    one after another, without overlap of sync and backward, so their sum can exceed a step. With one replica REDUCE and
-    GATHER do nothing, and are not predicted. Without `reduce_on_rdu` the prediction of REDUCE includes GATHER. Sections
-    that the runtime fuses into one pass over memory, such as REDUCE, OPT and GATHER with `reduce_on_rdu`, have one row.
+    one after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With
+    one replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
     """
     program = session.program(model)
     kinds = _checked_kinds(program, batch_size, n_iterations, inference=inference)
@@ -187,16 +174,12 @@ def measure_sections(
     rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
     figures: dict[str, JsonValue] = {
-        "measured": _MEASURED,
-        "replicas": world.world_size,
-        "batch_size": program.batch_size,
-        "steps": steps,
-        "threads": torch.get_num_threads(),
+        **_circumstances(program, steps),
         "sections_s": sum(slowest),
         "predicted_sections_s": predicted_s,
         **column.figures(),
         "step_p90_s": slow_s,
-        "sections": [row.model_dump(mode="json") for row in rows],
+        "sections": [asdict(row) for row in rows],
     }
     table = _table(rows, predicted_s, _title(world.world_size, steps)) + spread(median_s, slow_s, steps) + "\n"
     table += column.text()
@@ -204,10 +187,21 @@ def measure_sections(
     return figures
 
 
+def _circumstances(program: Program, steps: int) -> dict[str, JsonValue]:
+    """What both reports say of a measurement."""
+    return {
+        "measured": "on this machine, not on a device",
+        "replicas": context.communicator().world_size,
+        "batch_size": program.batch_size,
+        "steps": steps,
+        "threads": torch.get_num_threads(),
+    }
+
+
 def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
     first, last = sections[0], sections[-1]
     return SectionFigure(
-        sections=tuple(section.index for section in sections),
+        sections=[section.index for section in sections],
         kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
         name=first.name if first is last else f"{first.name} … {last.name}",
         measured_s=measured_s,
@@ -220,16 +214,15 @@ def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _cell(predicted_s: float | None) -> str:
-    return _NOT_PREDICTED if predicted_s is None else format_seconds(predicted_s)
-
-
 def _table(rows: Sequence[SectionFigure], predicted_s: float | None, heading: str) -> str:
+    def cell(predicted_s: float | None) -> str:
+        return "-" if predicted_s is None else format_seconds(predicted_s)
+
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
         index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), _cell(row.predicted_s)))
-    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), _cell(predicted_s)))
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), cell(row.predicted_s)))
+    cells.append(("all", "", "", format_seconds(sum(row.measured_s for row in rows)), cell(predicted_s)))
     widths = [max(len(row[column]) for row in cells) for column in range(5)]
     lines = [
         "  ".join(
@@ -281,10 +274,8 @@ def _checked_kinds(
 ) -> list[SectionKind] | None:
     """The section types of a measured step; None for all. Raises OptionError for a wrong batch size or no steps."""
     if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
-        raise OptionError(
-            f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}",
-            remedy=f"-b {program.batch_size}, or compile again",
-        )
+        what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
+        raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
     if n_iterations < 1:
         raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
     return [SectionKind.FWD] if inference or program.training is None else None
@@ -370,10 +361,9 @@ def _report(
 def _pef_of_this_process() -> str:
     pef = getattr(context.current().arguments, "pef", None)
     if pef is None:
-        raise OptionError(
-            "compiled_stats_json needs --pef on the command line",
-            remedy="parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file",
-        )
+        what = "compiled_stats_json needs --pef on the command line"
+        remedy = "parse_app_args reads it; or write utils.pef_utils.get_pef_info(pef) to the file"
+        raise OptionError(what, remedy=remedy)
     return str(pef)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from sambasim.errors import DataError
 from sambasim.samba.checks.place import app_line
-from sambasim.samba.utils.parser import by_name
+from sambasim.samba.request import as_mapping
 
 __all__ = ["dataset_transform", "prepare_dataloader"]
 
@@ -29,16 +29,13 @@ _LARGEST_PIXEL = 255
 
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
-    """A function from an image to a tensor: scales bytes to 0..1, and normalizes by MNIST's mean and deviation.
+    """A function that scales an image to 0..1 and normalizes it by MNIST's mean and deviation, to `[num_features]` if
+    `args` has that, or else to `[1, height, width]`.
 
-    args: the arguments of the app, or `vars(args)`; with `num_features` the result is `[num_features]`, otherwise
-        `[1, height, width]`
-
-    The image is Pillow's, an array or a tensor: `[height, width]`, or with a channel, last in arrays and first in
-    tensors. The transform raises DataError for more than one channel, and for another number of pixels than
-    `num_features`.
+    The image is Pillow's, an array or a tensor: `[height, width]`, or with one channel, last in arrays and first in
+    tensors. The transform raises DataError for another shape.
     """
-    features = by_name(args, "dataset_transform").get("num_features")
+    features = as_mapping("args", args).get("num_features")
 
     def transform(image: Any) -> Tensor:
         pixels = _pixels(image)
@@ -46,10 +43,8 @@ def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any],
         if features is None:
             return normalized
         if normalized.numel() != features:
-            raise DataError(
-                f"an image has {normalized.numel()} pixels, and num_features is {features}",
-                remedy=f"--num-features {normalized.numel()}, or other images",
-            )
+            what = f"an image has {normalized.numel()} pixels, and num_features is {features}"
+            raise DataError(what, remedy=f"--num-features {normalized.numel()}, or other images")
         return normalized.flatten()
 
     return transform
@@ -62,24 +57,20 @@ def prepare_dataloader(
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Loaders of the training and the test data, in whole batches of `batch_size`; the training data is shuffled.
 
-    params: the arguments of the app, or `vars(args)`
     train_dataset, test_dataset: by default MNIST, from the four idx files, plain or .gz, in the folder `data_dir`,
-        `data_folder` or `data_path` of `params`, or in MNIST/raw below it; nothing is downloaded. Images are those of
-        `dataset_transform`; labels are int64.
+        `data_folder` or `data_path` of `params`, or in MNIST/raw below it, transformed by `dataset_transform`
 
-    With --data-parallel each replica has its share of the training data.
-    Raises DataError if the files are not there, or are not MNIST's.
+    With --data-parallel each replica has its share of the training data. Nothing is downloaded: raises DataError if the
+    files are not there, or are not MNIST's.
     """
-    given = by_name(params, "prepare_dataloader")
+    given = as_mapping("params", params)
     batch_size = int(str(given.get("batch_size", 1)))
     if train_dataset is None or test_dataset is None:
         folder = next((given[name] for name in _FOLDERS if given.get(name)), None)
         if folder is None:
-            raise DataError(
-                f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}",
-                where=app_line(),
-                remedy="prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir",
-            )
+            what = f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}"
+            remedy = "prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir"
+            raise DataError(what, where=app_line(), remedy=remedy)
         train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
         test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
     sampler: DistributedSampler[Any] | None = (
@@ -93,10 +84,8 @@ def _read_mnist(folder: Path, part: str, args: Mapping[str, object]) -> TensorDa
     images = _read_idx(folder, f"{part}-images-idx3-ubyte", axes=3)
     labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", axes=1)
     if len(images) != len(labels):
-        raise DataError(
-            f"{folder} has {len(images)} images and {len(labels)} labels of {part}",
-            remedy="copy the files of MNIST again",
-        )
+        what = f"{folder} has {len(images)} images and {len(labels)} labels of {part}"
+        raise DataError(what, remedy="copy the files of MNIST again")
     transform = dataset_transform(args)
     return TensorDataset(torch.stack([transform(image) for image in images]), labels.long())
 
@@ -107,11 +96,8 @@ def _read_idx(folder: Path, name: str, axes: int) -> Tensor:
     places = [place / f"{name}{end}" for place in (folder, folder / "MNIST" / "raw") for end in ("", ".gz")]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise DataError(
-            f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them",
-            where=app_line(),
-            remedy="copy the four files of MNIST there; sambasim downloads nothing",
-        )
+        what = f"{folder} has no {name}, {name}.gz, or MNIST/raw with one of them"
+        raise DataError(what, where=app_line(), remedy="copy the four files of MNIST there; sambasim downloads nothing")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError) as error:
@@ -130,9 +116,7 @@ def _pixels(image: Any) -> Tensor:
     if given.ndim == 2:
         given = given.unsqueeze(channel)
     if given.ndim != 3 or given.shape[channel] != 1:
-        raise DataError(
-            f"an image has the shape {tuple(given.shape)}, and images like MNIST's have one channel",
-            remedy="give grey images, of height × width",
-        )
+        what = f"an image has the shape {tuple(given.shape)}, and images like MNIST's have one channel"
+        raise DataError(what, remedy="give grey images, of height × width")
     grey = given.select(channel, 0).unsqueeze(0)
     return grey.float() / _LARGEST_PIXEL if grey.dtype == torch.uint8 else grey.float()

@@ -8,7 +8,7 @@ import difflib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.runtime.launcher import launched_rank
 from sambasim.samba import context
-from sambasim.samba.checks.place import app_line
 from sambasim.samba.utils.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
@@ -58,22 +57,6 @@ class Arguments(argparse.Namespace):
     __slots__ = ("parsed_batch_size", "typed")
     typed: frozenset[str]
     parsed_batch_size: int | None
-
-
-def by_name(args: argparse.Namespace | Mapping[str, object], function: str) -> Mapping[str, object]:
-    """The arguments of an app by name, for the API function `function`.
-
-    Raises OptionError if `args` is neither a Namespace nor a dictionary.
-    """
-    if isinstance(args, argparse.Namespace):
-        return vars(args)
-    if isinstance(args, Mapping):
-        return args
-    raise OptionError(
-        f"{function} was given args of type {type(args).__name__}, and takes what parse_app_args returned",
-        where=app_line(),
-        remedy=f"{function}(args, …) or {function}(vars(args), …)",
-    )
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -287,8 +270,8 @@ def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[st
         return OptionError(f"{what}: it is a flag of {', '.join(elsewhere[0].commands)}", remedy=f"leave {name} out")
     known = [option for action in parser._actions for option in action.option_strings]
     spelled = _with_dashes(name)
-    begun = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
-    near = begun or difflib.get_close_matches(spelled, known, n=1)
+    longer = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
+    near = longer or difflib.get_close_matches(spelled, known, n=1)
     return OptionError(what, remedy=f"did you mean {near[0]}?" if near else f"{parser.prog} --help")
 
 

@@ -16,7 +16,7 @@ from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
 from tests.samba.api.conftest import BATCH, Net, imported
 from tests.support.mpi import run_job, run_mpi
-from tests.support.whole import whole, whole_case
+from tests.support.whole import whole_case
 
 APP = """\
 import sys
@@ -126,23 +126,6 @@ def test_every_section_is_measured(
     samba.session.run(inputs)
 
 
-def test_measuring_does_not_change_what_is_trained(samba: Any, inputs: tuple[Any, Any], pef: str) -> None:
-    ends = []
-    for measured in (False, True):
-        model = samba.from_torch_model_(Net())
-        optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        model.load_state_dict({name: value.fill_(0.1) for name, value in model.state_dict().items()})
-        samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
-        if measured:
-            samba.utils.measure_sections(model, inputs, n_iterations=2)
-        else:
-            for _ in range(5):  # those that warm up train too
-                samba.session.run(inputs)
-        samba.session.to_cpu(model)
-        ends.append(model.state_dict())
-    assert all(value.equal(ends[1][name]) for name, value in ends[0].items())
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the app was compiled."""
@@ -186,22 +169,6 @@ def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -
     args.pef_name = "older"
     path = samba.utils.compile(args, model, (samba.randn(2, 3, name="x"),), None, name="net", app_dir=".")
     assert path == str(tmp_path / "older" / "older.pef")
-
-
-@whole
-def test_the_driver_measures_the_forward_of_a_training_pef(folder: Path) -> None:
-    rows = _measured(folder, "measure-sections", "--inference")["sections"]
-    assert {row["kind"] for row in rows} == {"FWD"}
-    assert _measured(folder, "measure-performance", "--inference")["steps"] == 3
-
-
-@whole
-def test_the_driver_measures_an_inference_pef(folder: Path) -> None:
-    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "-b", "4", "--inference", "--pef-name", "forward"]
-    run_job(argv, cwd=folder, timeout=120).check()
-    assert {row["kind"] for row in _measured(folder, "measure-sections", "--inference", pef="forward")["sections"]} == {
-        "FWD"
-    }
 
 
 @pytest.mark.parametrize("flags", [whole_case([]), ["--reduce-on-rdu"]], ids=["host", "device"])

@@ -73,26 +73,6 @@ def test_a_layer_of_torch_begins_as_when_it_is_made(samba: Any, make: Callable[[
         assert torch.equal(model(torch.ones(2, 3))[0], gold(torch.ones(2, 3))[0])
 
 
-def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(samba: Any) -> None:
-    class Zeros(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-            self.reset_parameters()
-
-        def reset_parameters(self) -> None:
-            for parameter in self.parameters():
-                nn.init.zeros_(parameter)
-
-    with samba.lazy_param():
-        model, loaded = Zeros(), Zeros()
-    assert all(bool((parameter == 0).all()) for parameter in samba.materialize(model).parameters())
-    ones = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
-    loaded.first.load_state_dict(ones, assign=True)
-    samba.materialize(loaded)
-    assert torch.equal(loaded.first.weight, torch.ones(2, 2))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_what_a_reset_leaves_unset_is_refused(samba: Any, dtype: torch.dtype) -> None:
     class Masked(nn.Linear):
@@ -178,3 +158,23 @@ def test_an_optimizer_steps_on_the_device_as_torchs_does_on_the_host(
     second.load_state_dict(copy.deepcopy(second.state_dict()))
     first.zero_grad()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(samba: Any) -> None:
+    class Zeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.reset_parameters()
+
+        def reset_parameters(self) -> None:
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
+
+    with samba.lazy_param():
+        model, loaded = Zeros(), Zeros()
+    assert all(bool((parameter == 0).all()) for parameter in samba.materialize(model).parameters())
+    ones = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    loaded.first.load_state_dict(ones, assign=True)
+    samba.materialize(loaded)
+    assert torch.equal(loaded.first.weight, torch.ones(2, 2))

@@ -1,5 +1,6 @@
 """The session as apps use it: what they compile and trace, run, and move."""
 
+import logging
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sambasim import __version__
 from sambasim.errors import PefError
-from tests.samba.api.conftest import BATCH, Net, imported, seeded_net
+from tests.samba.api.conftest import Net, imported, seeded_net
 
 
 def test_compile_as_apps_do(
@@ -68,21 +70,6 @@ def test_trace_graph_takes_what_apps_give_it(samba: Any, inputs: tuple[Any, Any]
         samba.utils.trace_graph(other, inputs, optimizer, pef=pef)
 
 
-def test_a_step_by_every_keyword(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
-    model, _ = traced
-    first = samba.session.run(
-        input_tensors=inputs, output_tensors=model.output_tensors, hyperparam_dict={"lr": 0.2, "momentum": 0.5},
-        data_parallel=False, reduce_on_rdu=False, section_types=["FWD", "BCKWD", "OPT"], graph_name="net",
-    )[0]  # fmt: skip
-    (later,) = samba.session.run(inputs, model.output_tensors[0])
-    assert later.mean().item() < first.mean().item()
-    losses = samba.session.run(inputs, section_types=["fwd"])[0]
-    losses.sn_grad = torch.zeros(BATCH)
-    samba.session.run(section_types=["bckwd"])
-    (gradient,) = samba.session.get_tensors_by_name(["net__first__weight__grad"])
-    assert not gradient.any(), "the backward starts from sn_grad"
-
-
 def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any], traced: tuple[Net, Any]) -> None:
     model, optimizer = traced
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -101,14 +88,45 @@ def test_weights_move_between_host_and_device(samba: Any, inputs: tuple[Any, Any
         assert torch.equal(bias.torch(), model.first.bias)
 
 
-def test_buffers_are_read_from_the_device(samba: Any, tmp_path: Path) -> None:
-    model = samba.from_torch_model_(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    batch = [samba.randn(BATCH, 3, name="x", batch_dim=0)]
-    path = samba.session.compile(model, batch, optimizer, name="norm", config_dict={"output_folder": str(tmp_path)})
-    samba.utils.trace_graph(model, batch, optimizer, pef=path)
-    samba.session.run(batch)
-    buffers = samba.session.buffer_dict
-    assert buffers["sequential__1__running_mean"].any()
-    assert buffers["sequential__1__num_batches_tracked"] == 1
-    assert not model[1].running_mean.any(), "the host has not been told"
+def test_the_version_is_printed_and_compared() -> None:
+    import importlib
+
+    version = importlib.import_module("sambaflow").__version__
+    assert tuple(int(part) for part in version.partition("+")[0].split(".")) >= (1, 9, 0)
+    assert version.endswith(__version__)
+
+
+def test_the_logger_is_used_as_a_module_and_as_a_logger(caplog: pytest.LogCaptureFixture) -> None:
+    module = imported("logging").samba_logger
+    logging.getLogger("sambaflow").addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "sambaflow"):
+        module.info("epoch %d", 1)
+        module.samba_logger.warning("slow")
+    logging.getLogger("sambaflow").removeHandler(caplog.handler)
+    assert caplog.messages == ["epoch 1", "slow"]
+
+
+def test_an_ordered_set() -> None:
+    names = imported("sambacollections").OrderedSet(["b", "a"])
+    names.add("b")
+    names.add("c")
+    assert list(names) == ["b", "a", "c"]
+
+
+def test_metadata_of_the_compiler_is_collected_by_its_key() -> None:
+    record = imported("mac.metadata").ConvTilingMetadata(original_size=(3, 64, 64))
+    assert {record.key: record}["conv_tiling"].original_size == (3, 64, 64)
+
+
+def test_metadata_of_tiles_has_a_key_of_its_own() -> None:
+    kind = imported("mac.metadata").TilingMetadata
+    record = kind(original_size=(3, 64, 64), num_tiles=4)
+    assert {kind.key: record}["tiling"].num_tiles == 4
+
+
+def test_it_is_no_demonstration() -> None:
+    import importlib
+
+    is_demo = importlib.import_module("sambaflow").is_demo
+    assert not is_demo
+    assert not is_demo()

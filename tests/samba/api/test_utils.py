@@ -92,13 +92,6 @@ def test_mnist_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
         prepare({"data_folder": tmp_path})
 
 
-def test_a_bound_on_bf16_is_met_and_reached() -> None:
-    bound = imported("samba.utils.numeric").MAX_BF16_TRUNCATE_NORMAL_REL
-    numbers = torch.linspace(1, 2, 9999)[:-1]
-    cut = (numbers.view(torch.int32) & -(2**16)).view(torch.float32)
-    assert 0.99 * bound < float(((numbers - cut) / numbers).max()) < bound
-
-
 def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     report_of = imported("samba.utils.benchmark_acc").AccuracyReport
     report = report_of(val_accuracy=torch.tensor(97.5), batch_size=32, num_iterations=1000)

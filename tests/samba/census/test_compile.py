@@ -9,17 +9,7 @@ import pytest
 from torch import Tensor
 
 from sambasim.pef import read
-from tests.samba.census.support import (
-    LogReg,
-    OnlyOut,
-    Plainly,
-    batch_of,
-    equal,
-    imported,
-    parsed,
-    same_weights,
-    seeded,
-)
+from tests.samba.census.support import LogReg, Plainly, batch_of, equal, imported, parsed, same_weights, seeded
 
 FLAGS = ("--pef-name=logreg", "-b=4")
 PEF = Path("out/logreg/logreg.pef")
@@ -145,26 +135,6 @@ def test_kinds_of_inputs(kind: str, samba: Any) -> None:
     if kind == "dict":
         app.samba.session.run(app.inputs, app.model.output_tensors)
         app.plainly.step(batch_of(samba))
-    assert app.trains()
-
-
-def test_inputs_are_one_samba_tensor(samba: Any) -> None:
-    model = samba.from_torch_model_(seeded(OnlyOut))
-    image = samba.randn(4, 8, name="image", batch_dim=0)
-    pef = samba.session.compile(model, image, None, name="only", inference=True)
-    samba.utils.trace_graph(model, image, None, pef=pef)
-    (out,) = samba.session.run(image, model.output_tensors)
-    assert equal(out, model(samba.to_torch(image)))
-
-
-@pytest.mark.parametrize("command", ["run", "test"])
-def test_common_app_driver_is_called_for_run_and_test_too(
-    command: str, samba: Any, pef_of: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = _app(samba, command, f"--pef={pef_of()}")
-    assert app.utils.common.common_app_driver(app.args, app.model, app.inputs, app.optimizer, name="logreg") is None
-    assert samba.session.machine is None
-    app.trace(pef=app.args.pef)
     assert app.trains()
 
 

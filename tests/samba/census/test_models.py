@@ -1,14 +1,27 @@
-"""Models and optimizers: how apps convert them, and what a model returns."""
+"""Models, optimizers, tensors and losses on the host: what apps of the census do with them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.samba.census.support import CLASSES, FEATURES, LogReg, OnlyOut, Plainly, equal, refused, same_weights, seeded
+from tests.samba.census.support import (
+    BATCH,
+    CLASSES,
+    FEATURES,
+    LogReg,
+    OnlyOut,
+    Plainly,
+    batch_of,
+    equal,
+    refused,
+    same_weights,
+    seeded,
+)
 
 
 def _compiled(samba: Any, model: Any, batch: list[Any], optimizer: Any, **options: Any) -> None:
@@ -20,16 +33,6 @@ def _step(samba: Any, model: Any, batch: list[Any]) -> Any:
     outputs = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
     samba.session.to_cpu(model)
     return outputs
-
-
-@pytest.mark.parametrize("function", ["from_torch_model_", "from_torch_"])
-def test_a_model_is_converted_and_the_result_is_not_used(function: str, samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    plainly = Plainly(model)
-    getattr(samba, function)(model)
-    _compiled(samba, model, batch, samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    assert equal(_step(samba, model, batch)[1], plainly.step(batch)[1])
-    assert same_weights(model, plainly.model)
 
 
 @pytest.mark.parametrize("order", ["from_torch_model_(model.bfloat16())", "from_torch_(model); model.bfloat16()"])
@@ -71,26 +74,6 @@ def test_a_subclass_of_samba_nn_without_a_conversion(samba: Any, batch: list[Any
     assert same_weights(model, plainly.model)
 
 
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SGD(params, lr=, momentum=, weight_decay=)": ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}),
-    "AdamW(..., eps=)": ("AdamW", {"lr": 0.01, "betas": (0.9, 0.997), "weight_decay": 0.1, "eps": 1e-6}),
-    "Adam(params, lr=, eps=)": ("Adam", {"lr": 0.01, "eps": 1e-6}),
-}
-
-
-@pytest.mark.parametrize("row", OPTIMIZERS)
-def test_an_optimizer_steps_as_that_of_torch(row: str, samba: Any, batch: list[Any]) -> None:
-    name, options = OPTIMIZERS[row]
-    model = seeded(LogReg)
-    plainly = Plainly(model, getattr(torch.optim, name), **options)
-    samba.from_torch_model_(model)
-    _compiled(samba, model, batch, getattr(samba.optim, name)(model.parameters(), **options))
-    for _ in range(2):
-        _step(samba, model, batch)
-        plainly.step(batch)
-    assert same_weights(model, plainly.model)
-
-
 def test_methods_of_optimizers_around_a_run(samba: Any, batch: list[Any], trace: Callable[..., Any]) -> None:
     model, optimizer = trace()
     plainly = Plainly(model)
@@ -118,29 +101,14 @@ class Three(LogReg):
         return loss, out, out.softmax(1)
 
 
-class OutLoss(LogReg):
-    """(out, loss)."""
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
-        return super().forward(inputs, targets)[::-1]
-
-
-@pytest.mark.parametrize("model", [LogReg, Three, OutLoss], ids=["(loss, out)", "(loss, out, third)", "(out, loss)"])
-def test_what_a_model_returns(model: type[Any], samba: Any, batch: list[Any]) -> None:
-    made = seeded(model)
+def test_a_model_returns_three_outputs(samba: Any, batch: list[Any]) -> None:
+    made = seeded(Three)
     plainly = Plainly(made)
     samba.from_torch_model_(made)
     _compiled(samba, made, batch, samba.optim.SGD(made.parameters(), lr=0.1, momentum=0.9))
-    outputs = _step(samba, made, batch)
-    if model is OutLoss:
-        plainly.model.forward = lambda *inputs: model.forward(plainly.model, *inputs)[::-1]
-    expected = plainly.step(batch)
-    expected = expected[::-1] if model is OutLoss else expected
-    assert [equal(*pair) for pair in zip(outputs, expected, strict=True)] == [True] * len(expected)
+    outputs, expected = _step(samba, made, batch), plainly.step(batch)
+    assert [equal(*pair) for pair in zip(outputs, expected, strict=True)] == [True] * 3
     assert same_weights(made, plainly.model)
-    if model is Three:
-        with pytest.raises(ValueError, match="too many values to unpack"):
-            _loss, _out = outputs  # unpacked to 2, a mistake of the app
 
 
 class Tuple1(OnlyOut):
@@ -169,3 +137,129 @@ def test_a_criterion_on_the_wrong_shape_is_refused(samba: Any, batch: list[Any])
     images = samba.randn(4, FEATURES + 1, name="image", batch_dim=0)
     with refused("mat1 and mat2", "self.lin_layer(inputs)"):
         samba.session.compile(model, [images, batch[1]], samba.optim.SGD(model.parameters(), lr=0.1), name="net")
+
+
+Trace = Callable[..., Any]
+
+
+@pytest.mark.parametrize("way", ["output.sn_grad = output.grad", "ctx.set_tensors", "grad_of_outputs"])
+def test_the_loss_is_computed_on_the_host(way: str, samba: Any, trace: Trace) -> None:
+    model, _ = trace(OnlyOut)
+    plainly = Plainly(model)
+    criterion = nn.CrossEntropyLoss()
+    for number in range(2):
+        image, label = batch_of(samba, number)
+        labels, rest = samba.to_torch(label), {}
+        sn_output = samba.session.run([image], model.output_tensors, section_types=["fwd"])[0]
+        output = samba.to_torch(sn_output.float())
+        output.requires_grad = True
+        loss = criterion(output, labels)
+        loss.backward()
+        if way.startswith("output"):
+            model.output_tensors[0].sn_grad = output.grad
+        elif way == "ctx.set_tensors":
+            name = f"{model.output_tensors[0].sn_name}__grad"
+            samba.session.ctx.set_tensors({name: output.grad.numpy()})
+        else:
+            rest["grad_of_outputs"] = [samba.from_torch_tensor(output.grad)]
+        samba.session.run(
+            [image], model.output_tensors, section_types=["bckwd", "opt"], hyperparam_dict={"lr": 0.1}, **rest
+        )
+        gold = plainly.model(samba.to_torch(image))
+        assert equal(output, gold)
+        plainly.step([image], torch.autograd.grad(criterion(leaf := gold.detach().requires_grad_(), labels), leaf)[0])
+    samba.session.to_cpu(model)
+    assert same_weights(model, plainly.model)
+
+
+def test_host_memory_is_assigned_on_an_output_inside_of_forward(samba: Any, batch: list[Any]) -> None:
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+            out = self.lin(image)
+            out.host_memory = True
+            return nn.functional.cross_entropy(out, label), out
+
+    batch[0].host_memory = False
+    assert _trains_as_torch(samba, seeded(Host), batch)
+
+
+def _trains_as_torch(samba: Any, model: Any, batch: list[Any]) -> bool:
+    samba.from_torch_model_(model)
+    plainly = Plainly(model)
+    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pef = samba.session.compile(model, batch, optimizer, name="net")
+    samba.utils.trace_graph(model, batch, optimizer, pef=pef)
+    outputs = samba.session.run(batch, model.output_tensors)
+    expected = plainly.step(batch)
+    samba.session.to_cpu(model)
+    return same_weights(model, plainly.model) and all(equal(*pair) for pair in zip(outputs, expected, strict=True))
+
+
+def _constants(samba: Any) -> Any:
+    class Constants(nn.Module):
+        """Operators of samba on the tensors of a forward, and a constant matrix as a plain attribute."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(FEATURES, CLASSES)
+            self.table = samba.from_torch_tensor(torch.eye(FEATURES).bfloat16(), name="table")
+
+        def forward(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+            mixed = torch.matmul(image, self.table.float())
+            half = samba.mul(samba.sigmoid(mixed), 0.5) + samba.div(mixed, 2.0)
+            both = samba.cat((half[:, :4], half[:, 4:]), dim=1)
+            both = samba.log(samba.sigmoid(both)) + samba.triu_fill(both[:, :BATCH], 0.0).sum()
+            weight, bias = self.lin.weight, self.lin.bias
+            out = samba.addmm(input=bias, mat1=both, mat2=weight, beta=1, alpha=1, out=None, is_transposed=True)
+            out = samba.from_torch(samba.to_torch(out))  # to torch, and back inside of forward
+            return nn.functional.cross_entropy(out, label), out
+
+    return seeded(Constants)
+
+
+def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: list[Any]) -> None:
+    model = _constants(samba)
+    images, labels = map(samba.to_torch, batch)
+    half = torch.sigmoid(images) * 0.5 + images / 2
+    square = half[:, :BATCH]
+    mixed = torch.log(torch.sigmoid(half)) + square.tril().sum()
+    out = model(images, labels)[1]
+    torch.testing.assert_close(out, torch.addmm(model.lin.bias, mixed, model.lin.weight.t()))
+    assert _trains_as_torch(samba, model, batch)
+
+
+class Lines:
+    """A loader of the app's own."""
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        self.pairs = pairs
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+@pytest.mark.parametrize("loader", ["DataLoader", "a custom loader object"])
+def test_samba_loader(loader: str, samba: Any, trace: Callable[..., Any]) -> None:
+    images, labels = torch.randn(2 * BATCH, FEATURES), torch.randint(CLASSES, (2 * BATCH,))
+    pairs = [(images[at : at + BATCH], labels[at : at + BATCH]) for at in (0, BATCH)]
+    torch_loader: Any = DataLoader(TensorDataset(images, labels), BATCH) if loader == "DataLoader" else Lines(pairs)
+    model, _ = trace()
+    plainly = Plainly(model)
+    batches = samba.sambaloader.SambaLoader(torch_loader, ["image", "label"])
+    assert len(batches) == 2
+    for (image, label), pair in zip(batches, pairs, strict=True):
+        _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
+        assert equal(out, plainly.step(pair)[1])
+        predicted = torch.max(out.data, 1)[1]
+        assert label.size(0) == BATCH
+        assert (predicted == label).sum() == (samba.to_torch(predicted) == pair[1]).sum()
+        assert label.reshape(-1, 1).shape == (BATCH, 1)
+    samba.session.to_cpu(model)
+    assert same_weights(model, plainly.model)

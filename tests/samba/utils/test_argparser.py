@@ -10,7 +10,8 @@ import pytest
 from sambasim.errors import OptionError
 from sambasim.samba import context, notices
 from sambasim.samba.utils.argparser import SambaConfig, SNConfig, parse_app_args
-from sambasim.samba.utils.flags import FLAGS
+from sambasim.samba.utils.flags import COMMANDS, FLAGS
+from sambasim.samba.utils.parser import command_parser
 
 PEF = ["--pef", "net.pef"]
 
@@ -51,11 +52,6 @@ def test_values_are_parsed() -> None:
     assert arguments.resources_scaling_factors == [0.5, 2.0]
 
 
-@pytest.mark.parametrize("spelling", ["--pef-name=net", "--pef_name=net"])
-def test_both_spellings_of_a_flag_are_taken(spelling: str) -> None:
-    assert parse_app_args(["compile", spelling]).pef_name == "net"
-
-
 @pytest.mark.parametrize("spelling", ["--hidden-size", "--hidden_size"])
 @pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
 def test_both_spellings_of_an_apps_flag_are_taken(added: str, spelling: str) -> None:
@@ -63,10 +59,6 @@ def test_both_spellings_of_an_apps_flag_are_taken(added: str, spelling: str) -> 
         ["compile", spelling, "5"], common_parser_fn=lambda parser: parser.add_argument(added, type=int)
     )
     assert arguments.hidden_size == 5
-
-
-def test_flags_are_not_abbreviated() -> None:
-    assert refused("compile", "--batch", "3").remedy == "did you mean --batch-size?"
 
 
 def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
@@ -106,19 +98,6 @@ def test_a_required_flag_that_an_app_has_again_is_as_the_app_says(name: str) -> 
 
     assert parse_app_args(["run"], run_parser_fn=add).pef == "own.pef"
     assert parse_app_args(["run", name, "x.pef"], run_parser_fn=add).pef == "x.pef"
-
-
-def test_an_apps_flag_of_another_destination_leaves_the_librarys_its_other_name() -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--batch_size", dest="rows", type=int, default=5)
-
-    arguments = parse_app_args(["compile", "--batch-size", "7", "-b", "9"], common_parser_fn=add)
-    assert (arguments.rows, arguments.batch_size) == (7, 9)
-
-
-def test_an_app_may_set_a_default_of_the_library() -> None:
-    arguments = parse_app_args(["compile"], common_parser_fn=lambda parser: parser.set_defaults(batch_size=12))
-    assert arguments.batch_size == 12
 
 
 @pytest.mark.parametrize("command", ["run", "test", "measure-sections"])
@@ -161,15 +140,6 @@ def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], 
     assert remedy in (error.remedy or "")
 
 
-def test_help_of_the_app_names_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_app_args(["--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert "\n  measure-sections     Measure how long each section of the PEF takes.\n" in text
-    assert "\n  mpirun -np 2 python app.py run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu\n" in text
-
-
 def test_help_of_a_command_has_the_apps_flags_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_app_args(
@@ -204,18 +174,6 @@ def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_flags_that_are_not_given_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    parse_app_args(["compile", "--mapping", "section", "--n-chips", "1"])
-    assert capsys.readouterr().err == ""
-
-
-def test_only_the_first_rank_tells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    parse_app_args(["compile", "--n-chips", "2"])
-    assert capsys.readouterr().err == ""
-
-
 def test_an_apps_own_flag_is_not_told_as_one_that_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--debug", action="store_true")
@@ -236,11 +194,6 @@ def test_the_level_of_the_log_is_set() -> None:
 def test_the_context_has_what_was_parsed() -> None:
     arguments = parse_app_args(["compile"])
     assert context.current() == context.Context("compile", arguments)
-
-
-@pytest.mark.parametrize(("typed", "value"), [([], None), (["--json"], "-"), (["--json", "x.json"], "x.json")])
-def test_json_takes_a_file_or_none(typed: list[str], value: str | None) -> None:
-    assert parse_app_args(["measure-performance", *PEF, *typed]).json == value
 
 
 def test_a_config_made_from_keywords_is_what_the_command_line_gives() -> None:
@@ -276,10 +229,6 @@ def test_rounding_at_random_without_bf16_has_no_effect(
     assert parse_app_args([*typed, "--dtype=bf16", "--inference"]).enable_stoc_rounding is False
 
 
-def test_the_name_of_a_pef_is_taken_without_its_suffix() -> None:
-    assert parse_app_args(["compile", "--pef-name", "net.pef"]).pef_name == "net"
-
-
 def test_compile_takes_the_name_of_pef(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_app_args(["compile", "--pef", "out/net/net.pef"]).pef_name == "net"
     assert capsys.readouterr().err == "notice: --pef is for the other commands; compile writes the PEF net\n"
@@ -293,3 +242,29 @@ def test_a_config_is_made_from_what_was_parsed() -> None:
     assert SambaConfig(arguments, SNConfig(batch_size=1, hidden=4), epochs=2).get_all_params() == {
         **vars(arguments), "hidden": 4, "epochs": 2,
     }  # fmt: skip
+
+
+def test_a_pef_that_is_not_named_is_named_by_time_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda _: "20240131_235959")
+    monkeypatch.setattr("os.getpid", lambda: 4711)
+    (flag,) = [flag for flag in FLAGS if flag.names == ("--pef-name",)]
+    assert flag.default_for("compile") == "20240131_235959_4711"
+    assert flag.default_for("run") is None
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_tells_each_flag_of_a_command_what_it_means_and_no_other(command: str) -> None:
+    text = " ".join(command_parser(command, ()).format_help().split())
+    for flag in FLAGS:
+        if command in flag.commands:
+            assert flag.meaning in text
+        else:
+            assert f" {flag.names[0]} " not in text
+
+
+def test_help_puts_flags_that_change_nothing_apart() -> None:
+    text = command_parser("compile", ()).format_help()
+    effective, _, inert = text.partition("flags that are accepted, and have no effect here:")
+    assert "\n  --data-parallel  " in effective
+    assert "\n  --n-chips N " in inert
+    assert "\n  --n-chips N " not in effective

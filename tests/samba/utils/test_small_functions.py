@@ -11,7 +11,7 @@ from torch import nn
 
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.samba import utils
-from sambasim.samba.utils import mnist
+from sambasim.samba.utils import helpers, mnist
 from sambasim.samba.utils.helpers import seed_from_environment
 
 
@@ -54,11 +54,11 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
 def test_what_are_no_arguments_is_refused() -> None:
     anything: Any = 3
     for call in (
-        lambda: utils.pef_utils.get_pefmeta(anything, nn.Linear(1, 1)),
+        lambda: helpers.get_pefmeta(anything, nn.Linear(1, 1)),
         lambda: mnist.dataset_transform(anything),
         lambda: mnist.prepare_dataloader(anything),
     ):
-        with pytest.raises(OptionError, match="was given args of type int, and takes what parse_app_args") as caught:
+        with pytest.raises(OptionError, match="must have names with values, and is int") as caught:
             call()
         assert str(caught.value.where).startswith(__file__)
 

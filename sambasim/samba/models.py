@@ -1,27 +1,90 @@
-"""`lazy_param`: models whose parameters have no memory yet. `materialize` gives them memory and values.
-
-    with samba.lazy_param():
-        model = LargeModel()                # at once, whatever its size
-    samba.materialize(model)                # now it has memory, and the values of its layers' `reset_parameters`
-
-What a constructor does after that, with `nn.init` or `apply`, is not repeated: do it again on the materialized model.
-"""
+"""Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
-from sambasim.samba.checks.keywords import checks_keywords
+from sambasim.samba import context
+from sambasim.samba.checks.keywords import checks_keywords, checks_keywords_beside
 from sambasim.samba.checks.place import app_line
 from sambasim.samba.nn import MATERIALIZER
 from sambasim.samba.notices import say_once
+from sambasim.samba.request import unwrapped
+from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, to_torch
 
 __all__ = ["lazy_param", "materialize"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@checks_keywords_beside("samba.from_torch_model_", ())
+def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
+    """Names `model` and its parameters, in place, and returns it.
+
+    `model.name` is the lower-case name of its class (`"logreg"`), after `parent_module_prefix` and `__`; a parameter's
+    `sn_name` is its symbol in a PEF (`"logreg__lin_layer__weight"`). A model that is no part also gets `run`.
+    Raises ModelError if it is no model, or has a tensor or module `name`.
+    """
+    if not isinstance(model, nn.Module):
+        what = f"an nn.Module is needed, not {type(model).__name__}"
+        raise ModelError(what, remedy="samba.from_torch_tensor(tensor, name=…) for a tensor")
+    own = type(unwrapped(model)).__name__.lower()
+    prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
+    try:
+        model.name = prefix  # type: ignore[assignment]  # torch declares attributes as tensors and modules
+    except (AttributeError, TypeError) as error:
+        what = f"the model {type(model).__name__} has an attribute name, which SambaFlow sets"
+        raise ModelError(what, remedy="give that parameter, buffer, module or property another name") from error
+    names = UniqueNames()
+    names.take(loss_name(prefix), GRADIENT_SUFFIX)  # so that no parameter has the name of the loss
+    for path, parameter in unwrapped(model).named_parameters():
+        symbol = names.take(symbol_name(prefix, path), GRADIENT_SUFFIX)
+        parameter.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's attribute
+    if parent_module_prefix is None:
+        add_old_methods(model)
+    return model
+
+
+def add_old_methods(model: nn.Module) -> None:
+    """Adds methods that old apps call: `run`, which is `session.run`; `cpu` and `write_host_params`, which also fetch
+    the weights from the device. Methods and attributes of the model itself stay."""
+    for name, method in (("run", _run), ("cpu", _cpu), ("write_host_params", _write_host_params)):
+        is_free = not hasattr(model, name) or getattr(type(model), name, None) is getattr(nn.Module, name, method)
+        if is_free and name not in {**vars(model), **model._modules, **model._parameters, **model._buffers}:
+            vars(model)[name] = partial(method, model)
+
+
+def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """`session.run`, with the inputs as one sequence or one by one, and sync as the command line says."""
+    session.program(model)
+    if "inputs" in options:
+        inputs = (options.pop("inputs"),)
+    typed = context.current().arguments
+    for flag in ("data_parallel", "reduce_on_rdu"):
+        options.setdefault(flag, bool(getattr(typed, flag, False)))
+    if len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs):
+        return session.run(inputs, **options)
+    return session.run(*inputs, **options)
+
+
+def _cpu(model: M) -> M:
+    """nn.Module.cpu, after `session.to_cpu` if the session has loaded `model`."""
+    _write_host_params(model)
+    return nn.Module.cpu(model)
+
+
+def _write_host_params(model: nn.Module) -> None:
+    """`session.to_cpu`, if the session has loaded `model`."""
+    if session.machine is not None and session.machine.model is unwrapped(model):
+        session.to_cpu(model)
+
 
 Part = TypeVar("Part", nn.Module, SambaTensor)
 
@@ -40,19 +103,17 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
 def materialize(lazy: Part) -> Part:
     """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`.
 
-    lazy: a model, also in `with materialize(model) as model:`; or a SambaTensor, which is never lazy
-
-    Calls `reset_parameters` of each layer with lazy tensors, inner layers first, as constructors do; of a layer without
-    tensors of its own only if all below it is lazy. Layers without lazy tensors, as after
-    `load_state_dict(…, assign=True)`, keep their values. The `materializer` of a SambaParameter is called last.
+    Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
+    only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
+    `nn.init` or `apply`, is not repeated. A SambaTensor is never lazy.
     Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, or whose own leaves some unset.
     """
     if isinstance(lazy, SambaTensor):
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` finds these methods in the class only, and materialize must return the model itself.
-        type(lazy).__enter__ = _itself  # type: ignore[attr-defined]  # a new method of the app's class
-        type(lazy).__exit__ = _leave  # type: ignore[attr-defined]  # likewise
+        type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
+        type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
     found = [
         (path or type(lazy).__name__, module, _reset_of(module))
         for path, module in _parts_first(lazy, "", set())
@@ -62,11 +123,10 @@ def materialize(lazy: Part) -> Part:
         if reset is None and any(
             tensor.is_meta and MATERIALIZER not in vars(tensor) for tensor in _own_tensors(module).values()
         ):
-            raise ModelError(
-                f"{path} is a lazy {type(module).__name__}, which has no reset_parameters",
-                remedy="give the class a method reset_parameters that fills its parameters and buffers, or make it "
-                "outside lazy_param, or load_state_dict(…, assign=True) first",
-            )
+            remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
+            remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
+            what = f"{path} is a lazy {type(module).__name__}, which has no reset_parameters"
+            raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
     given = [(path, module, _give_memory(module, made)) for path, module, _ in found]
     for _, _, reset in found:
@@ -79,14 +139,6 @@ def materialize(lazy: Part) -> Part:
     return lazy
 
 
-def _itself(module: nn.Module) -> nn.Module:
-    return module
-
-
-def _leave(module: nn.Module, *error: object) -> None:
-    return None
-
-
 def _fill(path: str, name: str, tensor: Tensor) -> None:
     """Calls the `materializer` of a parameter that has one."""
     materializer = vars(tensor).pop(MATERIALIZER, None)
@@ -94,11 +146,9 @@ def _fill(path: str, name: str, tensor: Tensor) -> None:
         return
     values = to_torch(materializer())
     if values.shape != tensor.shape:
-        raise ModelError(
-            f"the materializer of {path}.{name} gives the shape {tuple(values.shape)}, and the parameter has "
-            f"{tuple(tensor.shape)}",
-            remedy="give SambaParameter the shape that its materializer returns",
-        )
+        shapes = f"the shape {tuple(values.shape)}, and the parameter has {tuple(tensor.shape)}"
+        what = f"the materializer of {path}.{name} gives {shapes}"
+        raise ModelError(what, remedy="give SambaParameter the shape that its materializer returns")
     with torch.no_grad():
         tensor.copy_(values)
 
@@ -171,7 +221,5 @@ def _check_set(path: str, module: nn.Module, given: Mapping[str, Tensor]) -> Non
         if now is None:
             continue
         if bool(now.isnan().any()) if _holds_nan(now) else now is memory and now._version == 0:
-            raise ModelError(
-                f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}",
-                remedy=f"set {name} in it, or make the layer outside lazy_param",
-            )
+            what = f"{path} is a {type(module).__name__}, whose reset_parameters does not set {name}"
+            raise ModelError(what, remedy=f"set {name} in it, or make the layer outside lazy_param")
