@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.capture import CapturedGraph, Feed, Yield
-from sambasim.compiler.constants import check_constant, model_tensor, own_name, share_memory
-from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
-from sambasim.compiler.source import read_by
+from sambasim.compiler.names import (
+    GRADIENT_SUFFIX,
+    UniqueNames,
+    gradient_name,
+    loss_name,
+    own_name,
+    read_by,
+    symbol_name,
+)
+from sambasim.compiler.tensors import check_constant, check_memory, model_tensor, model_tensors
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
@@ -56,6 +62,7 @@ class _Builder:
         self._name = name
         self._prefix = type(model).__name__.lower()
         self._model = model
+        self._tensors = model_tensors(model)
         self._inputs = inputs
         self._captures = captures
         self._batch_size = batch_size
@@ -105,16 +112,13 @@ class _Builder:
     def _add_model_tensors(self) -> None:
         persistent = set(self._model.state_dict(keep_vars=True))
         changed = self._changed_paths()
-        _check_memory(dict(self._model_tensors()), changed)
+        check_memory(self._tensors, changed)
         paths_of: dict[int, list[str]] = {}
-        for path, tensor in self._model_tensors():
+        for path, tensor in self._tensors.items():
             paths_of.setdefault(id(tensor), []).append(path)
-        for path, tensor in self._model_tensors():
-            paths = paths_of[id(tensor)]
-            if path != paths[0]:
-                self._symbol_of_path[path] = self._symbol_of_path[paths[0]]
-                continue
-            name = symbol_name(self._prefix, path)
+        for paths in paths_of.values():
+            tensor = self._tensors[paths[0]]
+            name = symbol_name(self._prefix, paths[0])
             if isinstance(tensor, nn.Parameter):
                 kind = SymbolKind.PARAMETER
                 name = self._names.take(name, GRADIENT_SUFFIX)
@@ -125,18 +129,14 @@ class _Builder:
             torch_names = tuple(p for p in paths if p in persistent)
             symbol = Symbol(name, kind, tensor_type(tensor), torch_names=torch_names)
             self._add(symbol)
-            self._weights[symbol.name] = tensor.detach().contiguous()
-            self._symbol_of_path[path] = symbol.name
+            self._weights[name] = tensor.detach().contiguous()
+            self._symbol_of_path |= dict.fromkeys(paths, name)
 
     def _changed_paths(self) -> set[str]:
         """The paths, in the model, of all tensors that the training step changes in `forward`."""
         captured = self._captures.training
         yields = captured.yields if captured else ()
         return {yielded.name.removeprefix(_STEP_PREFIX) for _, yielded in yields if yielded.kind == "buffer"}
-
-    def _model_tensors(self) -> list[tuple[str, Tensor]]:
-        parameters = list(self._model.named_parameters(remove_duplicate=False))
-        return [*parameters, *self._model.named_buffers(remove_duplicate=False)]
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
@@ -176,11 +176,10 @@ class _Builder:
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
         from 0, so the name says nothing: equal tensors share a symbol."""
-        tensors = dict(self._model_tensors())
-        itself = model_tensor(tensor, tensors)
+        itself = model_tensor(tensor, self._tensors)
         if itself is not None and itself not in self._changed_paths():
             return self._symbol_of_path[itself]
-        check_constant(path, tensor, tensors, where)
+        check_constant(path, tensor, self._tensors, where)
         value, type_ = tensor.detach(), tensor_type(tensor)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
@@ -280,32 +279,6 @@ def _loss_position(captured: CapturedGraph) -> int:
 def _bytes(tensor: Tensor) -> Tensor:
     """The bytes of a contiguous tensor: equal bytes are equal values, also where they are not numbers."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
-    """Raises ModelError for two different tensors in the same memory of which a training step changes one. `changed`
-    are the paths of what changes beside the parameters."""
-    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    seen: set[int] = set()
-    for path, tensor in tensors.items():
-        if id(tensor) not in seen and tensor.numel():
-            storage = tensor.untyped_storage()
-            where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
-            by_storage.setdefault(where, []).append((path, tensor))
-        seen.add(id(tensor))
-    for sharing in by_storage.values():
-        for (path, tensor), (other_path, other) in combinations(sharing, 2):
-            fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
-            if fixed or not share_memory(tensor, other):
-                continue
-            raise ModelError(
-                f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path} are two tensors in the same memory",
-                remedy=f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own",
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
 
 
 def _whole_sections(*parts: tuple[str, SectionKind, int]) -> tuple[Section, ...]:

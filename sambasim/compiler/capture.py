@@ -24,10 +24,9 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from sambasim.compiler.constants import check_rounded
 from sambasim.compiler.explain import tracer_error
-from sambasim.compiler.precision import default_type, widen
-from sambasim.compiler.source import read_by
+from sambasim.compiler.names import read_by
+from sambasim.compiler.precision import check_rounded, default_type, widen
 from sambasim.compiler.trial import as_written
 from sambasim.errors import CaptureError
 

@@ -3,7 +3,6 @@
 Aliases that only autograd needs (`detach`) are skipped here, so that no later pass has to know of them.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from sambasim.compiler.capture import CapturedGraph
-from sambasim.compiler.names import UniqueNames, symbol_name
-from sambasim.compiler.source import source_line
-from sambasim.compiler.watch import COMPLEX
+from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
+from sambasim.compiler.tensors import REAL_NUMBERS, dtype_name
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
-from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 
@@ -56,11 +53,6 @@ def tensor_type(tensor: Tensor) -> TensorType:
             f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(DTYPE_BYTES)}"
         )
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """`float32`, and not `torch.float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Translator:
@@ -195,7 +187,7 @@ class _Translator:
 
 _INSTEAD = (
     (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
-    (("complex", "fft"), COMPLEX.rewrite),
+    (("complex", "fft"), REAL_NUMBERS),
 )
 
 
@@ -221,33 +213,3 @@ def _item(node: fx.Node) -> tuple[fx.Node, int]:
     if not isinstance(index, int):
         raise TypeError(f"{node} takes item {index!r} of {node.args[0]}, and not a whole number")
     return _operand(node), index
-
-
-_NAMED_BY_LAYER = {
-    OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
-    OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
-}  # fmt: skip
-_LAYERS_OF_MANY = ("MultiheadAttention",)
-
-
-def layer_name(node: fx.Node, operator: str) -> str | None:
-    """`linear` for the matrix product of an nn.Linear, `crossentropyloss` for that loss, as SambaFlow names them; None
-    for what is no layer of torch.nn, or only prepares or finishes its work."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
-        return None
-    layer = list(stack.values())[-1][1]
-    module, _, name = (layer if isinstance(layer, str) else f"{layer.__module__}.{layer.__qualname__}").rpartition(".")
-    return name.lower() if module.startswith("torch.nn.modules.") and name not in _LAYERS_OF_MANY else None
-
-
-def module_path(node: fx.Node) -> str:
-    """The dotted path of the user's module that ran the node, or "" for the step itself."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    # Paths look like `L['self'].model.conv1` or `model.conv1`; `model` is the step's name for the user's module.
-    path = re.sub(r"^L\['self'\]\.?", "", path)
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
-    return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path

@@ -1,26 +1,29 @@
-"""A call of a model that leaves nothing behind: its tensors, attributes, random numbers and output are as before."""
+"""The surroundings of a capture or of a trial call. Each context restores all that it changes."""
 
 import contextlib
 import copy
+import gc
 import io
 import logging
 import random
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
 
 
 @contextlib.contextmanager
 def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this is active, the modules of `step` hold tensors that `convert` made of theirs, each once, and nobody
-    hears what is printed, logged or warned of. Afterwards all attributes and the random generators are as before."""
+    """The modules of `step` hold tensors that `convert` made of theirs, each once; output, logs and warnings are
+    dropped. Afterwards all attributes and the random generators are as before."""
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -30,7 +33,7 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
             warnings.simplefilter("ignore")
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            stack.enter_context(_apart(step, convert))
+            stack.enter_context(_converted(step, convert))
             stack.enter_context(as_written())
             yield
     finally:
@@ -41,9 +44,36 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
 
 
 @contextlib.contextmanager
+def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    copies: dict[int, Any] = {}
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            copies.setdefault(id(value), convert(value))
+        elif type(value) in (dict, OrderedDict):
+            copied = copies.setdefault(id(value), copy.copy(value))
+            copied.update((key, converted(item)) for key, item in value.items() if isinstance(item, Tensor))
+        elif type(value) in (list, set):
+            copies.setdefault(id(value), type(value)(converted(v) if isinstance(v, Tensor) else v for v in value))
+        else:
+            return value
+        return copies[id(value)]
+
+    kept = [(module, dict(vars(module))) for module in step.modules()]
+    try:
+        for module, attributes in kept:
+            vars(module).update((name, converted(value)) for name, value in attributes.items())
+        yield
+    finally:
+        for module, attributes in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+@contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """While this is active, what the user has given to torch.compile runs as it is written: a compiled function can be
-    neither traced nor recorded. What imports torch's compiler takes seconds; without it nothing is compiled."""
+    """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
+    not imported, which would take seconds, nothing is compiled yet."""
     if "torch._dynamo" in sys.modules:
         with torch.compiler.set_stance("force_eager"):
             yield
@@ -53,8 +83,8 @@ def as_written() -> Iterator[None]:
 
 @contextlib.contextmanager
 def variables_are_tensors() -> Iterator[None]:
-    """While this is active, `torch.autograd.Variable`, under whatever name a module of the app has it, returns the
-    tensor that it is given: since torch 0.4 a tensor is one itself, and the tracer cannot follow the class."""
+    """`torch.autograd.Variable`, wherever a module of the app has it, returns its argument: the tracer cannot follow
+    the class, which has only wrapped tensors since torch 0.4."""
     places = [
         (module, name)
         for module in list(sys.modules.values())
@@ -82,28 +112,49 @@ class _TensorItself(metaclass=_EveryTensor):
 
 
 @contextlib.contextmanager
-def _apart(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this is active, the modules of `step` hold converted tensors; afterwards all attributes are as before."""
-    copies: dict[int, Any] = {}
-
-    def converted(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            copies.setdefault(id(value), convert(value))
-        elif type(value) in (dict, OrderedDict):
-            copied = copies.setdefault(id(value), copy.copy(value))
-            copied.update((key, converted(item)) for key, item in value.items() if isinstance(item, Tensor))
-        elif type(value) in (list, set):
-            copies.setdefault(id(value), type(value)(converted(v) if isinstance(v, Tensor) else v for v in value))
-        else:
-            return value
-        return copies[id(value)]
-
-    kept = [(module, dict(vars(module))) for module in step.modules()]
+def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
+    """Tensors that are plain attributes of modules are buffers, in no state_dict: export would otherwise refuse them,
+    or take their values as constants."""
+    promoted = []
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                delattr(module, name)
+                module.register_buffer(name, value.detach(), persistent=False)
+                promoted.append((module, name, value))
     try:
-        for module, attributes in kept:
-            vars(module).update((name, converted(value)) for name, value in attributes.items())
         yield
     finally:
-        for module, attributes in kept:
-            vars(module).clear()
-            vars(module).update(attributes)
+        for module, name, value in promoted:
+            delattr(module, name)
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Garbage collections are rare, and skip what exists already: a trace makes a million objects that live until its
+    end, and the collector would traverse them again and again.
+
+    What is frozen already, such as a command's imports, stays frozen.
+    """
+    thresholds = gc.get_threshold()
+    is_thawed = gc.get_freeze_count() == 0
+    if is_thawed:
+        gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if is_thawed:
+            gc.unfreeze()
+
+
+def written(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], undeclared: Collection[str] = ()
+) -> Iterator[Tensor]:
+    """The tensors that a call of `func` writes to, by its schema, and those of its arguments in `undeclared`."""
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

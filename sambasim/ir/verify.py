@@ -255,15 +255,7 @@ def _verify_memory(program: Program) -> None:
 
 def _names_of(group: ParameterGroup, program: Program) -> Iterable[str]:
     for member in group.members:
-        yield member.parameter
-        yield member.gradient
-        for state in program.optimizers[group.optimizer].states:
-            yield state_name(member.parameter, program.optimizers[group.optimizer].name, state)
-
-
-def state_name(parameter: str, optimizer: str, state: str) -> str:
-    """The symbol of one optimizer state of one parameter: `logreg__lin_layer__weight__sgd0__momentum`."""
-    return f"{parameter}__{optimizer}__{state}"
+        yield from program.optimizers[group.optimizer].symbols_of(member).values()
 
 
 def _verify_group(group: ParameterGroup, program: Program) -> None:
@@ -271,8 +263,7 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
     _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
     element_bytes = DTYPE_BYTES[group.dtype]
     optimizer = program.optimizers[group.optimizer]
-    expected = {"parameter", "gradient", *optimizer.states}
-    _require(set(group.regions) == expected, 8, f"{group.name} has the regions {sorted(group.regions)}")
+    _require(set(group.regions) == set(optimizer.regions), 8, f"{group.name} has the regions {sorted(group.regions)}")
     for region, offset in group.regions.items():
         end = offset + group.numel * element_bytes
         inside = offset >= 0 and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
@@ -286,9 +277,7 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
         )
         reached = member.start + member.numel
         _require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
-        names = {"parameter": member.parameter, "gradient": member.gradient}
-        names |= {state: state_name(member.parameter, optimizer.name, state) for state in optimizer.states}
-        for region, name in names.items():
+        for region, name in optimizer.symbols_of(member).items():
             symbol = program.symbols.get(name)
             if symbol is None:
                 raise InvariantError(8, f"{group.name} names {name}, which is no symbol")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sambasim.compiler.fit import check_tensors
+from sambasim.compiler.tensors import check_tensors
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.program import ROUNDING_SEED, Program

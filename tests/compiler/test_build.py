@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.compiler.shapes import compile_shapes
 from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program

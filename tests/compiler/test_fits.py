@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.passes.fits import Fits
-from sambasim.compiler.shapes import compile_shapes
+from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.passes import Fits
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.compile import Compiled, compile_model
+from sambasim.compiler.explain import lost_effects
 from sambasim.compiler.step import TrainingStep
-from sambasim.compiler.watch import lost_effects
 from sambasim.errors import CaptureError, ModelError
 from sambasim.options.compile import CompileOptions
 from tests.models import CASES, Case

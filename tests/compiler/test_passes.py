@@ -12,11 +12,8 @@ from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
-from sambasim.compiler.passes import Pass, run_pipeline
-from sambasim.compiler.passes.data_parallel import REDUCE_BUFFER, AddDataParallel
-from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
-from sambasim.compiler.passes.partition import Partition
-from sambasim.compiler.passes.placement import Place
+from sambasim.compiler.passes import Partition, Pass, Place, run_pipeline
+from sambasim.compiler.passes.optimizer import REDUCE_BUFFER, AddDataParallel, AttachOptimizers, Update
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device

@@ -3,8 +3,8 @@
 import torch
 
 from sambasim.compiler.compile import Stopwatch, capture_model, pipeline
+from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.passes import run_pipeline
-from sambasim.compiler.shapes import compile_shapes
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.explain import explained
+from sambasim.compiler.explain import Watch, explained
 from sambasim.compiler.step import TrainingStep
-from sambasim.compiler.watch import Watch
 from sambasim.errors import CaptureError, ModelError
 
 
