@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sambasim.errors import PefError
 from sambasim.ir.graph import Node, node_references
-from sambasim.ir.numbered import numbered, numbered_output
-from sambasim.ir.numbered import numbers as number_values
-from sambasim.ir.printer import format_argument
+from sambasim.ir.printer import format_argument, numbered, numbered_output
+from sambasim.ir.printer import numbers as number_values
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sambasim.errors import PefError
-from sambasim.ir import operator_table
+from sambasim.ir import operators
 from sambasim.ir.graph import Argument, Node, Ref
-from sambasim.ir.operator_table import TABLE
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS, TABLE, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.optimizers import OPTIMIZERS
 
@@ -24,7 +23,7 @@ COMPOSITES = {
 }  # fmt: skip
 
 SHAPE_MAY_DEPEND_ON_DATA = {"aten.index.Tensor", "aten.one_hot.default"}
-"""Static unless the index is a mask, and unless the number of classes is missing: see `operator_table`."""
+"""Static unless the index is a mask, and unless the number of classes is missing: see `operators`."""
 
 
 def overload(name: str) -> torch._ops.OpOverload:
@@ -40,7 +39,7 @@ def test_every_name_is_written_once() -> None:
 
 
 def test_every_group_is_in_the_table() -> None:
-    groups = [value for value in vars(operator_table).values() if isinstance(value, tuple) and value is not TABLE]
+    groups = [value for value in vars(operators).values() if isinstance(value, tuple) and value is not TABLE]
     assert sum(len(group) for group in groups) == len(TABLE)
 
 

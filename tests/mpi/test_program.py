@@ -11,8 +11,7 @@ from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.errors import InternalError
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.verify import Stage, verify
 from sambasim.pef import read
 from sambasim.runtime import handlers, lowering

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sambasim.ir.aliases import aliases_of, kind_of, last_reader
+from sambasim.ir.dataflow import aliases_of, kind_of, last_reader
 from sambasim.ir.graph import Node, node_references
-from sambasim.ir.operator_table import OperatorKind
+from sambasim.ir.operators import OperatorKind
 from sambasim.runtime.engine.builtins import WRITES_OUT
 
 Function = Callable[..., object]
