@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture import CapturedGraph, Feed, Yield
+from sambasim.compiler.capture import CapturedGraph, Role
 from sambasim.compiler.names import (
     GRADIENT_SUFFIX,
     UniqueNames,
@@ -135,14 +135,15 @@ class _Builder:
     def _changed_paths(self) -> set[str]:
         """The paths, in the model, of all tensors that the training step changes in `forward`."""
         captured = self._captures.training
-        yields = captured.yields if captured else ()
-        return {yielded.name.removeprefix(_STEP_PREFIX) for _, yielded in yields if yielded.kind == "buffer"}
+        outputs = captured.outputs if captured else ()
+        return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
         """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
         placeholders = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
         symbol_of = {
-            name: self._symbol_of_feed(feed, captured, placeholders.get(name)) for name, feed in captured.feeds.items()
+            name: self._symbol_of_input(role, captured, placeholders.get(name))
+            for name, role in captured.inputs.items()
         }
         for target, node in {str(node.target): node for node in captured.graph.nodes if node.op == "get_attr"}.items():
             self._check_is_tensor(node, captured)
@@ -160,12 +161,12 @@ class _Builder:
             remedy="leave them out: --dtype says what the numbers are stored in",
         )
 
-    def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph, node: fx.Node | None) -> str:
-        if feed.kind == "input":
-            return list(self._inputs)[int(feed.name)]
-        if feed.kind == "tangent":
-            return gradient_name(self._outputs[int(feed.name)])
-        return self._symbol_of_target(feed.name, captured, node)
+    def _symbol_of_input(self, role: Role, captured: CapturedGraph, node: fx.Node | None) -> str:
+        if role.kind == "input":
+            return list(self._inputs)[int(role.name)]
+        if role.kind == "tangent":
+            return gradient_name(self._outputs[int(role.name)])
+        return self._symbol_of_target(role.name, captured, node)
 
     def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
         path = target.removeprefix(_STEP_PREFIX)
@@ -196,14 +197,14 @@ class _Builder:
         translation = translate(captured, self._prefix, symbol_of)
         loss = translation.outputs[_loss_position(captured)]
         self._check_loss(loss, captured)
-        for position, (_, yielded) in enumerate(captured.yields):
-            if yielded.kind == "output" and int(yielded.name) in captured.losses:
-                tangent = gradient_name(self._outputs[int(yielded.name)])
+        for position, (_, role) in enumerate(captured.outputs):
+            if role.kind == "output" and int(role.name) in captured.losses:
+                tangent = gradient_name(self._outputs[int(role.name)])
                 type_ = self._type(translation, translation.outputs[position])
                 self._add(Symbol(tangent, SymbolKind.TANGENT, type_))
         outputs = []
-        for (_, yielded), value in zip(captured.yields, translation.outputs, strict=True):
-            symbol = self._kept_in(yielded, self._type(translation, value))
+        for (_, role), value in zip(captured.outputs, translation.outputs, strict=True):
+            symbol = self._kept_in(role, self._type(translation, value))
             outputs.append(Output(value, symbol))
         forward = [node for node in translation.nodes if node.name not in translation.backward]
         backward = [node for node in translation.nodes if node.name in translation.backward]
@@ -215,7 +216,7 @@ class _Builder:
 
     def _name_outputs(self, captured: CapturedGraph) -> None:
         """The first output from which the backward starts is the loss; the others are numbered."""
-        indices = sorted(int(yielded.name) for _, yielded in captured.yields if yielded.kind == "output")
+        indices = sorted(int(role.name) for _, role in captured.outputs if role.kind == "output")
         others = [index for index in indices if index != captured.losses[0]]
         self._outputs[captured.losses[0]] = self._loss
         for number, index in enumerate(others):
@@ -227,27 +228,27 @@ class _Builder:
         if symbol is not None:
             name = symbol.torch_names[0] if symbol.torch_names else symbol.name
             what = f"the loss is the {symbol.kind} {name} itself: there is nothing to compute"
-        elif not any(yielded.kind == "gradient" for _, yielded in captured.yields):
+        elif not any(role.kind == "gradient" for _, role in captured.outputs):
             what = "the loss is a view of a parameter: there is nothing to compute"
         else:
             return
         raise ModelError(what, remedy="return a loss that is computed from the inputs and the parameters")
 
-    def _kept_in(self, yielded: Yield, type_: TensorType) -> str:
-        path = yielded.name.removeprefix(_STEP_PREFIX)
-        if yielded.kind == "buffer":
+    def _kept_in(self, role: Role, type_: TensorType) -> str:
+        path = role.name.removeprefix(_STEP_PREFIX)
+        if role.kind == "buffer":
             if path not in self._symbol_of_path:
                 raise CaptureError(
                     f"the training step changes {own_name(path)}, which is no tensor of the model",
                     remedy="a model may change its buffers: self.register_buffer(…)",
                 )
             return self._symbol_of_path[path]
-        if yielded.kind == "gradient":
+        if role.kind == "gradient":
             name = gradient_name(self._symbol_of_path[path])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
-        index = int(yielded.name)
-        if yielded.kind == "input_gradient":
+        index = int(role.name)
+        if role.kind == "input_gradient":
             name = self._names.take(gradient_name(list(self._inputs)[index]))
         else:
             name = self._outputs[index]
@@ -272,8 +273,8 @@ class _Builder:
 
 
 def _loss_position(captured: CapturedGraph) -> int:
-    loss = Yield("output", str(captured.losses[0]))
-    return next(i for i, (_, yielded) in enumerate(captured.yields) if yielded == loss)
+    loss = Role("output", str(captured.losses[0]))
+    return next(i for i, (_, role) in enumerate(captured.outputs) if role == loss)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

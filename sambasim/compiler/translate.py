@@ -75,7 +75,7 @@ class _Translator:
             if node.op == "call_function":
                 self._call(node)
         self._refuse()
-        self._done.outputs = [self._value_of[value] for value, _ in self._captured.yields]
+        self._done.outputs = [self._value_of[value] for value, _ in self._captured.outputs]
         return self._drop_dead_code()
 
     def _call(self, node: fx.Node) -> None:

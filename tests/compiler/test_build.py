@@ -437,5 +437,5 @@ def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
     model = Makes().eval()
     with stored_in(torch.bfloat16, model):
         captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
-    value, _ = captured.yields[0]
+    value, _ = captured.outputs[0]
     assert value.meta["val"].dtype is torch.bfloat16
