@@ -1,6 +1,6 @@
 """The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,34 +139,26 @@ class _Builder:
         return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
-        """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
-        placeholders = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
-        symbol_of = {
-            name: self._symbol_of_input(role, captured, placeholders.get(name))
-            for name, role in captured.inputs.items()
-        }
-        for target, node in {str(node.target): node for node in captured.graph.nodes if node.op == "get_attr"}.items():
-            self._check_is_tensor(node, captured)
+        """The symbol of every placeholder and lifted constant; makes those of constants that the trace made."""
+        nodes = captured.graph.nodes
+        placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
+        symbol_of = {}
+        for name, role in captured.inputs.items():
+            if role.kind == "input":
+                symbol_of[name] = list(self._inputs)[int(role.name)]
+            elif role.kind == "tangent":
+                symbol_of[name] = gradient_name(self._outputs[int(role.name)])
+            else:
+                symbol_of[name] = self._symbol_of_target(role.name, captured, placeholders.get(name))
+        for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
+            if target not in captured.constants and target.removeprefix(_STEP_PREFIX) not in self._symbol_of_path:
+                raise CaptureError(  # torch keeps such a block as a graph of its own
+                    "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
+                    where=read_by(node),
+                    remedy="leave them out: --dtype says what the numbers are stored in",
+                )
             symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of
-
-    def _check_is_tensor(self, node: fx.Node, captured: CapturedGraph) -> None:
-        """Raises CaptureError for a part of the graph that torch keeps as a graph of its own."""
-        target = str(node.target)
-        if target in captured.constants or target.removeprefix(_STEP_PREFIX) in self._symbol_of_path:
-            return
-        raise CaptureError(
-            "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
-            where=read_by(node),
-            remedy="leave them out: --dtype says what the numbers are stored in",
-        )
-
-    def _symbol_of_input(self, role: Role, captured: CapturedGraph, node: fx.Node | None) -> str:
-        if role.kind == "input":
-            return list(self._inputs)[int(role.name)]
-        if role.kind == "tangent":
-            return gradient_name(self._outputs[int(role.name)])
-        return self._symbol_of_target(role.name, captured, node)
 
     def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
         path = target.removeprefix(_STEP_PREFIX)
@@ -195,24 +187,17 @@ class _Builder:
         self._name_outputs(captured)
         symbol_of = self._symbols_of(captured)
         translation = translate(captured, self._prefix, symbol_of)
-        loss = translation.outputs[_loss_position(captured)]
-        self._check_loss(loss, captured)
-        for position, (_, role) in enumerate(captured.outputs):
-            if role.kind == "output" and int(role.name) in captured.losses:
-                tangent = gradient_name(self._outputs[int(role.name)])
-                type_ = self._type(translation, translation.outputs[position])
-                self._add(Symbol(tangent, SymbolKind.TANGENT, type_))
-        outputs = []
         for (_, role), value in zip(captured.outputs, translation.outputs, strict=True):
-            symbol = self._kept_in(role, self._type(translation, value))
-            outputs.append(Output(value, symbol))
-        forward = [node for node in translation.nodes if node.name not in translation.backward]
-        backward = [node for node in translation.nodes if node.name in translation.backward]
-        sections = _whole_sections(
-            ("forward", SectionKind.FWD, len(forward)), ("backward", SectionKind.BCKWD, len(backward))
-        )
-        inputs = tuple(dict.fromkeys(symbol_of.values()))
-        return Graph("training", inputs, (*forward, *backward), tuple(outputs), translation.values, sections)
+            if role.kind == "output" and int(role.name) in captured.losses:
+                if int(role.name) == captured.losses[0]:
+                    self._check_loss(value, captured)
+                tangent = gradient_name(self._outputs[int(role.name)])
+                self._add(Symbol(tangent, SymbolKind.TANGENT, self._type(translation, value)))
+        outputs = [
+            Output(value, self._kept_in(role, self._type(translation, value)))
+            for (_, role), value in zip(captured.outputs, translation.outputs, strict=True)
+        ]
+        return _graph("training", symbol_of, translation, outputs)
 
     def _name_outputs(self, captured: CapturedGraph) -> None:
         """The first output from which the backward starts is the loss; the others are numbered."""
@@ -263,18 +248,10 @@ class _Builder:
             name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")
             self._add(Symbol(name, SymbolKind.OUTPUT, self._type(translation, value)))
             outputs.append(Output(value, name))
-        nodes = tuple(translation.nodes)
-        inputs = tuple(dict.fromkeys(symbol_of.values()))
-        sections = _whole_sections(("forward", SectionKind.FWD, len(nodes)))
-        return Graph(graph_name, inputs, nodes, tuple(outputs), translation.values, sections)
+        return _graph(graph_name, symbol_of, translation, outputs)
 
     def _type(self, translation: Translation, value: str) -> TensorType:
         return translation.values.get(value) or self._symbols[value].type
-
-
-def _loss_position(captured: CapturedGraph) -> int:
-    loss = Role("output", str(captured.losses[0]))
-    return next(i for i, (_, role) in enumerate(captured.outputs) if role == loss)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -282,11 +259,13 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _whole_sections(*parts: tuple[str, SectionKind, int]) -> tuple[Section, ...]:
-    sections: list[Section] = []
-    start = 0
-    for name, kind, count in parts:
-        if count:
-            sections.append(Section(len(sections), kind, name, start, start + count))
-            start += count
-    return tuple(sections)
+def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
+    """A graph of one FWD section, and one BCKWD section if there are backward nodes."""
+    forward = [node for node in translation.nodes if node.name not in translation.backward]
+    backward = [node for node in translation.nodes if node.name in translation.backward]
+    nodes = (*forward, *backward)
+    parts = [("forward", SectionKind.FWD, 0, len(forward)), ("backward", SectionKind.BCKWD, len(forward), len(nodes))]
+    used = [part for part in parts if part[2] < part[3]]
+    sections = tuple(Section(index, kind, title, *span) for index, (title, kind, *span) in enumerate(used))
+    inputs = tuple(dict.fromkeys(symbol_of.values()))
+    return Graph(name, inputs, nodes, tuple(outputs), translation.values, sections)

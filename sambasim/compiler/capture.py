@@ -159,9 +159,9 @@ def _check_constants(exported: ExportedProgram) -> None:
 
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
     # Where strict export fails, it prints the graph so far on top of its message.
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        with _no_guards(), as_written():
-            return torch.export.export(step, tuple(inputs), strict=strict)
+    dropped = io.StringIO()
+    with contextlib.redirect_stderr(dropped), contextlib.redirect_stdout(dropped), _no_guards(), as_written():
+        return torch.export.export(step, tuple(inputs), strict=strict)
 
 
 def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:

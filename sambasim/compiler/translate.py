@@ -1,11 +1,9 @@
-"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types.
-
-Aliases that only autograd needs (`detach`) are skipped here, so that no later pass has to know of them.
-"""
+"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -22,9 +20,10 @@ _ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
 """Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""
 
 _REFUSED = "refused"
-"""Stands for the results of a refused operator, so that the rest of the graph can be looked at too."""
+"""Stands for the results of a refused operator, so that the rest of the graph can be checked too."""
 
 _ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+"""Operators that only autograd needs, and that are left out."""
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ class _Translator:
         elif operator in _ASSERTIONS:
             return
         elif operator in _ALIASES:
-            self._value_of[node] = self._value_of[_operand(node)]
+            self._value_of[node] = self._value_of[node.all_input_nodes[0]]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             self._refused.setdefault(operator, source_line(node))
             self._value_of[node] = _REFUSED
@@ -105,15 +104,11 @@ class _Translator:
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         results = self._results(node, name)
-        self._refuse_constants(node, operator, (*args, *(value for _, value in kwargs)))
+        if self._value_of.get(node) != _REFUSED:
+            for argument in (*args, *(value for _, value in kwargs)):
+                if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
+                    self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
         self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
-
-    def _refuse_constants(self, node: fx.Node, operator: str, arguments: tuple[Argument, ...]) -> None:
-        if self._value_of.get(node) == _REFUSED:
-            return  # its result is of that dtype already
-        for argument in arguments:
-            if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
-                self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
@@ -144,12 +139,8 @@ class _Translator:
                 return Ref(self._value_of[argument])
             case None | bool() | int() | float() | str():
                 return argument
-            case torch.dtype():
-                return TorchConstant("dtype", str(argument).removeprefix("torch."))
-            case torch.layout():
-                return TorchConstant("layout", str(argument).removeprefix("torch."))
-            case torch.memory_format():
-                return TorchConstant("memory_format", str(argument).removeprefix("torch."))
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return TorchConstant(type(argument).__name__, str(argument).removeprefix("torch."))
             case torch.device():
                 return TorchConstant("device", argument.type)
             case list() | tuple():
@@ -199,17 +190,7 @@ def _instead_of(refused: str) -> str:
     return next(known, "write it with operators that have static shapes and no side effects")
 
 
-def _operand(node: fx.Node) -> fx.Node:
-    """The first operand of a node that reads another node's result."""
-    operand = node.args[0]
-    if not isinstance(operand, fx.Node):
-        raise TypeError(f"{node} reads {operand!r}, which no node made")
-    return operand
-
-
 def _item(node: fx.Node) -> tuple[fx.Node, int]:
     """Which result of which node a getitem reads."""
-    index = node.args[1]
-    if not isinstance(index, int):
-        raise TypeError(f"{node} takes item {index!r} of {node.args[0]}, and not a whole number")
-    return _operand(node), index
+    operand, index = node.args
+    return cast(fx.Node, operand), cast(int, index)
