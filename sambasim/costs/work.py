@@ -6,15 +6,10 @@ tensors are float32, as in mixed precision training. Integers have four bytes, b
 An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern on the
 device; an operator without operands, such as one that makes a constant mask. Views of a value count as that value.
 
-A product can use as many compute units as its stationary operand fills. A unit holds a block of 32 rows and 32 columns
-of that operand, while the other operand streams past:
-
-    weight         of a product, the taps of a convolution, the matrices of a recurrent layer
-    gradient       of a weight, to which each streamed row adds
-    other          of a product of two streamed tensors: the rows of the second that are on the chip at a time, at least
-                   all rows of one matrix of a batch
-
-Less than a block uses a fraction of a unit, but a product uses at least one unit in each dimension.
+A product can use as many compute units as its stationary operand fills: a unit holds a block of 32 rows and 32 columns
+of it, while the other operand streams past. Stationary are weights (the taps of a convolution, the matrices of a
+recurrent layer), gradients of weights, and, of a product of two streamed tensors, the rows of the second that are on the
+chip at a time, at least all rows of one matrix of a batch. A product uses at least one unit in each dimension.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,14 +35,15 @@ _MATRIX = 2
 
 
 def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[str], bool]) -> float:
-    """How many compute units can share a product, at least 1. `is_fixed` tells whether a value stays on the chip."""
-    if OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION:
+    """How many compute units can share a product, at least 1. `is_fixed` says whether a value stays on the chip."""
+    kind = OPERATORS[node.operator].kind
+    if kind is OperatorKind.CONVOLUTION:
         shapes = [types[name].shape for name in references(node.args) if name in types]
         outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
         return prod(taps) * _blocks((outputs, inputs))
     matrices = [name for name in references(node.args) if name in types and len(types[name].shape) >= _MATRIX]
     fixed = [types[name].shape for name in matrices if is_fixed(name)]
-    if OPERATORS[node.operator].kind is OperatorKind.RECURRENT:
+    if kind is OperatorKind.RECURRENT:
         return max(1.0, sum(map(_blocks, fixed)))
     if fixed:
         return _blocks(fixed[-1])
@@ -56,7 +52,7 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
         return _blocks(gradients[0])
     if not matrices:
         return 1.0
-    keys = 1 if OPERATORS[node.operator].kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
+    keys = 1 if kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
     *batch, rows, columns = types[matrices[keys]].shape
     return _blocks((min(prod(batch) * rows, max(rows, STREAMED_ROWS)), columns))
 
@@ -67,10 +63,8 @@ def _blocks(shape: tuple[int, ...]) -> float:
     return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
 
 
-_DEVICE_BYTES = {
-    dtype: 2 if dtype.startswith(("float", "bfloat")) else min(size, 4) for dtype, size in DTYPE_BYTES.items()
-}
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
+_DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in DTYPE_BYTES.items()}
 _FLOAT32_BYTES = 4
 _TRAINING_FLAG = 5
 """Position of `training` in the arguments of batch_norm."""

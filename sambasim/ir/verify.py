@@ -29,6 +29,7 @@ memory; a PEF is always at that last stage.
 from collections.abc import Iterable
 from enum import IntEnum
 from itertools import pairwise
+from operator import itemgetter
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
@@ -254,7 +255,7 @@ def _verify_memory(program: Program) -> None:
         _require(symbol.name in members or symbol.offset % ALIGNMENT_BYTES == 0, 7, f"{where}, which is not aligned")
         if symbol.type.size_bytes:
             spans.append((symbol.offset, end, symbol.name))
-    for (_, end, before), (start, _, after) in pairwise(sorted(spans)):
+    for (_, end, before), (start, _, after) in pairwise(sorted(spans, key=itemgetter(0))):
         _require(end <= start, 7, f"{before} and {after} overlap in device memory")
 
 
