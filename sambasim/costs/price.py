@@ -1,8 +1,8 @@
 """The load of a section, the seconds that it is predicted to take on a budget, and what limits it.
 
-A section is a pipeline of stages on the chip. A tensor that one stage writes and a later stage of the section reads
-stays in a buffer on the chip. Other tensors are read from or written to off-chip memory once. Weights stay on the chip
-while samples stream through, and so do weight gradients, which each sample adds to.
+A section is a pipeline of stages on the chip. A tensor between two of its stages stays in a buffer on the chip; other
+tensors are read from or written to off-chip memory once. Weights and their gradients stay on the chip while samples
+stream through.
 
 Tensors stream in tiles of some rows. In one beat every tile advances by one stage; a beat lasts as long as the slower
 of the memory and the slowest stage. Compute units are shared by FLOPs, but a stage can use no more units than its

@@ -8,8 +8,8 @@ device; an operator without operands, such as one that makes a constant mask. Vi
 
 A product can use as many compute units as its stationary operand fills: a unit holds a block of 32 rows and 32 columns
 of it, while the other operand streams past. Stationary are weights (the taps of a convolution, the matrices of a
-recurrent layer), gradients of weights, and, of a product of two streamed tensors, the rows of the second that are on the
-chip at a time, at least all rows of one matrix of a batch. A product uses at least one unit in each dimension.
+recurrent layer), gradients of weights, and, if two tensors stream, the rows of the second that are on the chip at a
+time, at least all rows of one matrix of a batch. A product uses at least one unit in each dimension.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -244,9 +244,8 @@ def _reads(
 
 
 def _needs_all(node: Node) -> bool:
-    if node.operator == "aten.batch_norm.default":
-        return len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
-    return node.operator in _WHOLE_BATCH_FIRST
+    is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
+    return node.operator in _WHOLE_BATCH_FIRST or (node.operator == "aten.batch_norm.default" and is_training)
 
 
 def _is_free(kind: OperatorKind, results: list[str], base: str, types: Mapping[str, TensorType]) -> bool:
