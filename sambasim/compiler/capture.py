@@ -27,7 +27,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from sambasim.compiler.explain import tracer_error
 from sambasim.compiler.names import read_by
 from sambasim.compiler.precision import check_rounded, default_type, widen
-from sambasim.compiler.trial import as_written
+from sambasim.compiler.trial import as_written, replaced
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
@@ -43,6 +43,10 @@ _DECOMPOSED_IN_PYTHON = (
 )
 """Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
 layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
+
+
+_GUARDS = "_suggest_or_raise_constraint_violation"
+"""Where strict export builds guards for dynamic shapes, in a quarter of its time. Ours are static."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,12 @@ def _check_constants(exported: ExportedProgram) -> None:
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
     # Where strict export fails, it prints the graph so far on top of its message.
     dropped = io.StringIO()
-    with contextlib.redirect_stderr(dropped), contextlib.redirect_stdout(dropped), _no_guards(), as_written():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(dropped))
+        stack.enter_context(contextlib.redirect_stdout(dropped))
+        stack.enter_context(as_written())
+        if hasattr(functional_export, _GUARDS):  # an untested torch may build guards in another way
+            stack.enter_context(replaced(functional_export, _GUARDS, lambda *args: None))
         return torch.export.export(step, tuple(inputs), strict=strict)
 
 
@@ -232,24 +241,6 @@ def _kernels_of_eager() -> Iterator[None]:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
-
-
-@contextlib.contextmanager
-def _no_guards() -> Iterator[None]:
-    """While this is active, strict export builds no guards: a quarter of its time.
-
-    It builds them only to see whether they contradict shapes that were declared dynamic, and ours are all static.
-    """
-    name = "_suggest_or_raise_constraint_violation"
-    built = getattr(functional_export, name, None)
-    if built is None:  # an untested torch, which builds guards in another way, or never
-        yield
-        return
-    setattr(functional_export, name, lambda *args: None)
-    try:
-        yield
-    finally:
-        setattr(functional_export, name, built)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
 from sambasim.compiler.step import TrainingStep, check_loss, loss_in, run_eagerly
 from sambasim.compiler.tensors import NO_HOOK, REAL_NUMBERS
-from sambasim.compiler.trial import trial, written
+from sambasim.compiler.trial import replaced, trial, written
 from sambasim.errors import CaptureError, UserError
 
 
@@ -83,6 +83,8 @@ _ASSIGNED = Obstacle(
     'keep it in a buffer, self.register_buffer("ema", torch.zeros(())), and change that in place: self.ema.copy_(…)',
 )
 _HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
+
+_NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
 
 _KNOWN = (
     (("pack_padded_sequence", "PackedSequence"), _PACKED),
@@ -405,7 +407,6 @@ class _Effects:
         """Record the attributes of all modules, calls of autograd Functions, and gradient hooks."""
         set_attribute, get_attribute = nn.Module.__setattr__, nn.Module.__getattribute__
         apply = torch.autograd.Function.__dict__["apply"]
-        hooks = {name: getattr(Tensor, name) for name in ("register_hook", "register_post_accumulate_grad_hook")}
 
         def assigned(module: nn.Module, name: str, value: Any) -> None:
             self._writes(module, name, value)
@@ -418,13 +419,8 @@ class _Effects:
 
         def applied(cls: type, *args: Any, **kwargs: Any) -> object:
             if cls.__module__ not in _REFUSED_BY_NAME:
-                self._calls(
-                    Obstacle(
-                        f"the backward of {cls.__qualname__}, a torch.autograd.Function, which a graph does not keep",
-                        "write its forward with PyTorch's own differentiable operators, and leave the backward to"
-                        " autograd",
-                    )
-                )
+                what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, which a graph does not keep"
+                self._calls(Obstacle(what, _NO_BACKWARD))
             return apply.__func__(cls, *args, **kwargs)
 
         def hooked(register: Callable[..., object]) -> Callable[..., object]:
@@ -435,17 +431,14 @@ class _Effects:
             return registered
 
         with contextlib.ExitStack() as stack:
-            for owner, name, substitute, own in (
-                (nn.Module, "__setattr__", assigned, set_attribute),
-                (nn.Module, "__getattribute__", read, None),
-                (torch.autograd.Function, "apply", classmethod(applied), apply),
-                *((Tensor, name, hooked(register), register) for name, register in hooks.items()),
+            for owner, name, substitute in (
+                (nn.Module, "__setattr__", assigned),
+                (nn.Module, "__getattribute__", read),
+                (torch.autograd.Function, "apply", classmethod(applied)),
+                (Tensor, "register_hook", hooked(Tensor.register_hook)),
+                (Tensor, "register_post_accumulate_grad_hook", hooked(Tensor.register_post_accumulate_grad_hook)),
             ):
-                if own is None:
-                    stack.callback(delattr, owner, name)
-                else:
-                    stack.callback(setattr, owner, name, own)
-                setattr(owner, name, substitute)
+                stack.enter_context(replaced(owner, name, substitute))
             yield
 
 

@@ -27,7 +27,7 @@ from sambasim.compiler.names import is_library_file
 from sambasim.compiler.passes.optimizer import Update
 from sambasim.compiler.precision import STORED, default_type, inputs_in
 from sambasim.compiler.step import EvaluationStep, TrainingStep
-from sambasim.compiler.trial import trial, written
+from sambasim.compiler.trial import replaced, trial, written
 from sambasim.pef.weights import bytes_of
 
 _MOST_BYTES = 256 << 20
@@ -208,12 +208,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """Record operators, code that runs, and values that Python reads."""
         with contextlib.ExitStack() as stack:
             for name in _TO_PYTHON:
-                method = getattr(Tensor, name)
-                if name in vars(Tensor):
-                    stack.callback(setattr, Tensor, name, method)
-                else:  # it is inherited
-                    stack.callback(delattr, Tensor, name)
-                setattr(Tensor, name, self._guarded(name, method))
+                stack.enter_context(replaced(Tensor, name, self._guarded(name, getattr(Tensor, name))))
             stack.callback(sys.setprofile, sys.getprofile())
             stack.enter_context(self)
             sys.setprofile(self._profile)

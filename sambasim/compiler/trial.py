@@ -71,6 +71,20 @@ def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator
 
 
 @contextlib.contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """The attribute `name` of a class or module is `value`."""
+    is_own, own = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, own)
+        else:  # it is inherited
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
     not imported, which would take seconds, nothing is compiled yet."""
@@ -91,14 +105,10 @@ def variables_are_tensors() -> Iterator[None]:
         for name, value in list(getattr(module, "__dict__", {}).items())
         if value is Variable and not getattr(module, "__name__", "torch.").startswith("torch.")
     ]
-    places.append((torch.autograd, "Variable"))
-    try:
-        for module, name in places:
-            setattr(module, name, _TensorItself)
+    with contextlib.ExitStack() as stack:
+        for module, name in (*places, (torch.autograd, "Variable")):
+            stack.enter_context(replaced(module, name, _TensorItself))
         yield
-    finally:
-        for module, name in places:
-            setattr(module, name, Variable)
 
 
 class _EveryTensor(type):
