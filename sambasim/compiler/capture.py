@@ -174,10 +174,10 @@ def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> Expor
 
 
 def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
-    """Makes buffers, which the joint trace takes in, of the tensors that `module` reads and that are none of the
-    model's: those of globals, and of lists and dictionaries. Returns them by name.
+    """Make buffers of the tensors that `module` reads and the model does not have (those of globals, lists and
+    dictionaries), since the joint trace has buffers as inputs. Returns them by name.
 
-    `widened` as in `capture_training`. Raises CaptureError for those that its types would not be told of.
+    `widened` as in `capture_training`. Raises CaptureError for those that it does not round.
     """
     known = {name for name, _ in module.named_buffers()}
     constants = {}

@@ -362,6 +362,8 @@ def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: ty
 class Kept(Net):
     """Reads a tensor of its own that `keep` has put into a list."""
 
+    table: Tensor
+
     def __init__(self, keep: Callable[["Kept"], Tensor]) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(3, 3))

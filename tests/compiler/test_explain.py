@@ -1,4 +1,4 @@
-"""What the user is told of a step that cannot be captured: every obstacle with its line and a remedy, before a capture
+"""Errors for a step that cannot be captured: every obstacle with its line and a remedy, before a capture
 would lose something silently, and nothing of the model is changed."""
 
 # Calling a module gives Any.
@@ -40,7 +40,7 @@ from user code:
 """
 
 
-def test_of_torchs_hints_the_first_is_told_that_is_for_the_users_of_sambasim() -> None:
+def test_the_remedy_is_the_first_of_torchs_hints_that_helps_users_of_sambasim() -> None:
     error = tracer_error("training step", RuntimeError(UNSUPPORTED))
     assert error.what == (
         "the training step cannot be captured: Attempted to call function marked as skipped\n"
@@ -143,7 +143,7 @@ def test_an_explanation_leaves_model_inputs_and_generator_as_they_were() -> None
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_nobody_can_explain_stays_as_the_tracer_told_it() -> None:
+def test_what_nobody_can_explain_keeps_the_tracers_error() -> None:
     """With the line of `forward`, if the tracer names none."""
     error, step = CaptureError("first"), TrainingStep(Net(changes_in_place), ["x"], None, by_keyword=False)
     assert explained(error, step, [torch.randn(2, 4)], None) is error
@@ -337,7 +337,7 @@ def test_state_of_evaluation_alone_is_refused(tmp_path: Path) -> None:
 def test_hooks_of_parameters_and_modules_are_refused_together(tmp_path: Path) -> None:
     net = Net(changes_in_place)
     net.linear.weight.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]  # torch's, untyped
-    net.linear.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    net.linear.bias.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]  # so too
     net.linear.register_full_backward_hook(lambda module, given, gradient: None)
     with pytest.raises(ModelError) as caught:
         compiled(net, tmp_path)

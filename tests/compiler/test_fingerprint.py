@@ -52,7 +52,7 @@ class Net(nn.Module):
         return h.square().mean(), h
 
 
-def told(net: nn.Module, updates: Sequence[Update] = (SGD,), **changed: Any) -> str | None:
+def fingerprint_of(net: nn.Module, updates: Sequence[Update] = (SGD,), **changed: Any) -> str | None:
     given = {"inputs": {"x": torch.ones(BATCH, 4)}, "updates": updates, "by_keyword": False, "dtype": "fp32"}
     return fingerprint(net, **{**given, **changed})
 
@@ -104,7 +104,7 @@ STEPS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 def test_what_computes_otherwise_has_another_fingerprint() -> None:
-    found = {name: told(Net(then)) for name, then in STEPS.items()}
+    found = {name: fingerprint_of(Net(then)) for name, then in STEPS.items()}
     assert None not in found.values()
     assert len(set(found.values())) == len(STEPS)
 
@@ -112,7 +112,7 @@ def test_what_computes_otherwise_has_another_fingerprint() -> None:
 def _changed(change: Callable[[Any], object]) -> str | None:
     net = Net(STEPS["the mask"])
     change(net)
-    return told(net)
+    return fingerprint_of(net)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_a_model_that_was_changed_has_another(change: Callable[[Any], object]) -
     ],
 )
 def test_another_way_to_compile_has_another(changed: dict[str, Any]) -> None:
-    assert told(Net(), **changed) not in (None, told(Net()))
+    assert fingerprint_of(Net(), **changed) not in (None, fingerprint_of(Net()))
 
 
 def test_values_of_weights_inputs_and_hyperparameters_may_differ() -> None:
     for name in ("dropout", "a hook", "made on the spot"):
-        assert told(Net(STEPS[name])) == told(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
-    assert told(Net(), [Update("sgd", {"lr": 0.2, "momentum": 0.0})]) == told(Net())
+        assert fingerprint_of(Net(STEPS[name])) == fingerprint_of(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
+    assert fingerprint_of(Net(), [Update("sgd", {"lr": 0.2, "momentum": 0.0})]) == fingerprint_of(Net())
 
 
 def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,7 @@ def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     attributes, parameters = dict(vars(net)), [id(parameter) for parameter in net.parameters()]
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"]
-    assert told(net) is not None
+    assert fingerprint_of(net) is not None
     assert capsys.readouterr().out == ""
     assert vars(net) == attributes
     assert [id(parameter) for parameter in net.parameters()] == parameters
@@ -215,7 +215,7 @@ def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tenso
     kept = [TABLE.clone(), *(tensor.clone() for tensor in OUTSIDE.buffers())]
     net = Net(then)
     bias = net.linear.bias.detach().clone()
-    assert told(net) is None
+    assert fingerprint_of(net) is None
     assert all(map(torch.equal, kept, [TABLE, *OUTSIDE.buffers()]))
     assert torch.equal(net.linear.bias, bias)
     assert TABLE.tolist() == [1.0, 2.0, 3.0], "its values may leave PyTorch again"
@@ -227,7 +227,7 @@ def test_a_step_that_is_too_large_has_none(monkeypatch: pytest.MonkeyPatch) -> N
     wide = Net(lambda net, h: (h.repeat(100, 100) * 2).sum().expand(h.shape) * h)
     for most, has_none in ((100, True), (2000, True), (10**8, False)):
         monkeypatch.setattr(module, "_MOST_BYTES", most)
-        assert (told(wide) is None) == has_none
+        assert (fingerprint_of(wide) is None) == has_none
 
 
 def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
@@ -240,7 +240,7 @@ def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
 
     net = Net(memoized)
     net.table.fill_(0.5)
-    assert told(net) is not None
+    assert fingerprint_of(net) is not None
     assert torch.equal(memo[0], net.table.outer(net.mask).cos())
 
 
@@ -255,7 +255,7 @@ def test_comments_and_names_of_variables_may_differ() -> None:
         return twice + 1
 
     second.__code__ = second.__code__.replace(co_name="first")
-    assert told(Net(first)) == told(Net(second))
+    assert fingerprint_of(Net(first)) == fingerprint_of(Net(second))
 
 
 def _of_family(one: Case, seed: int) -> str | None:

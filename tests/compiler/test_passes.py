@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
 from sambasim.compiler.front import compile_shapes
-from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
-from sambasim.compiler.passes.optimizer import REDUCE_BUFFER, AddDataParallel, AttachOptimizers, Update
+from sambasim.compiler.passes import Fits, Partition, run_pipeline
+from sambasim.compiler.passes.optimizer import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration
@@ -27,8 +26,6 @@ from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.published.models import MODELS
-
-SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
 
 
 class LogReg(nn.Module):
@@ -60,48 +57,13 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 BUDGET = budget_of(load_device("sn30"), load_calibration())
 
 
-@pytest.fixture(scope="module")
-def built() -> Built:
-    return capture_model(LogReg(), INPUTS, _options(), by_keyword=False, watch=Stopwatch(print))
-
-
-def _assembled(built: Built, *, clipped: bool = False, world_size: int = 0) -> Program:
-    hyperparameters = {**SGD, "max_grad_norm": 1.0} if clipped else SGD
-    passes: list[Pass] = [Partition("o3", BUDGET), AttachOptimizers((Update("sgd", hyperparameters),))]
-    parallel: list[Pass] = [AddDataParallel(world_size)] if world_size else []
-    return run_pipeline(built.program, [*passes, *parallel, Place()], print)
-
-
-def _kinds(program: Program) -> list[str]:
+def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
+    clipped = OptimizerOptions(name="sgd", max_grad_norm=1.0)
+    options = _options(optimizer=clipped, data_parallel=True, world_size=2)
+    program = compile_shapes(LogReg, lambda model: (INPUTS, False), options)
     assert program.training is not None
-    return list(dict.fromkeys(section.kind.value for section in program.training.sections))
-
-
-def test_symbols_have_sambaflow_names(built: Built) -> None:
-    names = set(_assembled(built).symbols)
-    assert {
-        "logreg__lin_layer__weight",
-        "logreg__lin_layer__bias",
-        "logreg__lin_layer__weight__grad",
-        "logreg__lin_layer__weight__sgd0__momentum",
-        "logreg__loss",
-        "x",
-        "target",
-    } <= names
-
-
-def test_without_data_parallelism_there_is_none_of_it(built: Built) -> None:
-    program = _assembled(built)
-    assert _kinds(program) == ["FWD", "BCKWD", "OPT"]
-    kinds = {symbol.kind for symbol in program.symbols.values()}
-    assert not kinds & {SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER}
-    assert not [argument for argument in program.runtime_arguments if argument.name.startswith("dp_")]
-    assert program.data_parallel is None
-
-
-def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments(built: Built) -> None:
-    program = _assembled(built, clipped=True, world_size=2)
-    assert _kinds(program) == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
+    kinds = list(dict.fromkeys(section.kind.value for section in program.training.sections))
+    assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
     parallel = program.data_parallel
     assert parallel is not None
     assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)

@@ -228,26 +228,3 @@ def _tensors(result: object) -> list[Tensor]:
         return [result]
     items = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple) else ()
     return [tensor for item in items for tensor in _tensors(item)]
-
-
-@pytest.mark.parametrize("compiled", ["tied_language_model"], indirect=True)
-def test_tied_weights_are_one_parameter_with_one_gradient(compiled: Compiled) -> None:
-    tied = ("embedding.weight", "head.weight")
-    holders = [symbol for symbol in compiled.program.symbols.values() if set(symbol.torch_names) & set(tied)]
-    assert [symbol.torch_names for symbol in holders] == [tied]
-    members = [member.parameter for group in compiled.program.groups for member in group.members]
-    assert members.count(holders[0].name) == 1
-
-
-@pytest.mark.parametrize("compiled", ["lstm"], indirect=True)
-def test_an_lstm_keeps_the_dropout_between_its_layers(compiled: Compiled) -> None:
-    """What is drawn depends on the seed and is what eager draws; in the evaluation graph nothing is."""
-    memory = compiled.memory()
-    losses = {seed: compiled.train(memory, seed) for seed in range(4)}
-    assert len(set(losses.values())) == len(losses)
-    assert losses == {seed: _eager(compiled.case, seed)[1].item() for seed in losses}
-    evaluated = []
-    for seed in range(2):
-        torch.manual_seed(seed)
-        evaluated.append(compiled.evaluate(compiled.program.evaluation, memory)[0])
-    assert torch.equal(*evaluated)
