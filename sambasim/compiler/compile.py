@@ -20,7 +20,6 @@ from sambasim.compiler.capture import (
 )
 from sambasim.compiler.explain import explained, refuse_lost_effects
 from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
-from sambasim.compiler.passes.optimizer import AddDataParallel, AttachOptimizers, Update
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (
     EvaluationStep,
@@ -33,6 +32,7 @@ from sambasim.compiler.step import (
 )
 from sambasim.compiler.tensors import check_tensors, made_contiguous
 from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
+from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.errors import CaptureError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device

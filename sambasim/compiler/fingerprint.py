@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves
 import sambasim
 from sambasim import __version__
 from sambasim.compiler.names import is_library_file
-from sambasim.compiler.passes.optimizer import Update
 from sambasim.compiler.precision import STORED, default_type, inputs_in
 from sambasim.compiler.step import EvaluationStep, TrainingStep
 from sambasim.compiler.trial import replaced, trial, written
+from sambasim.compiler.update import Update
 from sambasim.pef.weights import bytes_of
 
 _MOST_BYTES = 256 << 20

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from sambasim.compiler import fingerprint as module
 from sambasim.compiler.fingerprint import fingerprint
-from sambasim.compiler.passes.optimizer import Update
 from sambasim.compiler.step import forward_parameters
+from sambasim.compiler.update import Update
 from tests.models import CASES, Case
 from tests.support.whole import whole
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
 from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.passes import Fits, Partition, run_pipeline
-from sambasim.compiler.passes.optimizer import REDUCE_BUFFER
+from sambasim.compiler.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration

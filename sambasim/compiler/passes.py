@@ -1,4 +1,5 @@
-"""Passes over a program, and the pipeline that runs them. Those here cut and place a program for a device.
+"""Passes over a program, and the pipeline that runs them. Those here cut a program for a device and place it there;
+`update` has those that add optimizers and data parallelism.
 
 A pass is a frozen dataclass whose fields are its options. It may assume a program that `ir.verify` accepts, and must
 leave one at the stage that it `reaches`.
