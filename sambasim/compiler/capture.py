@@ -98,8 +98,10 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
-    made = {n.target: attrgetter(n.target)(joint.graph_module) for n in graph.nodes if n.op == "get_attr"}
-    return CapturedGraph(graph, roles, outputs, lifted | made)
+    targets = (node.target for node in graph.nodes if node.op == "get_attr")
+    made = {target: attrgetter(target)(joint.graph_module) for target in targets}
+    constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
+    return CapturedGraph(graph, roles, outputs, lifted | constants)
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:

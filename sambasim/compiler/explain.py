@@ -347,9 +347,8 @@ _REFUSED_BY_NAME = ("torch.utils.checkpoint", "torch._library.autograd")
 class _Effects:
     """Records what modules are assigned, and what else a graph would lose.
 
-    A number or tensor is state if a call reads it before it assigns it: then it comes from the call before. A value
-    that is only assigned, or read afterwards, as the parts of a loss often are, is made anew by every call. A buffer
-    that a state_dict holds is state in any case.
+    A number or tensor is state if a call reads it before it assigns it, and not if every call makes it anew, as the
+    parts of a loss often are. A buffer that a state_dict holds is state in any case.
     """
 
     def __init__(self, training: bool) -> None:

@@ -161,8 +161,8 @@ class GrowingLoad:
             self._made[value] = None
             if tensors[value].resident:
                 self._resident_bytes += tensors[value].size_bytes
-        values = (*(read.value for read in stage.reads), *stage.writes)
-        self._rows = max(self._rows, *(tensors[value].rows for value in values if not tensors[value].resident), 1)
+        streamed = (tensors[value].rows for value in stage.values if not tensors[value].resident)
+        self._rows = max(self._rows, *streamed, 1)
         if stage.product_flops:
             self._products.append(Product(stage.product_flops, stage.units))
         self._next += 1

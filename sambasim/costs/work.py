@@ -110,6 +110,11 @@ class Stage:
     units: float
     needs_all: bool
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Those that it reads and writes."""
+        return (*(read.value for read in self.reads), *self.writes)
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -154,7 +159,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
         else stage
         for stage in stages
     ]
-    values = dict.fromkeys(value for stage in stages for value in _values(stage))
+    values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
 
@@ -176,14 +181,12 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
     that read one. Tensors with fewer rows than samples stay as they are."""
 
     def rows(tensor: Tensor) -> Tensor:
-        if tensor.resident or tensor.rows < compiled:
-            return tensor
-        return replace(tensor, rows=tensor.rows * wanted // compiled)
+        fixed = tensor.resident or tensor.rows < compiled
+        return tensor if fixed else replace(tensor, rows=tensor.rows * wanted // compiled)
 
     def flops(stage: Stage) -> Stage:
-        if all(work.tensors[read.value].resident for read in stage.reads):
-            return stage
-        return replace(stage, product_flops=stage.product_flops * wanted // compiled)
+        fixed = all(work.tensors[read.value].resident for read in stage.reads)
+        return stage if fixed else replace(stage, product_flops=stage.product_flops * wanted // compiled)
 
     if compiled == wanted:
         return work
@@ -194,10 +197,6 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
 def device_bytes_of(type_: TensorType) -> int:
     """Bytes of a tensor on a device, outside the loss."""
     return type_.numel * _DEVICE_BYTES[type_.dtype]
-
-
-def _values(stage: Stage) -> tuple[str, ...]:
-    return (*(read.value for read in stage.reads), *stage.writes)
 
 
 def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, str]) -> Iterator[Stage]:
@@ -261,11 +260,11 @@ def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorTy
     def kind_of(stage: Stage) -> OperatorKind:
         return OPERATORS[graph.nodes[stage.node].operator].kind
 
-    found = {value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in _values(stage)}
+    found = {value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in stage.values}
     for kind in (OperatorKind.SOFTMAX, OperatorKind.COPY):
         for stage in stages:
-            if kind_of(stage) is kind and found.intersection(_values(stage)):
-                found.update(_values(stage))
+            if kind_of(stage) is kind and found.intersection(stage.values):
+                found.update(stage.values)
     return {value for value in found if types[value].dtype in _REALS}
 
 
