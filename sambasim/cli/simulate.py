@@ -279,7 +279,7 @@ def _predict(rows: "Sequence[Row]", report_phase: Callable[[str], None]) -> "lis
 
 
 def _captured(row: "Row") -> "Program":
-    from sambasim.compiler.shapes import compile_shapes
+    from sambasim.compiler.front import compile_shapes
     from sambasim.options.compile import CompileOptions
     from sambasim.options.training import OptimizerOptions, TrainingOptions
     from sambasim.published.models import MODELS

@@ -1,17 +1,23 @@
 """The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture import CapturedGraph, Feed, Yield
-from sambasim.compiler.constants import check_constant, model_tensor, own_name, share_memory
-from sambasim.compiler.names import GRADIENT_SUFFIX, UniqueNames, gradient_name, loss_name, symbol_name
-from sambasim.compiler.source import read_by
+from sambasim.compiler.capture import CapturedGraph, Role
+from sambasim.compiler.names import (
+    GRADIENT_SUFFIX,
+    UniqueNames,
+    gradient_name,
+    loss_name,
+    own_name,
+    read_by,
+    symbol_name,
+)
+from sambasim.compiler.tensors import check_constant, check_memory, model_tensor, model_tensors
 from sambasim.compiler.translate import Translation, tensor_type, translate
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
@@ -56,6 +62,7 @@ class _Builder:
         self._name = name
         self._prefix = type(model).__name__.lower()
         self._model = model
+        self._tensors = model_tensors(model)
         self._inputs = inputs
         self._captures = captures
         self._batch_size = batch_size
@@ -105,16 +112,13 @@ class _Builder:
     def _add_model_tensors(self) -> None:
         persistent = set(self._model.state_dict(keep_vars=True))
         changed = self._changed_paths()
-        _check_memory(dict(self._model_tensors()), changed)
+        check_memory(self._tensors, changed)
         paths_of: dict[int, list[str]] = {}
-        for path, tensor in self._model_tensors():
+        for path, tensor in self._tensors.items():
             paths_of.setdefault(id(tensor), []).append(path)
-        for path, tensor in self._model_tensors():
-            paths = paths_of[id(tensor)]
-            if path != paths[0]:
-                self._symbol_of_path[path] = self._symbol_of_path[paths[0]]
-                continue
-            name = symbol_name(self._prefix, path)
+        for paths in paths_of.values():
+            tensor = self._tensors[paths[0]]
+            name = symbol_name(self._prefix, paths[0])
             if isinstance(tensor, nn.Parameter):
                 kind = SymbolKind.PARAMETER
                 name = self._names.take(name, GRADIENT_SUFFIX)
@@ -125,47 +129,36 @@ class _Builder:
             torch_names = tuple(p for p in paths if p in persistent)
             symbol = Symbol(name, kind, tensor_type(tensor), torch_names=torch_names)
             self._add(symbol)
-            self._weights[symbol.name] = tensor.detach().contiguous()
-            self._symbol_of_path[path] = symbol.name
+            self._weights[name] = tensor.detach().contiguous()
+            self._symbol_of_path |= dict.fromkeys(paths, name)
 
     def _changed_paths(self) -> set[str]:
         """The paths, in the model, of all tensors that the training step changes in `forward`."""
         captured = self._captures.training
-        yields = captured.yields if captured else ()
-        return {yielded.name.removeprefix(_STEP_PREFIX) for _, yielded in yields if yielded.kind == "buffer"}
-
-    def _model_tensors(self) -> list[tuple[str, Tensor]]:
-        parameters = list(self._model.named_parameters(remove_duplicate=False))
-        return [*parameters, *self._model.named_buffers(remove_duplicate=False)]
+        outputs = captured.outputs if captured else ()
+        return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
-        """The symbol behind every placeholder and lifted constant; makes those of constants that the trace made."""
-        placeholders = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
-        symbol_of = {
-            name: self._symbol_of_feed(feed, captured, placeholders.get(name)) for name, feed in captured.feeds.items()
-        }
-        for target, node in {str(node.target): node for node in captured.graph.nodes if node.op == "get_attr"}.items():
-            self._check_is_tensor(node, captured)
+        """The symbol of every placeholder and lifted constant; makes those of constants that the trace made."""
+        nodes = captured.graph.nodes
+        placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
+        symbol_of = {}
+        for name, role in captured.inputs.items():
+            if role.kind == "input":
+                symbol_of[name] = list(self._inputs)[int(role.name)]
+            elif role.kind == "tangent":
+                symbol_of[name] = gradient_name(self._outputs[int(role.name)])
+            else:
+                symbol_of[name] = self._symbol_of_target(role.name, captured, placeholders.get(name))
+        for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
+            if target not in captured.constants and target.removeprefix(_STEP_PREFIX) not in self._symbol_of_path:
+                raise CaptureError(  # torch keeps such a block as a graph of its own
+                    "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
+                    where=read_by(node),
+                    remedy="leave them out: --dtype says what the numbers are stored in",
+                )
             symbol_of[target] = self._symbol_of_target(target, captured, node)
         return symbol_of
-
-    def _check_is_tensor(self, node: fx.Node, captured: CapturedGraph) -> None:
-        """Raises CaptureError for a part of the graph that torch keeps as a graph of its own."""
-        target = str(node.target)
-        if target in captured.constants or target.removeprefix(_STEP_PREFIX) in self._symbol_of_path:
-            return
-        raise CaptureError(
-            "a block of forward() has settings of its own, torch.autocast, say, which a PEF cannot hold",
-            where=read_by(node),
-            remedy="leave them out: --dtype says what the numbers are stored in",
-        )
-
-    def _symbol_of_feed(self, feed: Feed, captured: CapturedGraph, node: fx.Node | None) -> str:
-        if feed.kind == "input":
-            return list(self._inputs)[int(feed.name)]
-        if feed.kind == "tangent":
-            return gradient_name(self._outputs[int(feed.name)])
-        return self._symbol_of_target(feed.name, captured, node)
 
     def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
         path = target.removeprefix(_STEP_PREFIX)
@@ -176,11 +169,10 @@ class _Builder:
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
         from 0, so the name says nothing: equal tensors share a symbol."""
-        tensors = dict(self._model_tensors())
-        itself = model_tensor(tensor, tensors)
+        itself = model_tensor(tensor, self._tensors)
         if itself is not None and itself not in self._changed_paths():
             return self._symbol_of_path[itself]
-        check_constant(path, tensor, tensors, where)
+        check_constant(path, tensor, self._tensors, where)
         value, type_ = tensor.detach(), tensor_type(tensor)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):
@@ -195,28 +187,21 @@ class _Builder:
         self._name_outputs(captured)
         symbol_of = self._symbols_of(captured)
         translation = translate(captured, self._prefix, symbol_of)
-        loss = translation.outputs[_loss_position(captured)]
-        self._check_loss(loss, captured)
-        for position, (_, yielded) in enumerate(captured.yields):
-            if yielded.kind == "output" and int(yielded.name) in captured.losses:
-                tangent = gradient_name(self._outputs[int(yielded.name)])
-                type_ = self._type(translation, translation.outputs[position])
-                self._add(Symbol(tangent, SymbolKind.TANGENT, type_))
-        outputs = []
-        for (_, yielded), value in zip(captured.yields, translation.outputs, strict=True):
-            symbol = self._kept_in(yielded, self._type(translation, value))
-            outputs.append(Output(value, symbol))
-        forward = [node for node in translation.nodes if node.name not in translation.backward]
-        backward = [node for node in translation.nodes if node.name in translation.backward]
-        sections = _whole_sections(
-            ("forward", SectionKind.FWD, len(forward)), ("backward", SectionKind.BCKWD, len(backward))
-        )
-        inputs = tuple(dict.fromkeys(symbol_of.values()))
-        return Graph("training", inputs, (*forward, *backward), tuple(outputs), translation.values, sections)
+        for (_, role), value in zip(captured.outputs, translation.outputs, strict=True):
+            if role.kind == "output" and int(role.name) in captured.losses:
+                if int(role.name) == captured.losses[0]:
+                    self._check_loss(value, captured)
+                tangent = gradient_name(self._outputs[int(role.name)])
+                self._add(Symbol(tangent, SymbolKind.TANGENT, self._type(translation, value)))
+        outputs = [
+            Output(value, self._kept_in(role, self._type(translation, value)))
+            for (_, role), value in zip(captured.outputs, translation.outputs, strict=True)
+        ]
+        return _graph("training", symbol_of, translation, outputs)
 
     def _name_outputs(self, captured: CapturedGraph) -> None:
         """The first output from which the backward starts is the loss; the others are numbered."""
-        indices = sorted(int(yielded.name) for _, yielded in captured.yields if yielded.kind == "output")
+        indices = sorted(int(role.name) for _, role in captured.outputs if role.kind == "output")
         others = [index for index in indices if index != captured.losses[0]]
         self._outputs[captured.losses[0]] = self._loss
         for number, index in enumerate(others):
@@ -228,27 +213,27 @@ class _Builder:
         if symbol is not None:
             name = symbol.torch_names[0] if symbol.torch_names else symbol.name
             what = f"the loss is the {symbol.kind} {name} itself: there is nothing to compute"
-        elif not any(yielded.kind == "gradient" for _, yielded in captured.yields):
+        elif not any(role.kind == "gradient" for _, role in captured.outputs):
             what = "the loss is a view of a parameter: there is nothing to compute"
         else:
             return
         raise ModelError(what, remedy="return a loss that is computed from the inputs and the parameters")
 
-    def _kept_in(self, yielded: Yield, type_: TensorType) -> str:
-        path = yielded.name.removeprefix(_STEP_PREFIX)
-        if yielded.kind == "buffer":
+    def _kept_in(self, role: Role, type_: TensorType) -> str:
+        path = role.name.removeprefix(_STEP_PREFIX)
+        if role.kind == "buffer":
             if path not in self._symbol_of_path:
                 raise CaptureError(
                     f"the training step changes {own_name(path)}, which is no tensor of the model",
                     remedy="a model may change its buffers: self.register_buffer(…)",
                 )
             return self._symbol_of_path[path]
-        if yielded.kind == "gradient":
+        if role.kind == "gradient":
             name = gradient_name(self._symbol_of_path[path])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
-        index = int(yielded.name)
-        if yielded.kind == "input_gradient":
+        index = int(role.name)
+        if role.kind == "input_gradient":
             name = self._names.take(gradient_name(list(self._inputs)[index]))
         else:
             name = self._outputs[index]
@@ -263,18 +248,10 @@ class _Builder:
             name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")
             self._add(Symbol(name, SymbolKind.OUTPUT, self._type(translation, value)))
             outputs.append(Output(value, name))
-        nodes = tuple(translation.nodes)
-        inputs = tuple(dict.fromkeys(symbol_of.values()))
-        sections = _whole_sections(("forward", SectionKind.FWD, len(nodes)))
-        return Graph(graph_name, inputs, nodes, tuple(outputs), translation.values, sections)
+        return _graph(graph_name, symbol_of, translation, outputs)
 
     def _type(self, translation: Translation, value: str) -> TensorType:
         return translation.values.get(value) or self._symbols[value].type
-
-
-def _loss_position(captured: CapturedGraph) -> int:
-    loss = Yield("output", str(captured.losses[0]))
-    return next(i for i, (_, yielded) in enumerate(captured.yields) if yielded == loss)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -282,37 +259,13 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _check_memory(tensors: Mapping[str, Tensor], changed: set[str]) -> None:
-    """Raises ModelError for two different tensors in the same memory of which a training step changes one. `changed`
-    are the paths of what changes beside the parameters."""
-    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    seen: set[int] = set()
-    for path, tensor in tensors.items():
-        if id(tensor) not in seen and tensor.numel():
-            storage = tensor.untyped_storage()
-            where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
-            by_storage.setdefault(where, []).append((path, tensor))
-        seen.add(id(tensor))
-    for sharing in by_storage.values():
-        for (path, tensor), (other_path, other) in combinations(sharing, 2):
-            fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
-            if fixed or not share_memory(tensor, other):
-                continue
-            raise ModelError(
-                f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path} are two tensors in the same memory",
-                remedy=f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own",
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-
-
-def _whole_sections(*parts: tuple[str, SectionKind, int]) -> tuple[Section, ...]:
-    sections: list[Section] = []
-    start = 0
-    for name, kind, count in parts:
-        if count:
-            sections.append(Section(len(sections), kind, name, start, start + count))
-            start += count
-    return tuple(sections)
+def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
+    """A graph of one FWD section, and one BCKWD section if there are backward nodes."""
+    forward = [node for node in translation.nodes if node.name not in translation.backward]
+    backward = [node for node in translation.nodes if node.name in translation.backward]
+    nodes = (*forward, *backward)
+    parts = [("forward", SectionKind.FWD, 0, len(forward)), ("backward", SectionKind.BCKWD, len(forward), len(nodes))]
+    used = [part for part in parts if part[2] < part[3]]
+    sections = tuple(Section(index, kind, title, *span) for index, (title, kind, *span) in enumerate(used))
+    inputs = tuple(dict.fromkeys(symbol_of.values()))
+    return Graph(name, inputs, nodes, tuple(outputs), translation.values, sections)

@@ -1,11 +1,9 @@
-"""The one file that touches torch's export machinery: a module and example tensors in, functional FX graphs out.
+"""The one file that uses torch's export machinery: a module and example tensors in, functional FX graphs out.
 
-The training step goes through strict export, which sees the user's Python, and then through the joint trace of
-AOTAutograd, which differentiates it. No public API yields the joint graph; `aot_export_joint_with_descriptors` is
-private, and `TESTED_TORCH` lists the releases with which the tests have seen it work.
-
-The evaluation graph needs no gradient, so plain export is enough; it runs the user's Python instead of analysing it,
-which strict export of the training step has already done.
+The training step goes through strict export, which analyses the user's Python, and then through the joint trace of
+AOTAutograd, which differentiates it. No public API gives the joint graph: `aot_export_joint_with_descriptors` is
+private, and tested with the releases of `TESTED_TORCH`. The evaluation graph needs no gradient, so plain export is
+enough, which runs the user's Python.
 """
 
 import contextlib
@@ -15,6 +13,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,47 +24,38 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from sambasim.compiler.constants import check_rounded
 from sambasim.compiler.explain import tracer_error
-from sambasim.compiler.precision import default_type, widen
-from sambasim.compiler.source import read_by
-from sambasim.compiler.trial import as_written
+from sambasim.compiler.names import read_by
+from sambasim.compiler.precision import check_rounded, default_type, widen
+from sambasim.compiler.trial import as_written, replaced
 from sambasim.errors import CaptureError
 
 TESTED_TORCH = ("2.13.0",)
 
+_UPSAMPLINGS = (
+    *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+    *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
+)
 _DECOMPOSED_IN_PYTHON = (
-    "lstm.input",
-    "gru.input",
-    "rnn_tanh.input",
-    "rnn_relu.input",
-    "multi_margin_loss.default",
-    "multilabel_margin_loss_forward.default",
-    *(
-        f"{upsampling}.{overload}"
-        for upsampling in (
-            *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
-            *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
-        )
-        for overload in ("vec", "default")
-    ),
+    *("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"),
+    *("multi_margin_loss.default", "multilabel_margin_loss_forward.default"),
+    *(f"{name}.{overload}" for name in _UPSAMPLINGS for overload in ("vec", "default")),
 )
 """Operators that torch's Python kernels take apart while tracing. Those kernels lose the dropout between recurrent
 layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """What a placeholder of a captured graph is fed with. `kind`: parameter, buffer, constant, input or tangent;
-    `name`: the path of the tensor in the model, or the index of the input as text."""
-
-    kind: str
-    name: str
+_GUARDS = "_suggest_or_raise_constraint_violation"
+"""Where strict export builds guards for dynamic shapes, in a quarter of its time. Ours are static."""
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
-    """An output of a captured graph. `kind`: output, gradient, input_gradient or buffer; `name` as in `Feed`."""
+class Role:
+    """What an input or output of a captured graph is.
+
+    kind: parameter, buffer, constant, input or tangent; output, gradient, input_gradient or buffer
+    name: the path of the tensor in the model, or the index of the input or output as text
+    """
 
     kind: str
     name: str
@@ -72,18 +63,18 @@ class Yield:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """A functional FX graph. `feeds` are by placeholder name; `yields` belong to the outputs, in order, None for an
-    output that is None. `constants` are tensors that the trace itself made."""
+    """A functional FX graph: the roles of its placeholders by name, its outputs in order with theirs, and the constants
+    that the trace itself made."""
 
     graph: fx.Graph
-    feeds: dict[str, Feed]
-    yields: tuple[tuple[fx.Node, Yield], ...]
+    inputs: dict[str, Role]
+    outputs: tuple[tuple[fx.Node, Role], ...]
     constants: dict[str, Tensor]
 
     @property
     def losses(self) -> tuple[int, ...]:
         """The indices of the outputs from which the backward starts; the first output's if there is no backward."""
-        return tuple(sorted(int(feed.name) for feed in self.feeds.values() if feed.kind == "tangent")) or (0,)
+        return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
 def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool = False) -> CapturedGraph:
@@ -103,19 +94,21 @@ def capture_training(step: nn.Module, inputs: Sequence[Tensor], *, widened: bool
             stack.enter_context(_kernels_of_eager())
             joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs))
     graph = joint.graph_module.graph
-    feeds = {node.name: _feed(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
+    roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
-    yields = tuple((value, _yield(description)) for value, description in described if value is not None)
-    made = {n.target: _attribute(joint.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
-    return CapturedGraph(graph, feeds, yields, lifted | made)
+    outputs = tuple((value, _role(description)) for value, description in described if value is not None)
+    targets = (node.target for node in graph.nodes if node.op == "get_attr")
+    made = {target: attrgetter(target)(joint.graph_module) for target in targets}
+    constants = {target: value for target, value in made.items() if isinstance(value, Tensor)}
+    return CapturedGraph(graph, roles, outputs, lifted | constants)
 
 
 def starts_a_backward(captured: CapturedGraph, *, any_shape: bool) -> bool:
     """Whether the training step's loss is floating-point and depends on a parameter; one number, unless `any_shape`."""
-    differentiable = any(feed.kind == "tangent" for feed in captured.feeds.values())
-    loss = Yield("output", str(captured.losses[0]))
-    value = next(node for node, yielded in captured.yields if yielded == loss).meta["val"]
+    differentiable = any(role.kind == "tangent" for role in captured.inputs.values())
+    loss = Role("output", str(captured.losses[0]))
+    value = next(node for node, role in captured.outputs if role == loss).meta["val"]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return False
     return differentiable and (any_shape or value.numel() == 1)
@@ -138,25 +131,23 @@ def capture_evaluation(step: nn.Module, inputs: Sequence[Tensor], *, widened: bo
                 exported = exported.run_decompositions({})
         elif any(_mutates(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})
-    kinds = {
-        InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant",
-    }  # fmt: skip
-    feeds, position = {}, 0
-    for spec in exported.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            feeds[spec.arg.name] = Feed("input", str(position))
-            position += 1
-        else:
-            feeds[spec.arg.name] = Feed(kinds[spec.kind], str(spec.target))
+    kinds = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
+    index = count()
+    roles = {
+        spec.arg.name: Role("input", str(next(index)))
+        if spec.kind is InputKind.USER_INPUT
+        else Role(kinds[spec.kind], str(spec.target))
+        for spec in exported.graph_signature.input_specs
+    }
     output = next(iter(reversed(exported.graph.nodes)))
-    yields: list[tuple[fx.Node, Yield]] = []
+    outputs: list[tuple[fx.Node, Role]] = []
     for value, spec in zip(output.args[0], exported.graph_signature.output_specs, strict=True):
         if spec.kind is OutputKind.USER_OUTPUT:
-            yields.append((value, Yield("output", str(len(yields)))))
+            outputs.append((value, Role("output", str(len(outputs)))))
         elif spec.kind is not OutputKind.BUFFER_MUTATION:
             raise CaptureError(f"the evaluation graph has an output of the kind {spec.kind.name}")
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    return CapturedGraph(exported.graph, feeds, tuple(yields), constants)
+    return CapturedGraph(exported.graph, roles, tuple(outputs), constants)
 
 
 def _check_constants(exported: ExportedProgram) -> None:
@@ -173,28 +164,28 @@ def _check_constants(exported: ExportedProgram) -> None:
 
 
 def _export(step: nn.Module, inputs: Sequence[Tensor], *, strict: bool) -> ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
-        # Where strict export fails, it prints the graph so far on top of its message.
-        with (
-            contextlib.redirect_stderr(io.StringIO()),
-            contextlib.redirect_stdout(io.StringIO()),
-            _no_guards(),
-            as_written(),
-        ):
-            return torch.export.export(step, tuple(inputs), strict=strict)
+    # Where strict export fails, it prints the graph so far on top of its message.
+    dropped = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stderr(dropped))
+        stack.enter_context(contextlib.redirect_stdout(dropped))
+        stack.enter_context(as_written())
+        if hasattr(functional_export, _GUARDS):  # an untested torch may build guards in another way
+            stack.enter_context(replaced(functional_export, _GUARDS, lambda *args: None))
+        return torch.export.export(step, tuple(inputs), strict=strict)
 
 
 def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
-    """Makes buffers, which the joint trace takes in, of the tensors that `module` reads and that are none of the
-    model's: those of globals, and of lists and dictionaries. Returns them by name.
+    """Make buffers of the tensors that `module` reads and the model does not have (those of globals, lists and
+    dictionaries), since the joint trace has buffers as inputs. Returns them by name.
 
-    `widened` as in `capture_training`. Raises CaptureError for those that its types would not be told of.
+    `widened` as in `capture_training`. Raises CaptureError for those that it does not round.
     """
     known = {name for name, _ in module.named_buffers()}
     constants = {}
     for node in module.graph.nodes:
-        value = _reached(module, node.target) if node.op == "get_attr" and node.target not in known else None
+        is_new = node.op == "get_attr" and node.target not in known
+        value = attrgetter(node.target)(module) if is_new else None
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             if widened:
                 check_rounded(node.target, value, read_by(node))
@@ -206,47 +197,28 @@ def _lift_constants(module: fx.GraphModule, widened: bool) -> dict[str, Tensor]:
     return constants
 
 
-def _feed(description: object) -> Feed:
+def _role(description: object) -> Role:
     match description:
         case aot.ParamAOTInput(target=path):
-            return Feed("parameter", path)
-        case aot.BufferAOTInput(target=path):
-            return Feed("buffer", path)
+            return Role("parameter", path)
+        case (
+            aot.BufferAOTInput(target=path) | aot.InputMutationAOTOutput(mutated_input=aot.BufferAOTInput(target=path))
+        ):
+            return Role("buffer", path)
         case aot.PlainAOTInput(idx=index):
-            return Feed("input", str(index))
+            return Role("input", str(index))
         case aot.TangentAOTInput(output=aot.PlainAOTOutput(idx=index)):
-            return Feed("tangent", str(index))
-    raise CaptureError(f"the traced step takes in something that sambasim does not know: {description}")
-
-
-def _yield(description: object) -> Yield:
-    match description:
+            return Role("tangent", str(index))
         case aot.PlainAOTOutput(idx=index):
-            return Yield("output", str(index))
+            return Role("output", str(index))
         case aot.GradAOTOutput(grad_of=aot.ParamAOTInput(target=path)):
-            return Yield("gradient", path)
+            return Role("gradient", path)
         case aot.GradAOTOutput(grad_of=aot.PlainAOTInput(idx=index)):
-            return Yield("input_gradient", str(index))
-        case aot.InputMutationAOTOutput(mutated_input=aot.BufferAOTInput(target=path)):
-            return Yield("buffer", path)
+            return Role("input_gradient", str(index))
     raise CaptureError(
-        f"the traced step gives out something that sambasim does not know: {description}",
+        f"the traced step reads or returns something that sambasim does not know: {description}",
         remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
     )
-
-
-def _attribute(module: fx.GraphModule, path: str) -> Tensor:
-    value = _reached(module, path)
-    if not isinstance(value, Tensor):
-        raise CaptureError(f"the traced step holds {path}, which is no tensor but {type(value).__name__}")
-    return value
-
-
-def _reached(module: nn.Module, path: str) -> object:
-    value: object = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _mutates(node: fx.Node) -> bool:
@@ -271,24 +243,6 @@ def _kernels_of_eager() -> Iterator[None]:
         for operator, key, kernel in removed:
             operator.py_kernels[key] = kernel
             operator._dispatch_cache.clear()
-
-
-@contextlib.contextmanager
-def _no_guards() -> Iterator[None]:
-    """While this is active, strict export builds no guards: a quarter of its time.
-
-    It builds them only to see whether they contradict shapes that were declared dynamic, and ours are all static.
-    """
-    name = "_suggest_or_raise_constraint_violation"
-    built = getattr(functional_export, name, None)
-    if built is None:  # an untested torch, which builds guards in another way, or never
-        yield
-        return
-    setattr(functional_export, name, lambda *args: None)
-    try:
-        yield
-    finally:
-        setattr(functional_export, name, built)
 
 
 @contextlib.contextmanager

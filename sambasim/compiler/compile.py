@@ -18,34 +18,26 @@ from sambasim.compiler.capture import (
     capture_training,
     starts_a_backward,
 )
-from sambasim.compiler.collector import rare_collections
-from sambasim.compiler.constants import made_contiguous
 from sambasim.compiler.explain import explained, refuse_lost_effects
-from sambasim.compiler.fit import check_tensors
-from sambasim.compiler.losses import per_sample_loss, training_loss
-from sambasim.compiler.passes import Pass, run_pipeline
-from sambasim.compiler.passes.data_parallel import AddDataParallel
-from sambasim.compiler.passes.fits import Fits
-from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
-from sambasim.compiler.passes.partition import Partition
-from sambasim.compiler.passes.placement import Place
+from sambasim.compiler.passes import Fits, Partition, Pass, Place, run_pipeline
 from sambasim.compiler.precision import STORED, inputs_in, stored_in
 from sambasim.compiler.step import (
     EvaluationStep,
     TrainingStep,
     check_loss,
     loss_in,
-    promote_plain_tensors,
-    restore_plain_tensors,
+    per_sample_loss,
     run_eagerly,
+    training_loss,
 )
-from sambasim.compiler.trial import variables_are_tensors
-from sambasim.errors import CaptureError, ModelError
+from sambasim.compiler.tensors import check_tensors, made_contiguous
+from sambasim.compiler.trial import buffers_of_plain_tensors, rare_collections, variables_are_tensors
+from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
+from sambasim.errors import CaptureError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions
-from sambasim.options.training import LossOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.lookup import record_compiled
 
@@ -55,7 +47,7 @@ _GRU_EXACT_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compilation made: where the PEF is, its program, notices for the user, and seconds by phase."""
+    """The PEF's path, its program and digest, notices for the user, and the seconds of each phase."""
 
     path: Path
     program: Program
@@ -65,22 +57,22 @@ class Compiled:
 
 
 class Stopwatch:
-    """Tells `hear` what begins, and keeps how long each phase took."""
+    """Calls `on_phase` with each phase as it begins, and measures its seconds."""
 
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_phase: Callable[[str], None]) -> None:
+        self._on_phase = on_phase
         self._phase: str | None = None
         self._began_s = 0.0
         self.phases_s: dict[str, float] = {}
 
     def begin(self, phase: str) -> None:
-        """End the phase before, and begin `phase`."""
+        """End the current phase, and begin `phase`."""
         self.end()
         self._phase, self._began_s = phase, time.perf_counter()
-        self._hear(phase)
+        self._on_phase(phase)
 
     def end(self) -> None:
-        """End the phase that is under way."""
+        """End the current phase."""
         if self._phase is not None:
             elapsed_s = time.perf_counter() - self._began_s
             self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + elapsed_s
@@ -95,18 +87,20 @@ def compile_model(
     by_keyword: bool,
     updates: Sequence[Update] | None = None,
     any_loss: bool = False,
-    hear: Callable[[str], None] = lambda phase: None,
+    on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
     """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
 
-    `by_keyword` says that the model is called with its inputs by name; `updates` are the optimizers, if it is not the
-    one of `options`; with `any_loss`, a model's first output may be of any shape. `hear` is told each phase as it
-    begins.
+    by_keyword: the model is called with its inputs by name
+    updates: the optimizers, if it is not the one of `options`
+    any_loss: the model's first output may be of any shape
+    on_phase: called with each phase as it begins
+
     A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
     evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
     Raises ModelError and CaptureError for what the model does wrong.
     """
-    watch = Stopwatch(hear)
+    watch = Stopwatch(on_phase)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
     return assemble(built, model, options, watch, updates)
 
@@ -121,23 +115,24 @@ def capture_model(
     any_loss: bool = False,
     loss_indices: tuple[int, ...] = (),
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism: what takes the time of a compilation.
+    """The graphs of `model`, without optimizer and data parallelism. This takes most of the time of a compilation.
 
     With `any_loss`, the model's loss may be any of its outputs, those at `loss_indices` if there are any.
     """
     modes = [(module, module.training) for module in model.modules()]
-    promoted = promote_plain_tensors(model)
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
     try:
-        check_tensors(model, training=not options.inference)
-        with rare_collections(), stored_in(dtype, model), made_contiguous(model), variables_are_tensors():
-            captures = _capture(model, inputs, options, by_keyword, any_loss, loss_indices, watch)
-            watch.begin("translate to the graph")
-            batch_size = next(iter(inputs.values())).shape[0]
-            return build(options.name, model, inputs, captures, batch_size)
+        with buffers_of_plain_tensors(model):
+            check_tensors(model, training=not options.inference)
+            with rare_collections(), stored_in(dtype, model), made_contiguous(model), variables_are_tensors():
+                loss = None if options.inference else options.loss
+                mean = training_loss(loss.name, loss.args) if loss else None
+                step = TrainingStep(model, tuple(inputs), mean, by_keyword, any_loss, loss_indices)
+                captures = _capture(step, tuple(inputs.values()), options, watch)
+                watch.begin("translate to the graph")
+                return build(options.name, model, inputs, captures, next(iter(inputs.values())).shape[0])
     finally:
-        restore_plain_tensors(promoted)
         for module, was_training in modes:
             module.training = was_training
 
@@ -150,7 +145,7 @@ def assemble(
     updates: Sequence[Update] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Compiled:
-    """What was captured, through the passes that `options` ask for, and into the PEF; `metadata` goes there too."""
+    """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`."""
     program = run_pipeline(built.program, pipeline(options, updates), watch.begin)
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
@@ -172,66 +167,44 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
     return [*passes, Place(), Fits(budget)]
 
 
-def _capture(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    options: CompileOptions,
-    by_keyword: bool,
-    any_loss: bool,
-    loss_indices: tuple[int, ...],
-    watch: Stopwatch,
-) -> Captures:
-    names, tensors = tuple(inputs), tuple(inputs.values())
+def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:
+    """The graphs of `step`, and of its evaluation."""
     widened = STORED[options.dtype] is not None
-    loss: LossOptions | None = None if options.inference else options.loss
+    loss = None if options.inference else options.loss
     training = None
     if not options.inference:
         watch.begin("capture the training step")
-        mean = training_loss(loss.name, loss.args) if loss else None
-        step = TrainingStep(model, names, mean, by_keyword, any_loss, loss_indices)
-        if not model.training:
-            model.train()
-        training = _capture_training(step, tensors, loss.name if loss else None, widened)
+        if not step.model.training:
+            step.model.train()
+        training = _captured(step, tensors, widened, loss.name if loss else None)
     watch.begin("capture the evaluation graph")
     by_sample = per_sample_loss(loss.name, loss.args) if loss else None
-    mean_only = training_loss(loss.name, loss.args) if loss and by_sample is None else None
-    evaluation_step = EvaluationStep(model, names, by_sample or mean_only, by_keyword).eval()
-    evaluation = _capture_evaluation(evaluation_step, tensors, widened)
+    mean = training_loss(loss.name, loss.args) if loss and by_sample is None else None
+    evaluation_step = EvaluationStep(step.model, step.names, by_sample or mean, step.by_keyword).eval()
+    evaluation = _captured(evaluation_step, tensors, widened)
     single = None
     if not options.inference and by_sample is None and tensors[0].shape[0] > 1:
         watch.begin("capture the evaluation graph at batch 1")
-        with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` tells it
+        with suppress(CaptureError):  # not every sound model runs on one sample; `_notices` says so
             ones = tuple(tensor[:1].clone() for tensor in tensors)
             single = capture_evaluation(evaluation_step, ones, widened=widened)
     return Captures(training, evaluation, single, per_sample_loss=by_sample is not None)
 
 
-def _capture_training(
-    step: TrainingStep, tensors: Sequence[Tensor], loss_name: str | None, widened: bool
-) -> CapturedGraph:
-    """The captured training step, unless a capture would lose something that the model does. If the capture fails,
-    PyTorch itself runs the model once: what is wrong there already is told in its words, which are better than those
-    of a tracer. A model that is sound is spared that run."""
-    looked = refuse_lost_effects(step, tensors)
+def _captured(step: nn.Module, tensors: Sequence[Tensor], widened: bool, loss_name: str | None = None) -> CapturedGraph:
+    """The captured graph of a step, unless a capture would lose something that the model does.
+
+    After a failed capture, PyTorch runs the model once: its own messages are better than those of a tracer.
+    """
+    is_checked = refuse_lost_effects(step, tensors)
+    capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:
-        captured = capture_training(step, tensors, widened=widened)
+        captured = capture(step, tensors, widened=widened)
     except CaptureError as error:
         raise explained(error, step, tensors, loss_name) from error
-    if not starts_a_backward(captured, any_shape=step.any_loss):
+    if isinstance(step, TrainingStep) and not starts_a_backward(captured, any_shape=step.any_loss):
         check_loss(loss_in(run_eagerly(step, tensors)), loss_name, any_shape=step.any_loss)
-    if not looked:
-        refuse_lost_effects(step, tensors, fake=False)
-    return captured
-
-
-def _capture_evaluation(step: EvaluationStep, tensors: Sequence[Tensor], widened: bool) -> CapturedGraph:
-    """The captured evaluation graph, unless a capture would lose something that the model does."""
-    looked = refuse_lost_effects(step, tensors)
-    try:
-        captured = capture_evaluation(step, tensors, widened=widened)
-    except CaptureError as error:
-        raise explained(error, step, tensors, None) from error
-    if not looked:
+    if not is_checked:
         refuse_lost_effects(step, tensors, fake=False)
     return captured
 
@@ -275,28 +248,17 @@ def _notices(program: Program, model: nn.Module) -> list[str]:
         )
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         notices.append(f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}")
-    single_wanted = program.training is not None and not program.per_sample_loss and program.batch_size > 1
-    if single_wanted and program.single is None:
+    if program.training is None:
+        return notices
+    if not program.per_sample_loss and program.batch_size > 1 and program.single is None:
         notices.append(
             "the evaluation graph cannot be captured at batch 1: the last samples, where they do not fill a batch "
             f"of {program.batch_size}, are left out of evaluation"
         )
-    if program.training is not None:
-        trained = {member.parameter for group in program.groups for member in group.members}
-        wanted = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        paths = {path: parameter for path, parameter in model.named_parameters() if id(parameter) in wanted}
-        trained_paths = {path for name in trained for path in program.symbols[name].torch_names}
-        unused = sorted(set(paths) - trained_paths)
-        if unused:
-            notices.append(f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}")
+    members = (member for group in program.groups for member in group.members)
+    trained = {path for member in members for path in program.symbols[member.parameter].torch_names}
+    wanted = {path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    unused = sorted(wanted - trained)
+    if unused:
+        notices.append(f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}")
     return notices
-
-
-def check_model(model: object, target: str) -> nn.Module:
-    """`model`, if it is an nn.Module. Raises ModelError otherwise."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"{target} gives a {type(model).__name__}, not a torch.nn.Module",
-            remedy="name an nn.Module class, or a function that returns one",
-        )
-    return model

@@ -1,97 +1,185 @@
-"""Why a step could not be captured, in words that a user can act on: what, which line, and how to write it instead.
+"""Why a step cannot be captured: which line, and how to write it instead.
 
-First the tracer's own error becomes a CaptureError (`tracer_error`). Then the model runs once in PyTorch
-(`explained`): what PyTorch itself refuses is told in its words, and what a graph cannot hold is told all at once.
+The tracer stops at the first line that it cannot take, so after a failed capture the model runs once in PyTorch
+(`explained`), and `Watch` finds all obstacles at once. Other things the tracer accepts and loses silently: a backward
+of the user's own, a gradient hook, state kept by assignment. `refuse_lost_effects` finds those before a capture.
 """
 
+import contextlib
+import dis
+import linecache
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.step import (
-    TrainingStep,
-    check_loss,
-    forward_line,
-    is_library_file,
-    loss_in,
-    run_eagerly,
-    user_line,
-)
-from sambasim.compiler.watch import BRANCH, CONSTANT, NUMBER, PACKED, SHAPE, Finding, Obstacle, Watch, lost_effects
+from sambasim.compiler.names import forward_line, is_library_file, line_in, user_line
+from sambasim.compiler.step import TrainingStep, check_loss, loss_in, run_eagerly
+from sambasim.compiler.tensors import NO_HOOK, REAL_NUMBERS
+from sambasim.compiler.trial import replaced, trial, written
 from sambasim.errors import CaptureError, UserError
 
-_CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A kind of thing that a graph cannot hold, and how to write it instead."""
+
+    what: str
+    rewrite: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One obstacle, and the user's line: `file:line: code`."""
+
+    obstacle: Obstacle
+    where: str
+
+
+_BRANCH = Obstacle(
+    "a branch on the value of a tensor", "compute both sides, and choose by torch.where(condition, a, b)"
+)
+_NUMBER = Obstacle(
+    "the value of a tensor as a Python number", "keep it a tensor: leave out .item(), float(), int() and .tolist()"
+)
 _VALUE = Obstacle(
     "Python code that depends on the value of a tensor", "compute with tensors only: torch.where, torch.rand"
 )
-_KNOWN = (
-    (("pack_padded_sequence", "PackedSequence"), PACKED),
-    (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
-    (("data-dependent branching", "Data-dependent branching"), BRANCH),
-    (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), NUMBER),
-    (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
-    (("is mutated in the forward",), CONSTANT),
-    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), SHAPE),
+_SHAPE = Obstacle(
+    "a shape that depends on the values of a tensor",
+    "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection",
 )
-"""Marks in what a tracer says, and what they stand for; the first row that fits."""
+_PACKED = Obstacle(
+    "a packed sequence, whose shape depends on lengths",
+    "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
+)
+_CHECKPOINTING = Obstacle("activation checkpointing", "call the block itself, without torch.utils.checkpoint")
+_INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
+_CONSTANT = Obstacle(
+    "a tensor that is changed in place, and is no buffer of the model",
+    "register it: self.register_buffer(name, tensor)",
+)
+_UNREGISTERED = Obstacle(
+    "a parameter that is none of the model's",
+    "give it to the model: an attribute of a module, an nn.ModuleList for a list of layers",
+)
+_PARAMETER = Obstacle(
+    "a parameter that is changed in place",
+    "make a new tensor of it, or register_buffer() what forward() changes: the optimizer alone changes parameters",
+)
+_COMPLEX = Obstacle("complex numbers, which a PEF cannot hold", REAL_NUMBERS)
+_ASSIGNED = Obstacle(
+    "state that forward() keeps by assignment, from one call to the next",
+    'keep it in a buffer, self.register_buffer("ema", torch.zeros(())), and change that in place: self.ema.copy_(…)',
+)
+_HOOK = Obstacle("a gradient hook, which a graph does not call", NO_HOOK)
+
+_NO_BACKWARD = "write its forward with PyTorch's own differentiable operators, and leave the backward to autograd"
+
+_KNOWN = (
+    (("pack_padded_sequence", "PackedSequence"), _PACKED),
+    (("tag_activation_checkpoint", "_checkpoint_context_fn"), _CHECKPOINTING),
+    (("data-dependent branching", "Data-dependent branching"), _BRANCH),
+    (("Tensor.item()", "_local_scalar_dense", ".tolist()", "Tensor.tolist"), _NUMBER),
+    (("data-dependent expression", "GuardOnDataDependent"), _VALUE),
+    (("is mutated in the forward",), _CONSTANT),
+    (("nonzero", "dynamic shape", "Dynamic shape", "DynamicOutputShape", "masked_select", "unbacked"), _SHAPE),
+)
+"""Parts of a tracer's message, and their obstacle; the first row that fits."""
 
 _MOST_FINDINGS = 6
 _LONGEST_LINE = 160
 
 
-def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
-    """The best that can be said of a capture of `step` that failed with `error`.
+def tracer_error(what: str, error: BaseException) -> CaptureError:
+    """The CaptureError for what the tracer raised while it captured `what`, with the user's line if it names one."""
+    text = f"{type(error).__name__}: {error}"
+    known = next((obstacle for marks, obstacle in _KNOWN if any(mark in text for mark in marks)), None)
+    line = line_in(str(error))
+    return CaptureError(
+        f"the {what} cannot be captured: {known.what if known else _explanation(error)}",
+        where=str(line) if line else user_line(error),
+        remedy=known.rewrite if known else _hint(error),
+    )
 
-    `step` is set to train or to evaluate, as it was captured; in training its first output is the loss, called `loss`
-    if it has a name. The model and the inputs are left as they are. Raises ModelError if PyTorch cannot run it either.
+
+_END_OF_EXPLANATION = re.compile(
+    r"\n\s*(?:Explanation:|Hint:|Developer debug context|For more |from user code|The error above|While executing)"
+)
+
+
+def _explanation(error: BaseException) -> str:
+    """The first line of torch's message, and its explanation if there is one: no hints, links and frames."""
+    text = str(error).strip()
+    first = _END_OF_EXPLANATION.split(text)[0].strip().splitlines()
+    sentences = [*first[:1], *re.findall(r"\n\s*Explanation: (.+)", text)[:1]]
+    lines = [line for line in map(_without_advice, sentences) if line] or [f"PyTorch raises {type(error).__name__}"]
+    return "\n    ".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
+
+
+_OTHER_ADVICE = re.compile(
+    r"https?://|www\.|pytorch\.org|github|\b(issue|bug)s?\b|please report|torch\._dynamo|torch\.compile|TORCH_?LOGS|"
+    r"TORCH\w*=|compiled? (region|code)|graph break|find(ing)? a workaround",
+    re.IGNORECASE,
+)
+"""Advice for users of torch.compile: to write to PyTorch's authors, to set its options."""
+
+
+def _without_advice(text: str) -> str:
+    """The sentences of `text` that are no `_OTHER_ADVICE`, in words that do not name torch's tracer."""
+    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
+    return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
+
+
+def _hint(error: BaseException) -> str:
+    hints: list[str] = [hint.strip() for hint in re.findall(r"Hint: (.+)", str(error))]
+    sensible = [hint for hint in hints if 0 < len(hint) <= _LONGEST_LINE and not _OTHER_ADVICE.search(hint)]
+    return _without_advice(sensible[0]) if sensible else "rewrite the line with PyTorch's own operators on tensors"
+
+
+def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
+    """The most helpful error for a capture of `step` that failed with `error`.
+
+    `step` is in the mode in which it was captured; in training its first output is the loss, called `loss` if it has a
+    name. The model and the inputs are left as they are. Raises ModelError if PyTorch cannot run it either.
     """
     copies = [tensor.clone() for tensor in inputs]
     watch = Watch(step, copies)
     outputs = run_eagerly(step, copies, watch)
     if step.training:
         check_loss(loss_in(outputs), loss, any_shape=isinstance(step, TrainingStep) and step.any_loss)
-        with suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
+        with contextlib.suppress(Exception), watch:  # a backward of the user's own may hold obstacles too
             wanted = [parameter for parameter in step.parameters() if parameter.requires_grad]
             torch.autograd.grad(loss_in(outputs).sum(), wanted, allow_unused=True)
     if watch.findings:
-        return _told_together(watch.findings, step.training)
-    error.where = error.where or _forward_of(step)
+        return _all_findings(watch.findings, step.training)
+    line = forward_line(step.get_submodule("model"))
+    error.where = error.where or (None if line is None or is_library_file(line) else line)
     return error
 
 
-def _forward_of(step: nn.Module) -> str | None:
-    """The line at which the `forward` of the user's own model begins."""
-    line = forward_line(step.get_submodule("model"))
-    return None if line is None or is_library_file(line) else line
-
-
 def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
-    """Whether a call of `step` on `inputs`, on fake tensors unless `fake` is False, went through to its end.
+    """Raises CaptureError if a capture would lose something that a call of `step` on `inputs` does, in its mode.
 
-    `step` is set to train or to evaluate, as it will be captured. Raises CaptureError if a capture would lose
-    something that the call does.
+    Returns False if the call failed: fake tensors have no values that Python code may read. See `lost_effects`.
     """
     findings = lost_effects(step, inputs, fake=fake)
     if findings:
-        raise _told_together(findings, step.training)
+        raise _all_findings(findings, step.training)
     return findings is not None
 
 
-def tracer_error(what: str, error: BaseException) -> CaptureError:
-    """What the tracer raised while it captured `what`, with the user's line where it names one."""
-    text = f"{type(error).__name__}: {error}"
-    known = next((obstacle for marks, obstacle in _KNOWN if any(mark in text for mark in marks)), None)
-    return CaptureError(
-        f"the {what} cannot be captured: {known.what if known else _explanation(error)}",
-        where=_location(error),
-        remedy=known.rewrite if known else _hint(error),
-    )
-
-
-def _told_together(findings: Sequence[Finding], training: bool) -> CaptureError:
+def _all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
     if len(findings) == 1:
         finding = findings[0]
@@ -105,47 +193,258 @@ def _told_together(findings: Sequence[Finding], training: bool) -> CaptureError:
     )
 
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in .*\n\s*(?P<code>.*)')
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
+    """Around one eager call of `step` on `inputs`: gathers `findings`, in the order of execution, each line once.
+
+    Parameters that the call changes in place have their old values again afterwards.
+    """
+
+    def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self.findings: list[Finding] = []
+        self._inputs = {_memory(tensor) for tensor in inputs}
+        self._parameters = {_memory(tensor): tensor for tensor in step.parameters()}
+        self._known = {*self._inputs, *self._parameters}
+        self._saved: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        obstacle = _obstacle(func, args) or self._unregistered(args)
+        for tensor in written(func, args, kwargs or {}):
+            obstacle = obstacle or self._changed(tensor)
+        result = func(*args, **(kwargs or {}))
+        if obstacle is None and isinstance(result, Tensor) and result.is_complex():
+            obstacle = _COMPLEX
+        if obstacle is not None:
+            self._find(obstacle)
+        return result
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)  # type: ignore[no-untyped-call]  # torch's, untyped
+        with torch.no_grad():
+            for memory, value in self._saved.items():
+                self._parameters[memory].copy_(value)
+
+    def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
+        """Whether `args` hold a parameter that the model does not have; each is reported once."""
+        parameters = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter)}
+        unknown = parameters - self._known
+        self._known |= unknown
+        return _UNREGISTERED if unknown else None
+
+    def _changed(self, tensor: Tensor) -> Obstacle | None:
+        """The obstacle if `tensor`, which is about to be written to, is a view of an input or a parameter."""
+        memory = _memory(tensor)
+        if memory == 0:
+            return None
+        if memory in self._inputs:
+            return _INPUT
+        if memory not in self._parameters:
+            return None
+        if memory not in self._saved:
+            self._saved[memory] = self._parameters[memory].detach().clone()
+        return _PARAMETER
+
+    def _find(self, obstacle: Obstacle) -> None:
+        frame = _user_frame()
+        if frame is None:
+            return
+        where = _where(frame)
+        if obstacle is _NUMBER:
+            if frame is not next(_frames(), None) or where.partition(": ")[2].startswith("assert"):
+                return  # tracers know where torch's own code reads values, and how to leave out an assertion
+            obstacle = _BRANCH if _branches(frame) else _NUMBER
+        finding = Finding(obstacle, where)
+        if finding not in self.findings:
+            self.findings.append(finding)
 
 
-def _location(error: BaseException) -> str | None:
-    """The user's line: from the message, where strict export puts it, or from the traceback."""
-    frames = [match for match in _FRAME.finditer(str(error)) if not is_library_file(match["file"])]
-    if frames:
-        last = frames[-1]
-        return f"{last['file']}:{last['line']}: {last['code'].strip()}"
-    return user_line(error)
+def _memory(tensor: Tensor) -> int:
+    """The address of the memory that `tensor` is a view of; 0 for one without elements, or that is not dense."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-_END_OF_EXPLANATION = re.compile(
-    r"\n\s*(?:Explanation:|Hint:|Developer debug context|For more |from user code|The error above|While executing)"
-)
+def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
+    """The obstacle that a call of `func` is by itself."""
+    name = func._schema.name
+    if name == "aten::_pack_padded_sequence":
+        return _PACKED
+    if name == "aten::index":  # by numbers its shape is known, by a mask it is not
+        masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+        return _SHAPE if masks else None
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return _SHAPE
+    return _NUMBER if torch.Tag.data_dependent_output in func.tags else None
 
 
-def _explanation(error: BaseException) -> str:
-    """The first line of torch's message, and its explanation where it has one: no hints, links and frames."""
-    text = str(error).strip()
-    first = _END_OF_EXPLANATION.split(text)[0].strip().splitlines()
-    told = [*first[:1], *re.findall(r"\n\s*Explanation: (.+)", text)[:1]]
-    lines = [line for line in map(_without_advice, told) if line] or [f"PyTorch raises {type(error).__name__}"]
-    return "\n    ".join(line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in lines)
+_TORCH = Path(torch.__file__).parent
+_FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
+_TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
+"""Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 
 
-_OTHER_ADVICE = re.compile(
-    r"https?://|www\.|pytorch\.org|github|\b(issue|bug)s?\b|please report|torch\._dynamo|torch\.compile|TORCH_?LOGS|"
-    r"TORCH\w*=|compiled? (region|code)|graph break|find(ing)? a workaround",
-    re.IGNORECASE,
-)
-"""What torch advises its own users of torch.compile: to write to PyTorch's authors, to set its options."""
+def _frames() -> Iterator[FrameType]:
+    """The calling frames, innermost first, from the one that called the operator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
+        frame = frame.f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
-def _without_advice(text: str) -> str:
-    """The sentences of `text` that are no `_OTHER_ADVICE`, in words that do not name torch's tracer."""
-    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
-    return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
+def _user_frame() -> FrameType | None:
+    return next((frame for frame in _frames() if not is_library_file(frame.f_code.co_filename)), None)
 
 
-def _hint(error: BaseException) -> str:
-    hints: list[str] = [hint.strip() for hint in re.findall(r"Hint: (.+)", str(error))]
-    sensible = [hint for hint in hints if 0 < len(hint) <= _LONGEST_LINE and not _OTHER_ADVICE.search(hint)]
-    return _without_advice(sensible[0]) if sensible else "rewrite the line with PyTorch's own operators on tensors"
+def _where(frame: FrameType) -> str:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{file}:{line}: {linecache.getline(file, line).strip()}"
+
+
+def _branches(frame: FrameType) -> bool:
+    """Whether the instruction of `frame` turns a tensor into a condition; otherwise it is a call."""
+    name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")
+
+
+def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> Sequence[Finding] | None:
+    """What `step` does in its mode that a capture would lose silently; in training mode, also what evaluation would
+    miss. With `fake`, nothing is computed.
+
+    The model, the inputs and the random generators are left as they are. Returns None if the call fails, which says
+    nothing of the model: fake tensors have no values.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
+    effects = _Effects(step.training)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(trial(step, convert))
+            given = [convert(tensor) for tensor in inputs]
+            if mode:
+                stack.enter_context(mode)
+            stack.enter_context(effects.recorded())
+            step(*given)
+            if effects.written:  # is it state, or made anew by every call?
+                effects.next_call()
+                step(*given)
+            if effects.written and step.training:
+                effects.next_call(only_written=True)
+                step.eval()(*given)
+    except (Exception, SystemExit):
+        return effects.findings or None
+    return effects.findings
+
+
+_REFUSED_BY_NAME = ("torch.utils.checkpoint", "torch._library.autograd")
+"""Modules of torch's own Functions for checkpointing and users' operators, which capture and translation refuse."""
+
+
+class _Effects:
+    """Records what modules are assigned, and what else a graph would lose.
+
+    A number or tensor is state if a call reads it before it assigns it, and not if every call makes it anew, as the
+    parts of a loss often are. A buffer that a state_dict holds is state in any case.
+    """
+
+    def __init__(self, training: bool) -> None:
+        self.findings: list[Finding] = []
+        self.written: dict[tuple[int, str], str] = {}
+        self._training = training
+        self._touched: set[tuple[int, str]] = set()
+        self._read: set[tuple[int, str]] = set()
+        self._only_written = False
+
+    def next_call(self, *, only_written: bool = False) -> None:
+        """Another call of the model begins. With `only_written`, it must not read what the call before wrote."""
+        self._touched.clear()
+        self._read.clear()
+        if not only_written:
+            self.written.clear()  # what a second call does not write again is a cache, which every call may read
+        self._only_written = only_written
+
+    def _find(self, obstacle: Obstacle, where: str) -> None:
+        finding = Finding(obstacle, where)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _reads(self, module: nn.Module, name: str) -> None:
+        key = id(module), name
+        if key not in self._touched:
+            self._touched.add(key)
+            self._read.add(key)
+            if self._only_written and key in self.written:
+                self._find(_ASSIGNED, self.written[key])
+
+    def _writes(self, module: nn.Module, name: str, value: object) -> None:
+        key = id(module), name
+        state = vars(module)
+        buffers, parameters = state.get("_buffers", {}), state.get("_parameters", {})
+        old = next((place[name] for place in (parameters, buffers, state) if name in place), None)
+        self._touched.add(key)
+        frame = _user_frame()
+        if frame is None or old is value or not (_is_state(old) or _is_state(value)):
+            return
+        if not isinstance(old, Tensor) and not isinstance(value, Tensor) and old == value:
+            return
+        self.written.setdefault(key, _where(frame))
+        kept = name in parameters or (name in buffers and name not in state["_non_persistent_buffers_set"])
+        if kept or (key in self._read and _is_state(old)):
+            self._find(_ASSIGNED, _where(frame))
+
+    def _calls(self, obstacle: Obstacle) -> None:
+        frame = _user_frame()
+        if self._training and not self._only_written and frame is not None:
+            self._find(obstacle, _where(frame))
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the attributes of all modules, calls of autograd Functions, and gradient hooks."""
+        set_attribute, get_attribute = nn.Module.__setattr__, nn.Module.__getattribute__
+        apply = torch.autograd.Function.__dict__["apply"]
+
+        def assigned(module: nn.Module, name: str, value: Any) -> None:
+            self._writes(module, name, value)
+            set_attribute(module, name, value)
+
+        def read(module: nn.Module, name: str) -> object:
+            if not name.startswith("__"):
+                self._reads(module, name)
+            return get_attribute(module, name)
+
+        def applied(cls: type, *args: Any, **kwargs: Any) -> object:
+            if cls.__module__ not in _REFUSED_BY_NAME:
+                what = f"the backward of {cls.__qualname__}, a torch.autograd.Function, which a graph does not keep"
+                self._calls(Obstacle(what, _NO_BACKWARD))
+            return apply.__func__(cls, *args, **kwargs)
+
+        def hooked(register: Callable[..., object]) -> Callable[..., object]:
+            def registered(tensor: Tensor, *args: Any, **kwargs: Any) -> object:
+                self._calls(_HOOK)
+                return register(tensor, *args, **kwargs)
+
+            return registered
+
+        with contextlib.ExitStack() as stack:
+            for owner, name, substitute in (
+                (nn.Module, "__setattr__", assigned),
+                (nn.Module, "__getattribute__", read),
+                (torch.autograd.Function, "apply", classmethod(applied)),
+                (Tensor, "register_hook", hooked(Tensor.register_hook)),
+                (Tensor, "register_post_accumulate_grad_hook", hooked(Tensor.register_post_accumulate_grad_hook)),
+            ):
+                stack.enter_context(replaced(owner, name, substitute))
+            yield
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    clone = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return nn.Parameter(clone, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else clone
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, (Tensor, int, float)) and not isinstance(value, bool)

@@ -1,29 +1,37 @@
-"""What a training step does, in 64 letters: a run tells by them that its model is still the one that was compiled.
+"""What a training step does, as 64 letters: a run compares them to see that its model is still the compiled one.
 
-To capture the model once more would tell it too, but takes every replica seconds; the import of torch's tracers alone
-is two. Here the model is called once, and its loss is differentiated. The operators that PyTorch dispatches, with what
-each takes and gives, are the step; with the model's tensors and the optimizers they are all that a PEF depends on.
-
-In any doubt there is no fingerprint, or another one, and the model is captured. Fake and meta tensors, which compute
-nothing, would not do: they import the tracers.
+Another capture would take every replica seconds. Here the model is called once and its loss is differentiated: the
+operators that PyTorch dispatches, with what each takes and gives, together with the model's tensors and the optimizers,
+are all that a PEF depends on. In any doubt there is no fingerprint, or another one, and the model is captured. Fake and
+meta tensors would not do: they import torch's tracers, which takes two seconds.
 """
 
+import contextlib
+import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+import sambasim
 from sambasim import __version__
-from sambasim.compiler.passes.optimizer import Update
+from sambasim.compiler.names import is_library_file
 from sambasim.compiler.precision import STORED, default_type, inputs_in
-from sambasim.compiler.recorder import Recorder, form
 from sambasim.compiler.step import EvaluationStep, TrainingStep
-from sambasim.compiler.trial import trial
+from sambasim.compiler.trial import replaced, trial, written
+from sambasim.compiler.update import Update
+from sambasim.pef.weights import bytes_of
 
 _MOST_BYTES = 256 << 20
-"""What a call may make. Where it makes more, a capture takes little time beside the steps."""
+"""The most that a call may make. Where it makes more, a capture takes little time beside the steps."""
 
 
 def fingerprint(
@@ -38,7 +46,7 @@ def fingerprint(
     """64 letters that are equal only for what compiles alike. Without `updates` it is the forward in evaluation mode.
 
     Weights and inputs, comments and the names of variables may differ; masks, tables and other constants may not.
-    Returns None for a step that is too large, and where the operators do not tell all that the model does. The model
+    Returns None for a step that is too large, and where the operators do not show all that the model does. The model
     and the random generators are left as they are, but for what the model keeps outside of its modules.
     """
     if sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad) > _MOST_BYTES:
@@ -53,18 +61,18 @@ def fingerprint(
 
     def convert(tensor: Tensor) -> Tensor:
         label = str(held[id(tensor)][1]) if id(tensor) in held else recorder.content(tensor)
-        return recorder.stand_in(tensor, label, stored if tensor.is_floating_point() else None)
+        return recorder.substitute(tensor, label, stored if tensor.is_floating_point() else None)
 
     try:
         with trial(step, convert), default_type(stored or torch.get_default_dtype()):
-            tensors = [recorder.stand_in(tensor, f"input {name}") for name, tensor in given.items()]
+            tensors = [recorder.substitute(tensor, f"input {name}") for name, tensor in given.items()]
             with torch.set_grad_enabled(bool(updates)), recorder.recorded():
                 results = _train(step, tensors) if updates else step.eval()(*tensors)
             ends = [None if tensor is None else recorder.label(tensor) for tensor in results]
         facts = (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
             f"{type(model).__name__}, {dtype}, {by_keyword}",
-            *(f"input {name} {form(tensor)}" for name, tensor in given.items()),
+            *(f"input {name} {_form(tensor)}" for name, tensor in given.items()),
             *_tensors(model, held, recorder),
             *_described(updates),
             *recorder.lines,
@@ -88,7 +96,7 @@ def _train(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None
 
 def _held(model: nn.Module) -> dict[int, tuple[Tensor, list[str]]]:
     """Every tensor that a module of `model` holds, with its paths, by its id: parameters, buffers, plain attributes,
-    and what is in lists and dictionaries of them."""
+    and those in lists and dictionaries."""
     found: dict[int, tuple[Tensor, list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         attributes = {**vars(module), **module._parameters, **module._buffers}
@@ -100,14 +108,13 @@ def _held(model: nn.Module) -> dict[int, tuple[Tensor, list[str]]]:
     return found
 
 
-def _tensors(model: nn.Module, held: Mapping[int, tuple[Tensor, list[str]]], recorder: Recorder) -> Iterator[str]:
-    """A line for each tensor of `model`: where it is, and which memory it is in. What no state_dict holds is a
-    constant, and told by its bytes."""
+def _tensors(model: nn.Module, held: Mapping[int, tuple[Tensor, list[str]]], recorder: "Recorder") -> Iterator[str]:
+    """A line for each tensor of `model`: its paths, its memory, and the bytes of what no state_dict holds."""
     kept = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     memories: dict[int, int] = {}
     for tensor, paths in held.values():
         memory = memories.setdefault(tensor.untyped_storage()._cdata, len(memories))
-        content = form(tensor) if id(tensor) in kept else recorder.content(tensor)
+        content = _form(tensor) if id(tensor) in kept else recorder.content(tensor)
         trained = isinstance(tensor, nn.Parameter), tensor.requires_grad
         yield f"{paths} {content} {trained} {id(tensor) in kept} {memory} {tensor.storage_offset()}"
 
@@ -118,3 +125,187 @@ def _described(updates: Sequence[Update]) -> Iterator[str]:
         yield f"{update.kind} {update.states} {sorted(update.hyperparameters)} {names}"
     # Different bounds are an error, which a capture finds.
     yield f"{len({update.hyperparameters.get('max_grad_norm') for update in updates}) <= 1}"
+
+
+_TO_PYTHON = ("numpy", "__array__", "tolist", "__dlpack__", "__deepcopy__", "__reduce_ex__")
+"""Methods of a tensor that give its values to Python, where no operator shows what becomes of them."""
+
+_IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
+_IS_CAPTURED = frozenset(
+    function.__code__
+    for function in (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting)
+)
+"""The functions by which a model can ask whether it is being captured."""
+
+_RUNNING = ("running_mean", "running_var")
+"""Arguments that batch_norm writes to, though its schema does not say so."""
+
+_INSTALLED = ("site-packages", "dist-packages")
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+_SAMBA = f"{Path(sambasim.__file__).parent / 'samba'}/"
+"""The first call of `samba.cat` runs other code than later ones; its operators show what is computed."""
+
+
+class NotRecordable(Exception):
+    """The call does something that its operators do not show."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
+    """Records a call. A tensor goes by its label: that of the model's tensor, of the input or of the result that it is,
+    or its bytes, if a line of the model's source made it.
+
+    Also records the compiled code of the user's own files that runs. The call may make `most_bytes`.
+    Raises NotRecordable where a branch, a shape or Python code depends on values or on whether there is a capture,
+    where something is changed that the call has not made, and where it makes too much.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self.lines: list[str] = []
+        self.code: set[str] = set()
+        self._bytes_left = most_bytes
+        self._label_of: dict[tuple[object, ...], str] = {}
+        self._is_own: dict[int, bool] = {}
+        self._alive: list[Tensor] = []  # so that no other tensor gets the memory of one that is gone
+        self._reading = False
+        self._importing = 0
+        self._asks_for_capture = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks this; its own answer would import a tracer, in seconds, to keep it from tracing this class."""
+        return False
+
+    def substitute(self, tensor: Tensor, label: str, dtype: torch.dtype | None = None) -> Tensor:
+        """What the call gets for `tensor`, in `dtype` if one is given: a parameter in its own memory, which must not be
+        changed, and a copy of anything else."""
+        given = tensor.detach() if dtype is None else tensor.detach().to(dtype)
+        if isinstance(tensor, nn.Parameter):
+            given = nn.Parameter(given, tensor.requires_grad)
+        else:
+            given = given.clone().requires_grad_(tensor.requires_grad)
+        self._know(given, label, own=not isinstance(tensor, nn.Parameter))
+        return given
+
+    def label(self, tensor: Tensor) -> str:
+        """The label of `tensor`."""
+        place = _place(tensor)
+        if place not in self._label_of:
+            self._know(tensor, self.content(tensor), own=False)
+        return self._label_of[place]
+
+    def content(self, tensor: Tensor) -> str:
+        """The form and the bytes of `tensor`."""
+        self._reading = True
+        try:
+            return f"{_form(tensor)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
+        finally:
+            self._reading = False
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record operators, code that runs, and values that Python reads."""
+        with contextlib.ExitStack() as stack:
+            for name in _TO_PYTHON:
+                stack.enter_context(replaced(Tensor, name, self._guarded(name, getattr(Tensor, name))))
+            stack.callback(sys.setprofile, sys.getprofile())
+            stack.enter_context(self)
+            sys.setprofile(self._profile)
+            yield
+        if self._asks_for_capture:
+            raise NotRecordable("a capture takes another path than a call")
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":  # of nn.DataParallel: it only names what is timed
+            return func(*args, **kwargs)
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
+            raise NotRecordable("values decide what is done")
+        call = f"{func} {self._text(args)} {self._text(dict(kwargs))}"
+        for tensor in written(func, args, kwargs, _RUNNING):
+            if not self._is_own[tensor.untyped_storage()._cdata]:
+                raise NotRecordable("something is changed that the call has not made")
+        result = func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for index, tensor in enumerate(tensors):
+            self._know(tensor, f"%{len(self.lines)}.{index}", own=True)
+        self.lines.append(f"{call} -> {[f'{self.label(tensor)} {_form(tensor)}' for tensor in tensors]}")
+        return result
+
+    def _know(self, tensor: Tensor, label: str, *, own: bool) -> None:
+        place, storage = _place(tensor), tensor.untyped_storage()
+        if place in self._label_of:
+            return
+        self._label_of[place] = label
+        self._alive.append(tensor)
+        if storage._cdata not in self._is_own:
+            self._is_own[storage._cdata] = own
+            self._bytes_left -= storage.nbytes() if own else 0
+        if self._bytes_left < 0:
+            raise NotRecordable("too much is made")
+
+    def _text(self, value: object) -> str:
+        if isinstance(value, Tensor):
+            return self.label(value)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(self._text, value))}]"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{name}: {self._text(item)}' for name, item in value.items())}}}"
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        raise NotRecordable(f"an operator takes a {type(value).__name__}")
+
+    def _guarded(self, name: str, method: Callable[..., object]) -> Callable[..., object]:
+        def guarded(tensor: Tensor, *args: object, **kwargs: object) -> object:
+            if not self._reading:
+                raise NotRecordable(f"{name} gives values to Python")
+            return method(tensor, *args, **kwargs)
+
+        return guarded
+
+    def _profile(self, frame: FrameType, event: str, argument: object) -> None:
+        """Called for each call and return. An import runs code too, but only in the first call of all."""
+        code = frame.f_code
+        if event == "call" and code in _IS_CAPTURED and frame.f_back and _is_users(frame.f_back.f_code.co_filename):
+            self._asks_for_capture = True  # Python would ignore an exception here
+        if (code.co_filename, code.co_name) == _IMPORTING:
+            self._importing += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and not self._importing and _is_users(code.co_filename):
+            self.code.add(_code_digest(code))
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for the same part of the same memory, whichever object it is in."""
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    """Whether `file` is neither of Python, torch and sambasim, nor of an installed package."""
+    if is_library_file(file) or file.startswith(_SAMBA):
+        return False
+    return not any(folder in Path(file).parts for folder in _INSTALLED)
+
+
+def _code_digest(code: CodeType) -> str:
+    """Equal for functions that Python runs alike, whatever their lines, comments and names of variables."""
+    constants = [_constant_text(constant) for constant in code.co_consts]
+    return hashlib.sha256(repr((code.co_name, code.co_code, constants, code.co_names)).encode()).hexdigest()
+
+
+def _constant_text(constant: object) -> str:
+    if isinstance(constant, CodeType):
+        return _code_digest(constant)
+    if isinstance(constant, frozenset):
+        return f"{sorted(map(repr, constant))}"
+    if isinstance(constant, tuple):
+        return f"{[_constant_text(one) for one in constant]}"
+    return repr(constant)

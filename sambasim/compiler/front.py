@@ -1,16 +1,19 @@
-"""From options to a PEF: find the model and the data, take one batch, compile."""
+"""From options to a PEF or a program: find the model and the data, take one batch, compile."""
 
+import inspect
 import random
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sambasim.compiler.compile import Compiled, check_model, compile_model
-from sambasim.compiler.fit import check_inputs
-from sambasim.compiler.shapes import compile_shapes
-from sambasim.compiler.step import TARGET, forward_parameters, user_line
+from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, pipeline
+from sambasim.compiler.names import forward_line, user_line
+from sambasim.compiler.passes import run_pipeline
+from sambasim.compiler.step import TARGET, forward_parameters
 from sambasim.data.batches import bind, collate
 from sambasim.data.sources import open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
@@ -19,32 +22,65 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
 
+Example = tuple[Mapping[str, Tensor], bool]
+"""A batch of inputs by name, and whether the model takes its inputs by name."""
 
-def compile_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Compiled:
-    """Compile what `options` name. `hear` is told each phase as it begins.
+
+def compile_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Compiled:
+    """Compile what `options` name. `on_phase` is called with each phase as it begins.
 
     Raises OptionError, before anything else, if the PEF could not be written.
     """
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
-    hear("build the model")
+    on_phase("build the model")
     model = build_model(options)
-    hear("read an example batch")
+    on_phase("read an example batch")
     inputs, by_keyword = example_batch(model, options)
-    return compile_model(model, inputs, options, by_keyword=by_keyword, hear=hear)
+    return compile_model(model, inputs, options, by_keyword=by_keyword, on_phase=on_phase)
 
 
-def shapes_from_options(options: CompileOptions, hear: Callable[[str], None] = lambda phase: None) -> Program:
-    """The program of what `options` name, compiled for its shapes alone: of weights there are none, and no PEF. One
-    sample of the data is read, whatever the batch size."""
-    hear("build the model")
+def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
+    """The program of what `options` name, without computing or writing anything: see `compile_shapes`. One sample of
+    the data is read, whatever the batch size."""
+    on_phase("build the model")
     of_one = options.model_copy(update={"training": options.training.model_copy(update={"batch_size": 1})})
     return compile_shapes(
         lambda: build_model(options),
         lambda model: example_batch(model, of_one),
         options,
-        hear,
+        on_phase,
         batch_size=options.training.batch_size,
     )
+
+
+def compile_shapes(
+    make: Callable[[], nn.Module],
+    example: Callable[[nn.Module], Example],
+    options: CompileOptions,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    *,
+    any_loss: bool = False,
+    batch_size: int | None = None,
+) -> Program:
+    """The program of the model that `make` returns, for the batch that `example` returns for it, of any size: new
+    tensors of `make` are fake. `batch_size` replaces that of the example.
+
+    Raises ModelError and CaptureError for what the model does wrong, MachineError for one that does not fit.
+    """
+    watch = Stopwatch(on_phase)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
+    mode.__dict__["__deepcopy__"] = lambda memo: mode
+    with mode, warnings.catch_warnings():
+        # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        model = make()
+    inputs, by_keyword = example(model)
+    shapes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    if batch_size is not None:
+        shapes = {name: shape.new_empty((batch_size, *shape.shape[1:])) for name, shape in shapes.items()}
+    built = capture_model(model, shapes, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
+    return run_pipeline(built.program, pipeline(options), watch.begin)
 
 
 def build_model(options: CompileOptions) -> nn.Module:
@@ -56,17 +92,17 @@ def build_model(options: CompileOptions) -> nn.Module:
     factory = load_object(target, "model")
     if isinstance(factory, nn.Module):
         return factory
+    remedy = "name an nn.Module class, or a function that returns one"
     if not callable(factory):
-        raise ModelError(
-            f"{target} is of type {type(factory).__name__}, neither an nn.Module class nor a function that returns one",
-            remedy="name an nn.Module class, or a function that returns one",
-        )
+        kind = type(factory).__name__
+        what = f"{target} is of type {kind}, neither an nn.Module class nor a function that returns one"
+        raise ModelError(what, remedy=remedy)
     check_arguments(factory, options.model.args, target, "model")
     torch.manual_seed(options.training.seed)
     np.random.seed(options.training.seed % 2**32)
     random.seed(options.training.seed)
     try:
-        return check_model(factory(**options.model.args), target)
+        model = factory(**options.model.args)
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
@@ -75,12 +111,15 @@ def build_model(options: CompileOptions) -> nn.Module:
             where=user_line(error),
             remedy="correct that line, or build it otherwise: --set model.args.NAME=VALUE",
         ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{target} gives a {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
+    return model
 
 
 def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, Tensor], bool]:
     """The first batch of the training data, by input name, and whether the model takes its inputs by name.
 
-    Raises DataError if there are fewer samples than a batch, or if samples, model and loss do not go together.
+    Raises DataError if there are fewer samples than a batch, or if samples, model and loss do not fit together.
     """
     source = open_source(options.data, None)
     batch_size = options.training.batch_size
@@ -97,7 +136,7 @@ def example_batch(model: nn.Module, options: CompileOptions) -> tuple[dict[str, 
     inputs = _narrowed(bind(batch, names), model)
     check_inputs(model, inputs, options.loss.name if options.loss else None, by_keyword=by_keyword)
     if options.inference and options.loss:
-        inputs.pop(TARGET)  # what only the loss would read
+        inputs.pop(TARGET)  # only the loss would read it
     return inputs, by_keyword
 
 
@@ -114,3 +153,46 @@ def _positional_names(model: nn.Module, batch: object, options: CompileOptions) 
     wanted = count - 1 if options.loss else count
     names = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
     return [*names, TARGET] if options.loss else names
+
+
+def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | None, *, by_keyword: bool) -> None:
+    """Raises DataError unless `model.forward` takes what a sample gives: `inputs`, of which the last one is the target
+    where the config names a `loss`."""
+    given = list(inputs)
+    if loss is not None and (given[-1] != TARGET or len(given) == 1):
+        only = f"{', '.join(given)} by name" if by_keyword else "one value"
+        wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
+        raise DataError(
+            f"the loss {loss} needs a target, and a sample gives {only}",
+            remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own",
+        )
+    called = given[:-1] if loss is not None else given
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return
+    missing = [p.name for p in parameters[0 if by_keyword else len(called) :] if p.default is p.empty]
+    missing = [name for name in missing if name not in called]
+    names = [parameter.name for parameter in parameters]
+    extra = [name for name in called if name not in names] if by_keyword else called[len(names) :]
+    if not missing and not extra:
+        return
+    gives, remedy = ", ".join(called), "leave it out of the samples, or take it in forward()"
+    if missing:
+        problem = f"needs {', '.join(missing)}"
+        remedy = "give it in every sample, or give it a default in forward()"
+    elif by_keyword:
+        problem = f"does not take {', '.join(extra)}"
+    else:
+        problem, gives = f"takes {_count(names)}", _count(called)
+    if not missing and loss is None:
+        remedy = "name the loss that takes the last value as its target: --set loss.name=cross_entropy"
+    target = " and the target of the loss" if loss is not None else ""
+    raise DataError(
+        f"forward({', '.join(names)}) {problem}, and a sample gives {gives}{target}",
+        where=forward_line(model),
+        remedy=remedy,
+    )
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} input{'' if len(names) == 1 else 's'}"

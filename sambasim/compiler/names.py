@@ -1,11 +1,26 @@
-"""SambaFlow-style names: `logreg__lin_layer__weight`, `logreg__lin_layer__weight__grad`.
+"""What things are called: SambaFlow's names of symbols and nodes, and lines of the user's own program.
 
-The prefix is the lower-cased name of the model's class; the module path follows, its dots written as `__`.
+A symbol is `logreg__lin_layer__weight`, its gradient `logreg__lin_layer__weight__grad`: the prefix is the lower-cased
+name of the model's class, and the dots of a path are written as `__`.
 """
 
+import inspect
+import os
 import re
+import sys
+import sysconfig
+import traceback
+from dataclasses import replace
+from pathlib import Path
 
-_NOT_WORD = re.compile(r"\W")
+import torch
+from torch import fx, nn
+
+from sambasim.ir.graph import SourceLine
+from sambasim.ir.operators import OPERATORS, OperatorKind
+
+GRADIENT_SUFFIX = "__grad"
+
 _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
 """What torch's weight_norm makes of a weight: its length and its direction."""
 
@@ -17,14 +32,11 @@ def symbol_name(prefix: str, path: str) -> str:
     `lin_layer.weight_direction`.
     """
     path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
-    return "__".join((prefix, *(_NOT_WORD.sub("_", part) for part in path.split(".") if part)))
-
-
-GRADIENT_SUFFIX = "__grad"
+    return "__".join((prefix, *(re.sub(r"\W", "_", part) for part in path.split(".") if part)))
 
 
 def gradient_name(parameter: str) -> str:
-    """The symbol of a parameter's gradient. No other symbol has that name: parameters are named so that it is free."""
+    """The symbol of a parameter's gradient. `UniqueNames` keeps that name free for it."""
     return f"{parameter}{GRADIENT_SUFFIX}"
 
 
@@ -44,17 +56,109 @@ def prefix_of(loss: str) -> str:
 
 
 class UniqueNames:
-    """Hands out names, each once: the second `x` is `x_1`."""
+    """Gives each name once: the second `x` is `x_1`."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def take(self, name: str, *suffixes: str) -> str:
-        """`name`, or `name` with the first free number behind it. With each of `suffixes` behind it, the name that is
-        handed out was free too, and is taken along."""
+        """`name`, or `name` with the first free number behind it. Takes that name with each of `suffixes` too."""
         count = self._counts.get(name, 0)
         self._counts[name] = count + 1
         if count == 0 and not any(f"{name}{suffix}" in self._counts for suffix in suffixes):
             self._counts |= {f"{name}{suffix}": 1 for suffix in suffixes}
             return name
         return self.take(f"{name}_{max(count, 1)}", *suffixes)
+
+
+def own_name(path: str) -> str:
+    """`path` without torch's prefix of a global, `G____import_net___`, or of a tensor in a list or dictionary of the
+    model, `L__self___model_`."""
+    if path.startswith("G_"):
+        return path.rpartition("___")[2]
+    return re.sub("__+", "_", re.sub("^(L__)?self___(model_)?", "", path))
+
+
+_NAMED_BY_LAYER = {
+    OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
+    OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
+}  # fmt: skip
+_LAYERS_OF_MANY = ("MultiheadAttention",)
+
+
+def layer_name(node: fx.Node, operator: str) -> str | None:
+    """`linear` for the matrix product of an nn.Linear, as SambaFlow names it; None for an operator that is no layer of
+    torch.nn, or only prepares or finishes the work of one."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
+        return None
+    layer = list(stack.values())[-1][1]
+    module, _, name = (layer if isinstance(layer, str) else f"{layer.__module__}.{layer.__qualname__}").rpartition(".")
+    return name.lower() if module.startswith("torch.nn.modules.") and name not in _LAYERS_OF_MANY else None
+
+
+def module_path(node: fx.Node) -> str:
+    """The dotted path of the user's module that ran the node, or "" for the step itself."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    # Paths look like `L['self'].model.conv1` or `model.conv1`; `model` is the step's name for the user's module.
+    path = re.sub(r"^L\['self'\]\.?", "", path)
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
+    return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
+def is_library_file(file: str) -> bool:
+    """Whether `file` is one of torch, of sambasim's compiler or of Python itself."""
+    if file.startswith(_PYTHON) and "-packages" not in file:
+        return True
+    return file.startswith((*_LIBRARIES, "<"))
+
+
+def line_in(stack_trace: str) -> SourceLine | None:
+    """The innermost line of the user's own program in a stack trace."""
+    frames = [found for found in _FRAME.finditer(stack_trace) if not is_library_file(found["file"])]
+    if not frames:
+        return None
+    last = frames[-1]
+    return SourceLine(last["file"], int(last["line"]), last["code"].strip())
+
+
+def source_line(node: fx.Node) -> SourceLine | None:
+    """The innermost line of the user's own program that made `node`.
+
+    Its file is relative to the folder from which Python imported it, so a PEF does not say where this machine keeps it.
+    """
+    line = line_in(node.meta.get("stack_trace") or "")
+    if line is None:
+        return None
+    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and line.file.startswith(f"{entry.rstrip('/')}/")]
+    file = os.path.relpath(line.file, max(folders, key=len)) if folders else os.path.basename(line.file)
+    return replace(line, file=file)
+
+
+def read_by(node: fx.Node) -> str | None:
+    """The line of the user's own program that reads the result of `node`."""
+    line = next((line for line in map(source_line, node.users) if line), None)
+    return str(line) if line else None
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line of the traceback that is the user's own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+
+
+def forward_line(model: nn.Module) -> str | None:
+    """`file:line: code` of the model's `forward`, where Python knows it."""
+    try:
+        lines, number = inspect.getsourcelines(model.forward)
+        return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"
+    except (OSError, TypeError):
+        return None

@@ -1,13 +1,13 @@
-"""What a model is captured in: its own types, or bf16 for `--dtype bf16`, which is how an RDU computes by default.
+"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`, which is what an RDU computes in.
 
-In bf16, the model's tensors, its inputs and what it makes of none (a mask, a first hidden state) are bfloat16 while it
-is captured, so its graph is one of bfloat16, under the same names. Torch's kernels of bfloat16 add up in float32 and
-round once. Two kinds of operators are captured otherwise:
+With bf16, the model's tensors, its inputs, and what it makes of neither (a mask, a first hidden state) are bfloat16
+during the capture, so its graph is one of bfloat16, under the same names. Torch's kernels for bfloat16 add up in
+float32 and round once. Two kinds of operators are captured otherwise:
 
-    losses              take operands that are widened to float32, and give float32: one number for a batch, in the
-                        three digits of bfloat16, would tell little of how training goes
-    those of `ADDING`   are widened, and their results rounded: their kernels, or those of their gradients, would
-                        round after each addition, and lose a sum of many small terms
+    losses              take operands that are widened to float32, and give float32: the three digits of bfloat16 show
+                        little of how training goes
+    those of `ADDING`   are widened, and their results rounded: their kernels, or those of their gradients, round after
+                        each addition, and lose a sum of many small terms
 """
 
 import contextlib
@@ -16,43 +16,30 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, fx, nn
 
+from sambasim.compiler.names import own_name
+from sambasim.errors import CaptureError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
 STORED: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """By `--dtype`: the type of all floating-point numbers; None leaves to each tensor the type that it has."""
 
-ADDING = frozenset(
-    {
-        "aten.avg_pool1d.default",
-        "aten.avg_pool2d.default",
-        "aten.avg_pool3d.default",
-        "aten.col2im.default",
-        "aten.embedding.default",
-        "aten.im2col.default",
-        "aten.index.Tensor",
-        "aten.index_put.default",
-        "aten.layer_norm.default",
-        "aten.logcumsumexp.default",
-        "aten.logsumexp.default",
-        "aten.max_pool2d.default",
-        "aten.max_pool3d.default",
-        "aten.pad.default",
-        "aten.prod.default",
-        "aten.prod.dim_int",
-        "aten.unfold.default",
-    }
-)
+ADDING = frozenset(f"aten.{name}" for name in (
+    "avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", "col2im.default", "embedding.default",
+    "im2col.default", "index.Tensor", "index_put.default", "layer_norm.default", "logcumsumexp.default",
+    "logsumexp.default", "max_pool2d.default", "max_pool3d.default", "pad.default", "prod.default", "prod.dim_int",
+    "unfold.default",
+))  # fmt: skip
 """Operators that add up (or multiply) in bfloat16, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
 
-_WHERE_FROM = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
-"""What torch notes of a node's place in the model's source."""
+_ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
+"""The metadata in which torch notes a node's place in the model's source."""
 
 
 @contextlib.contextmanager
 def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
-    """While this is active, the floating-point tensors of `model` are rounded to `dtype`, and it is torch's default.
+    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default.
 
-    Tensors that shared memory share it then, too. Afterwards the model has its own tensors again, in their own memory.
+    Tensors that share memory still share it. Afterwards the model has its own tensors again, in their own memory.
     """
     if dtype is None:
         yield
@@ -78,11 +65,24 @@ def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def widen(module: fx.GraphModule) -> None:
-    """Losses, and the operators of `ADDING`, take operands of float32 in `module` instead of narrower ones; and what it
-    makes of no floating-point number, which torch's default type decided, is made in float32 and rounded.
+def check_rounded(path: str, value: Tensor, where: str | None) -> None:
+    """Raises CaptureError for a constant that --dtype bf16 does not round. `where` is the line that reads it."""
+    if value.is_floating_point() and value.dtype is not torch.bfloat16:
+        dtype = str(value.dtype).removeprefix("torch.")
+        # "lifted_tensor" is torch's word for a tensor whose list or dictionary it does not know.
+        what = "a constant" if "lifted_tensor" in path else f"the constant {own_name(path)}"
+        raise CaptureError(
+            f"{what} is {dtype}, and with --dtype bf16 only what a module has is rounded",
+            where=where,
+            remedy="make it an attribute of a module, or a tensor of torch.bfloat16",
+        )
 
-    The recorded types of what comes behind a loss are those of before: trace it again, with float32 as the default.
+
+def widen(module: fx.GraphModule) -> None:
+    """Change `module`: losses, and the operators of `ADDING`, take operands of float32 instead of narrower ones, and
+    what torch's default type made bfloat16 is made in float32 and rounded.
+
+    The recorded types behind a loss are not updated: trace it again, with float32 as the default.
     """
     for node in list(module.graph.nodes):
         operator = OPERATORS.get(str(node.target))
@@ -97,7 +97,7 @@ def widen(module: fx.GraphModule) -> None:
 
 @contextlib.contextmanager
 def default_type(dtype: torch.dtype) -> Iterator[None]:
-    """While this is active, torch makes floating-point tensors of `dtype` where none is named."""
+    """Torch makes floating-point tensors of `dtype` where none is named."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -107,7 +107,7 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _widen_operands(node: fx.Node) -> bool:
-    """Whether there are operands to be widened; they are."""
+    """Widen the narrow operands of `node`. Returns whether there are any."""
     narrow = [operand for operand in node.all_input_nodes if _is_narrow(operand.meta.get("val"))]
     for operand in narrow:
         with node.graph.inserting_before(node):
@@ -125,7 +125,7 @@ def _is_typed_by_default(node: fx.Node) -> bool:
 
 
 def _round_result(node: fx.Node) -> None:
-    """What reads the result of `node` reads it rounded to the type that is recorded of it."""
+    """The readers of `node` read its result rounded to the type that is recorded of it."""
     with node.graph.inserting_after(node):
         rounded = _converted(node, node.meta["val"].dtype, node)
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
@@ -134,13 +134,13 @@ def _round_result(node: fx.Node) -> None:
 def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
     """A new node: `operand` in `dtype`, from the line of the model that made `near`."""
     converted = operand.graph.call_function(torch.ops.aten.to.dtype, (operand, dtype))
-    converted.meta = {key: near.meta[key] for key in _WHERE_FROM if key in near.meta}
+    converted.meta = {key: near.meta[key] for key in _ORIGIN if key in near.meta}
     converted.meta["val"] = operand.meta["val"].to(dtype)
     return converted
 
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
-    """`data` in `dtype`; `rounded` keeps, by address and type, all of the memory that was rounded before."""
+    """`data` in `dtype`; `rounded` keeps the storages that were rounded before, by address and type."""
     storage = data.untyped_storage()
     key = storage.data_ptr(), data.dtype
     if key not in rounded:

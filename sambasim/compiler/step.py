@@ -7,20 +7,19 @@ output but the loss is detached: the backward starts from the loss alone.
 
 import ast
 import inspect
-import os
 import re
-import sysconfig
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from sambasim.compiler.names import forward_line, user_line
 from sambasim.compiler.trial import as_written
-from sambasim.data.user_code import summary
-from sambasim.errors import ModelError, SambasimError
+from sambasim.data.user_code import load_object, summary
+from sambasim.errors import ModelError, OptionError, SambasimError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,7 +28,7 @@ TARGET = "target"
 
 
 class _Step(nn.Module):
-    """A model, the names of what it is given, and its loss, which is None where the model computes its own or none."""
+    """A model, the names of its inputs, and its loss, which is None where the model computes its own or none."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
         super().__init__()
@@ -37,6 +36,20 @@ class _Step(nn.Module):
         self.names = tuple(names)
         self.by_keyword = by_keyword
         self.loss = loss
+
+    def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors that the model returns for as many of `inputs` as it takes."""
+        names = self.names[: len(inputs)]
+        result = self.model(**dict(zip(names, inputs, strict=True))) if self.by_keyword else self.model(*inputs)
+        tensors = _tensors(result)
+        if not tensors:
+            kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
+            raise ModelError(
+                f"the model returns {kind}",
+                where=forward_line(self.model),
+                remedy="return a loss, (loss, outputs…), or outputs with the loss named: --set loss.name=cross_entropy",
+            )
+        return tuple(tensors)
 
 
 class TrainingStep(_Step):
@@ -62,16 +75,16 @@ class TrainingStep(_Step):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if self.any_loss:
-            tensors = _call(self.model, self.names, inputs, self.by_keyword)
+            tensors = self._call(inputs)
             losses = losses_among(tensors, self.loss_indices, self.named_loss)
             # A backward cannot start from a view of what is returned before it, as a loss of samples may be.
             if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
                 tensors = tuple(one.clone() for one in tensors)
             return tuple(one if index in losses else one.detach() for index, one in enumerate(tensors))
         if self.loss is None:
-            loss, *outputs = _call(self.model, self.names, inputs, self.by_keyword)
+            loss, *outputs = self._call(inputs)
         else:
-            outputs = list(_call(self.model, self.names[:-1], inputs[:-1], self.by_keyword))
+            outputs = list(self._call(inputs[:-1]))
             loss = self.loss(outputs[0], inputs[-1])
         if not isinstance(loss, Tensor):
             raise ModelError(
@@ -79,6 +92,27 @@ class TrainingStep(_Step):
                 remedy="return the mean loss as a tensor of shape (), without .item()",
             )
         return (loss, *(output.detach() for output in outputs))
+
+
+class EvaluationStep(_Step):
+    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.loss is None:
+            return self._call(inputs)
+        outputs = self._call(inputs[:-1])
+        return (self.loss(outputs[0], inputs[-1]), *outputs)
+
+
+def _tensors(result: object) -> list[Tensor]:
+    """All tensors of a model's result, in order; caches and other objects that it returns are left out."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        return [tensor for item in result.values() for tensor in _tensors(item)]
+    if isinstance(result, (tuple, list)):
+        return [tensor for item in result for tensor in _tensors(item)]
+    return []
 
 
 def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:
@@ -127,7 +161,7 @@ def named_loss(model: nn.Module) -> tuple[int, int] | None:
 
 
 def _returned(function: ast.AST) -> Iterator[ast.expr]:
-    """What the return statements of a function give, without those of functions inside of it."""
+    """The values of the return statements of a function, without those of functions inside of it."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value
@@ -149,43 +183,6 @@ def loss_in(outputs: Sequence[Tensor]) -> Tensor:
     return next((output for output in outputs if output.requires_grad), outputs[0])
 
 
-class EvaluationStep(_Step):
-    """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.loss is None:
-            return _call(self.model, self.names, inputs, self.by_keyword)
-        outputs = _call(self.model, self.names[:-1], inputs[:-1], self.by_keyword)
-        return (self.loss(outputs[0], inputs[-1]), *outputs)
-
-
-def _call(model: nn.Module, names: Sequence[str], inputs: Sequence[Tensor], by_keyword: bool) -> tuple[Tensor, ...]:
-    result = model(**dict(zip(names, inputs, strict=True))) if by_keyword else model(*inputs)
-    tensors = _tensors(result)
-    if not tensors:
-        raise ModelError(
-            f"the model returns {_described(result)}",
-            where=forward_line(model),
-            remedy="return a loss, (loss, outputs…), or outputs with the loss named: --set loss.name=cross_entropy",
-        )
-    return tuple(tensors)
-
-
-def _described(result: object) -> str:
-    return "None" if result is None else f"a {type(result).__name__} without a tensor in it"
-
-
-def _tensors(result: object) -> list[Tensor]:
-    """All tensors of a model's result, in order; caches and other objects that it returns are left out."""
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, Mapping):
-        return [tensor for item in result.values() for tensor in _tensors(item)]
-    if isinstance(result, (tuple, list)):
-        return [tensor for item in result for tensor in _tensors(item)]
-    return []
-
-
 def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     """The names of the positional parameters of `model.forward`, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -193,18 +190,9 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
-def forward_line(model: nn.Module) -> str | None:
-    """`file:line: code` of the model's `forward`, where Python knows it."""
-    try:
-        lines, number = inspect.getsourcelines(model.forward)
-        return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"
-    except (OSError, TypeError):
-        return None
-
-
 def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
-    """Raises ModelError unless `value`, what the first eager call gave as the loss, can start a backward. It must be
-    one number, unless `any_shape`."""
+    """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
+    `any_shape`."""
     described = (
         f"the loss {named}" if named else "the output with the loss" if any_shape else "the model's first output"
     )
@@ -225,33 +213,10 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
         )
 
 
-def promote_plain_tensors(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """Make buffers, in no state_dict, of plain tensor attributes; export would otherwise bake in or refuse them.
-
-    Returns what was promoted, for `restore_plain_tensors`.
-    """
-    promoted = []
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                delattr(module, name)
-                module.register_buffer(name, value.detach(), persistent=False)
-                promoted.append((module, name, value))
-    return promoted
-
-
-def restore_plain_tensors(promoted: list[tuple[nn.Module, str, Tensor]]) -> None:
-    """Undo `promote_plain_tensors`."""
-    for module, name, value in promoted:
-        delattr(module, name)
-        setattr(module, name, value)
-
-
 def run_eagerly(
     step: nn.Module, inputs: Sequence[Tensor], watch: AbstractContextManager[object] | None = None
 ) -> tuple[Tensor, ...]:
-    """One eager call, to find mistakes of the model where PyTorch's own message is best. `watch` is around it, and
-    torch.compile leaves the model as it is written.
+    """One eager call inside of `watch`, to find mistakes of the model where PyTorch's own message is best.
 
     The state of BatchNorm and of the random generator is as before. Raises ModelError with the line that failed.
     """
@@ -278,23 +243,77 @@ def run_eagerly(
     return result
 
 
-def user_line(error: BaseException) -> str | None:
-    """The innermost line of the traceback that is the user's own: in neither torch nor sambasim."""
-    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-    lines = [
-        f"{frame.filename}:{frame.lineno}: {(frame.code_context or [''])[0].strip()}"
-        for frame in frames
-        if not is_library_file(frame.filename)
-    ]
-    return lines[-1] if lines else None
+_NAMED: Mapping[str, Callable[..., Tensor]] = {
+    "cross_entropy": functional.cross_entropy,
+    "nll": functional.nll_loss,
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+    "huber": functional.huber_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits,
+    "kl_div": functional.kl_div,
+}
+
+_WITH_CLASSES = ("cross_entropy", "nll")
+_IGNORED_BY_TORCH = -100
 
 
-_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
-_PYTHON = sysconfig.get_path("stdlib") + os.sep
+def training_loss(name: str, args: Mapping[str, object]) -> Loss:
+    """`loss(outputs, target) -> mean`: a named loss of torch, or the callable at `module:name`.
+
+    Raises OptionError for a name that is neither.
+    """
+    if ":" in name:
+        return _users_loss(name, args)
+    function, arguments = _named(name), _arguments(args)
+    # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
+    reduction = "batchmean" if name == "kl_div" else "mean"
+    return lambda outputs, target: function(outputs, target, reduction=reduction, **arguments)
 
 
-def is_library_file(file: str) -> bool:
-    """True for files of torch, of sambasim's compiler and of Python itself, where a user's mistake is not."""
-    if file.startswith(_PYTHON) and "-packages" not in file:
-        return True
-    return file.startswith((*_LIBRARIES, "<"))
+def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
+    """`loss(outputs, target) -> float[batch]`: the mean over each sample's own elements; None for a user's callable.
+
+    cross_entropy and nll with class indices as target: the sum over the counted elements (target is not `ignore_index`)
+    divided by their number, and 0 if there is none; `weight` is not in the divisor. kl_div: the sum over the elements.
+
+    The mean over samples equals the training loss, unless `weight` is given or samples differ in how many of their
+    elements are counted: the training loss divides by all counted elements of a batch.
+    """
+    if ":" in name:
+        return None
+    function, arguments = _named(name), _arguments(args)
+    given = args.get("ignore_index")
+    ignored = given if isinstance(given, int) else _IGNORED_BY_TORCH
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
+        # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
+        if name in _WITH_CLASSES and not target.is_floating_point() and elements.shape[1] > 1:
+            counted = target.reshape(elements.shape).ne(ignored)
+            return elements.sum(1) / counted.sum(1).clamp(min=1)
+        return elements.sum(1) if name == "kl_div" else elements.mean(1)
+
+    return loss
+
+
+def _named(name: str) -> Callable[..., Tensor]:
+    if name not in _NAMED:
+        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {', '.join(_NAMED)}")
+    return _NAMED[name]
+
+
+def _arguments(args: Mapping[str, object]) -> dict[str, object]:
+    """Lists, such as class weights, become tensors."""
+    return {key: torch.tensor(value) if isinstance(value, (list, tuple)) else value for key, value in args.items()}
+
+
+def _users_loss(target: str, args: Mapping[str, object]) -> Loss:
+    found = load_object(target, "loss")
+    if isinstance(found, type):
+        found = found(**args)
+        args = {}
+    if not callable(found):
+        raise ModelError(f"the loss {target} is not callable")
+    function: Callable[..., Tensor] = found
+    return lambda outputs, target: function(outputs, target, **args)

@@ -1,23 +1,18 @@
-"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types.
+"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types."""
 
-Aliases that only autograd needs (`detach`) are skipped here, so that no later pass has to know of them.
-"""
-
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import getitem
+from typing import cast
 
 import torch
 from torch import Tensor, fx
 
 from sambasim.compiler.capture import CapturedGraph
-from sambasim.compiler.names import UniqueNames, symbol_name
-from sambasim.compiler.source import source_line
-from sambasim.compiler.watch import COMPLEX
+from sambasim.compiler.names import UniqueNames, layer_name, module_path, source_line, symbol_name
+from sambasim.compiler.tensors import REAL_NUMBERS, dtype_name
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Node, Ref, SourceLine, TorchConstant, node_references
-from sambasim.ir.operator_table import OperatorKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import DTYPE_BYTES, TensorType
 
@@ -25,9 +20,10 @@ _ASSERTIONS = {"aten._assert_tensor_metadata.default", "aten._assert_async.msg"}
 """Operators that only check: dtypes and shapes, which hold for good once the trace has passed them, and values."""
 
 _REFUSED = "refused"
-"""Stands for the results of a refused operator, so that the rest of the graph can be looked at too."""
+"""Stands for the results of a refused operator, so that the rest of the graph can be checked too."""
 
 _ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+"""Operators that only autograd needs, and that are left out."""
 
 
 @dataclass(slots=True)
@@ -58,11 +54,6 @@ def tensor_type(tensor: Tensor) -> TensorType:
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """`float32`, and not `torch.float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 class _Translator:
     def __init__(self, captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> None:
         self._captured = captured
@@ -83,7 +74,7 @@ class _Translator:
             if node.op == "call_function":
                 self._call(node)
         self._refuse()
-        self._done.outputs = [self._value_of[value] for value, _ in self._captured.yields]
+        self._done.outputs = [self._value_of[value] for value, _ in self._captured.outputs]
         return self._drop_dead_code()
 
     def _call(self, node: fx.Node) -> None:
@@ -93,7 +84,7 @@ class _Translator:
         elif operator in _ASSERTIONS:
             return
         elif operator in _ALIASES:
-            self._value_of[node] = self._value_of[_operand(node)]
+            self._value_of[node] = self._value_of[node.all_input_nodes[0]]
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             self._refused.setdefault(operator, source_line(node))
             self._value_of[node] = _REFUSED
@@ -113,15 +104,11 @@ class _Translator:
         args = tuple(self._argument(argument) for argument in node.args)
         kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
         results = self._results(node, name)
-        self._refuse_constants(node, operator, (*args, *(value for _, value in kwargs)))
+        if self._value_of.get(node) != _REFUSED:
+            for argument in (*args, *(value for _, value in kwargs)):
+                if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
+                    self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
         self._done.nodes.append(Node(name, operator, args, kwargs, results, module, source_line(node)))
-
-    def _refuse_constants(self, node: fx.Node, operator: str, arguments: tuple[Argument, ...]) -> None:
-        if self._value_of.get(node) == _REFUSED:
-            return  # its result is of that dtype already
-        for argument in arguments:
-            if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
-                self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", source_line(node))
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
@@ -152,12 +139,8 @@ class _Translator:
                 return Ref(self._value_of[argument])
             case None | bool() | int() | float() | str():
                 return argument
-            case torch.dtype():
-                return TorchConstant("dtype", str(argument).removeprefix("torch."))
-            case torch.layout():
-                return TorchConstant("layout", str(argument).removeprefix("torch."))
-            case torch.memory_format():
-                return TorchConstant("memory_format", str(argument).removeprefix("torch."))
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return TorchConstant(type(argument).__name__, str(argument).removeprefix("torch."))
             case torch.device():
                 return TorchConstant("device", argument.type)
             case list() | tuple():
@@ -195,7 +178,7 @@ class _Translator:
 
 _INSTEAD = (
     (("sparse",), "leave out sparse=True: a PEF holds dense gradients only"),
-    (("complex", "fft"), COMPLEX.rewrite),
+    (("complex", "fft"), REAL_NUMBERS),
 )
 
 
@@ -207,47 +190,7 @@ def _instead_of(refused: str) -> str:
     return next(known, "write it with operators that have static shapes and no side effects")
 
 
-def _operand(node: fx.Node) -> fx.Node:
-    """The first operand of a node that reads another node's result."""
-    operand = node.args[0]
-    if not isinstance(operand, fx.Node):
-        raise TypeError(f"{node} reads {operand!r}, which no node made")
-    return operand
-
-
 def _item(node: fx.Node) -> tuple[fx.Node, int]:
     """Which result of which node a getitem reads."""
-    index = node.args[1]
-    if not isinstance(index, int):
-        raise TypeError(f"{node} takes item {index!r} of {node.args[0]}, and not a whole number")
-    return _operand(node), index
-
-
-_NAMED_BY_LAYER = {
-    OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
-    OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
-}  # fmt: skip
-_LAYERS_OF_MANY = ("MultiheadAttention",)
-
-
-def layer_name(node: fx.Node, operator: str) -> str | None:
-    """`linear` for the matrix product of an nn.Linear, `crossentropyloss` for that loss, as SambaFlow names them; None
-    for what is no layer of torch.nn, or only prepares or finishes its work."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack or OPERATORS[operator].kind not in _NAMED_BY_LAYER:
-        return None
-    layer = list(stack.values())[-1][1]
-    module, _, name = (layer if isinstance(layer, str) else f"{layer.__module__}.{layer.__qualname__}").rpartition(".")
-    return name.lower() if module.startswith("torch.nn.modules.") and name not in _LAYERS_OF_MANY else None
-
-
-def module_path(node: fx.Node) -> str:
-    """The dotted path of the user's module that ran the node, or "" for the step itself."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    # Paths look like `L['self'].model.conv1` or `model.conv1`; `model` is the step's name for the user's module.
-    path = re.sub(r"^L\['self'\]\.?", "", path)
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
-    return path.removeprefix("model").lstrip(".") if path == "model" or path.startswith("model.") else path
+    operand, index = node.args
+    return cast(fx.Node, operand), cast(int, index)

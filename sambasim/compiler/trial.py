@@ -1,26 +1,29 @@
-"""A call of a model that leaves nothing behind: its tensors, attributes, random numbers and output are as before."""
+"""The surroundings of a capture or of a trial call. Each context restores all that it changes."""
 
 import contextlib
 import copy
+import gc
 import io
 import logging
 import random
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
 
 
 @contextlib.contextmanager
 def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this is active, the modules of `step` hold tensors that `convert` made of theirs, each once, and nobody
-    hears what is printed, logged or warned of. Afterwards all attributes and the random generators are as before."""
+    """The modules of `step` hold tensors that `convert` made of theirs, each once; output, logs and warnings are
+    dropped. Afterwards all attributes and the random generators are as before."""
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state()
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -30,7 +33,7 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
             warnings.simplefilter("ignore")
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-            stack.enter_context(_apart(step, convert))
+            stack.enter_context(_converted(step, convert))
             stack.enter_context(as_written())
             yield
     finally:
@@ -41,49 +44,7 @@ def trial(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def as_written() -> Iterator[None]:
-    """While this is active, what the user has given to torch.compile runs as it is written: a compiled function can be
-    neither traced nor recorded. What imports torch's compiler takes seconds; without it nothing is compiled."""
-    if "torch._dynamo" in sys.modules:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
-
-
-@contextlib.contextmanager
-def variables_are_tensors() -> Iterator[None]:
-    """While this is active, `torch.autograd.Variable`, under whatever name a module of the app has it, returns the
-    tensor that it is given: since torch 0.4 a tensor is one itself, and the tracer cannot follow the class."""
-    places = [
-        (module, name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is Variable and not getattr(module, "__name__", "torch.").startswith("torch.")
-    ]
-    places.append((torch.autograd, "Variable"))
-    try:
-        for module, name in places:
-            setattr(module, name, _TensorItself)
-        yield
-    finally:
-        for module, name in places:
-            setattr(module, name, Variable)
-
-
-class _EveryTensor(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, Tensor)
-
-
-class _TensorItself(metaclass=_EveryTensor):
-    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # it makes no object
-        return data
-
-
-@contextlib.contextmanager
-def _apart(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While this is active, the modules of `step` hold converted tensors; afterwards all attributes are as before."""
+def _converted(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
     copies: dict[int, Any] = {}
 
     def converted(value: Any) -> Any:
@@ -107,3 +68,103 @@ def _apart(step: nn.Module, convert: Callable[[Tensor], Tensor]) -> Iterator[Non
         for module, attributes in kept:
             vars(module).clear()
             vars(module).update(attributes)
+
+
+@contextlib.contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """The attribute `name` of a class or module is `value`."""
+    is_own, own = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, own)
+        else:  # it is inherited
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
+    not imported, which would take seconds, nothing is compiled yet."""
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def variables_are_tensors() -> Iterator[None]:
+    """`torch.autograd.Variable`, wherever a module of the app has it, returns its argument: the tracer cannot follow
+    the class, which has only wrapped tensors since torch 0.4."""
+    places = [
+        (module, name)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is Variable and not getattr(module, "__name__", "torch.").startswith("torch.")
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name in (*places, (torch.autograd, "Variable")):
+            stack.enter_context(replaced(module, name, _TensorItself))
+        yield
+
+
+class _EveryTensor(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class _TensorItself(metaclass=_EveryTensor):
+    def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # it makes no object
+        return data
+
+
+@contextlib.contextmanager
+def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
+    """Tensors that are plain attributes of modules are buffers, in no state_dict: export would otherwise refuse them,
+    or take their values as constants."""
+    promoted = []
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                delattr(module, name)
+                module.register_buffer(name, value.detach(), persistent=False)
+                promoted.append((module, name, value))
+    try:
+        yield
+    finally:
+        for module, name, value in promoted:
+            delattr(module, name)
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Garbage collections are rare, and skip what exists already: a trace makes a million objects that live until its
+    end, and the collector would traverse them again and again.
+
+    What is frozen already, such as a command's imports, stays frozen.
+    """
+    thresholds = gc.get_threshold()
+    is_thawed = gc.get_freeze_count() == 0
+    if is_thawed:
+        gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if is_thawed:
+            gc.unfreeze()
+
+
+def written(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], undeclared: Collection[str] = ()
+) -> Iterator[Tensor]:
+    """The tensors that a call of `func` writes to, by its schema, and those of its arguments in `undeclared`."""
+    for index, argument in enumerate(func._schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

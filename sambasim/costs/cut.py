@@ -47,7 +47,11 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
         if kind in (SectionKind.FWD, SectionKind.BCKWD)
     ]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for _, sections in parts]
-    ends = _ends(graph, work, budget, level, part_ends)
+    limits = _limits(len(work.stages), part_ends)
+    if level == "o0":
+        ends = list(range(1, len(work.stages) + 1))
+    else:
+        ends = best_cut(work, budget, _within_modules(graph, work, limits) if level == "o1" else limits)
     pieces: list[Piece] = []
     start = 0
     for kind, sections in parts:
@@ -59,14 +63,6 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> list[Piece]:
             pieces.append(Piece(kind, _name(graph.nodes[slice(*nodes)]), (stage, next_stage), nodes))
         start = stop
     return pieces
-
-
-def _ends(graph: Graph, work: Work, budget: Budget, level: Level, part_ends: Sequence[int]) -> list[int]:
-    """The numbers of the stages at which sections end."""
-    if level == "o0":
-        return list(range(1, len(work.stages) + 1))
-    limits = _limits(len(work.stages), part_ends)
-    return best_cut(work, budget, _within_modules(graph, work, limits) if level == "o1" else limits)
 
 
 def _limits(count: int, part_ends: Sequence[int]) -> list[int]:

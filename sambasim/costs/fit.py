@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sambasim.costs.work import Stage, Work
+from sambasim.costs.work import Work
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Node
+from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -147,12 +147,10 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     )
     where = None
     if residency.boundaries:
-        largest = max(
-            (one for one in residency.boundaries if one.first <= residency.fullest <= one.last),
-            key=lambda one: one.size_bytes,
-        )
+        live = (one for one in residency.boundaries if one.first <= residency.fullest <= one.last)
+        largest = max(live, key=lambda one: one.size_bytes)
         node = next(node for node in graph.nodes if largest.value in node.results)
-        where = _source(node)
+        where = str(node.source or node.name)
         message += f"; the largest of them, {format_bytes(largest.size_bytes)}, is the result of {node.operator}"
     raise MachineError(message, where=where, remedy=_remedy(budget))
 
@@ -164,28 +162,20 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
         node = graph.nodes[stage.node]
         if OPERATORS[node.operator].kind not in _WHOLE_ROWS:
             continue
-        needed = _two_rows_bytes(work, stage)
+        tensors = (work.tensors[value] for value in set(stage.values))
+        needed = 2 * sum(tensor.row_bytes for tensor in tensors if not tensor.resident)
         if needed > budget.chip_bytes:
             raise MachineError(
                 f"two rows of what {node.operator} reads and writes take {format_bytes(needed)} of memory on the chip,"
                 f" and a section on {budget.where} has {format_bytes(budget.chip_bytes)}",
-                where=_source(node),
+                where=str(node.source or node.name),
                 remedy=_remedy(budget),
             )
-
-
-def _two_rows_bytes(work: Work, stage: Stage) -> int:
-    tensors = (work.tensors[value] for value in {*(read.value for read in stage.reads), *stage.writes})
-    return 2 * sum(tensor.row_bytes for tensor in tensors if not tensor.resident)
 
 
 def states_bytes(symbols: Iterable[Symbol]) -> int:
     """Bytes of the optimizer states among `symbols`."""
     return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
-
-
-def _source(node: Node) -> str:
-    return str(node.source or node.name)
 
 
 def _remedy(budget: Budget) -> str:

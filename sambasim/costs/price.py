@@ -1,8 +1,8 @@
 """The load of a section, the seconds that it is predicted to take on a budget, and what limits it.
 
-A section is a pipeline of stages on the chip. A tensor that one stage writes and a later stage of the section reads
-stays in a buffer on the chip. Other tensors are read from or written to off-chip memory once. Weights stay on the chip
-while samples stream through, and so do weight gradients, which each sample adds to.
+A section is a pipeline of stages on the chip. A tensor between two of its stages stays in a buffer on the chip; other
+tensors are read from or written to off-chip memory once. Weights and their gradients stay on the chip while samples
+stream through.
 
 Tensors stream in tiles of some rows. In one beat every tile advances by one stage; a beat lasts as long as the slower
 of the memory and the slowest stage. Compute units are shared by FLOPs, but a stage can use no more units than its
@@ -161,8 +161,8 @@ class GrowingLoad:
             self._made[value] = None
             if tensors[value].resident:
                 self._resident_bytes += tensors[value].size_bytes
-        values = (*(read.value for read in stage.reads), *stage.writes)
-        self._rows = max(self._rows, *(tensors[value].rows for value in values if not tensors[value].resident), 1)
+        streamed = (tensors[value].rows for value in stage.values if not tensors[value].resident)
+        self._rows = max(self._rows, *streamed, 1)
         if stage.product_flops:
             self._products.append(Product(stage.product_flops, stage.units))
         self._next += 1

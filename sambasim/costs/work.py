@@ -6,15 +6,10 @@ tensors are float32, as in mixed precision training. Integers have four bytes, b
 An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern on the
 device; an operator without operands, such as one that makes a constant mask. Views of a value count as that value.
 
-A product can use as many compute units as its stationary operand fills. A unit holds a block of 32 rows and 32 columns
-of that operand, while the other operand streams past:
-
-    weight         of a product, the taps of a convolution, the matrices of a recurrent layer
-    gradient       of a weight, to which each streamed row adds
-    other          of a product of two streamed tensors: the rows of the second that are on the chip at a time, at least
-                   all rows of one matrix of a batch
-
-Less than a block uses a fraction of a unit, but a product uses at least one unit in each dimension.
+A product can use as many compute units as its stationary operand fills: a unit holds a block of 32 rows and 32 columns
+of it, while the other operand streams past. Stationary are weights (the taps of a convolution, the matrices of a
+recurrent layer), gradients of weights, and, if two tensors stream, the rows of the second that are on the chip at a
+time, at least all rows of one matrix of a batch. A product uses at least one unit in each dimension.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,14 +35,15 @@ _MATRIX = 2
 
 
 def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[str], bool]) -> float:
-    """How many compute units can share a product, at least 1. `is_fixed` tells whether a value stays on the chip."""
-    if OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION:
+    """How many compute units can share a product, at least 1. `is_fixed` says whether a value stays on the chip."""
+    kind = OPERATORS[node.operator].kind
+    if kind is OperatorKind.CONVOLUTION:
         shapes = [types[name].shape for name in references(node.args) if name in types]
         outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
         return prod(taps) * _blocks((outputs, inputs))
     matrices = [name for name in references(node.args) if name in types and len(types[name].shape) >= _MATRIX]
     fixed = [types[name].shape for name in matrices if is_fixed(name)]
-    if OPERATORS[node.operator].kind is OperatorKind.RECURRENT:
+    if kind is OperatorKind.RECURRENT:
         return max(1.0, sum(map(_blocks, fixed)))
     if fixed:
         return _blocks(fixed[-1])
@@ -56,7 +52,7 @@ def units_of(node: Node, types: Mapping[str, TensorType], is_fixed: Callable[[st
         return _blocks(gradients[0])
     if not matrices:
         return 1.0
-    keys = 1 if OPERATORS[node.operator].kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
+    keys = 1 if kind is OperatorKind.ATTENTION and len(matrices) > 1 else -1
     *batch, rows, columns = types[matrices[keys]].shape
     return _blocks((min(prod(batch) * rows, max(rows, STREAMED_ROWS)), columns))
 
@@ -67,10 +63,8 @@ def _blocks(shape: tuple[int, ...]) -> float:
     return max(1, prod(batch)) * max(1.0, rows / LANES) * max(1.0, columns / LANES)
 
 
-_DEVICE_BYTES = {
-    dtype: 2 if dtype.startswith(("float", "bfloat")) else min(size, 4) for dtype, size in DTYPE_BYTES.items()
-}
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
+_DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in DTYPE_BYTES.items()}
 _FLOAT32_BYTES = 4
 _TRAINING_FLAG = 5
 """Position of `training` in the arguments of batch_norm."""
@@ -116,6 +110,11 @@ class Stage:
     units: float
     needs_all: bool
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Those that it reads and writes."""
+        return (*(read.value for read in self.reads), *self.writes)
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -160,7 +159,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
         else stage
         for stage in stages
     ]
-    values = dict.fromkeys(value for stage in stages for value in _values(stage))
+    values = dict.fromkeys(value for stage in stages for value in stage.values)
     tensors = {value: _tensor(types[value], value in float32, value in resident) for value in values}
     return Work(tuple(stages), tensors, kept)
 
@@ -182,14 +181,12 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
     that read one. Tensors with fewer rows than samples stay as they are."""
 
     def rows(tensor: Tensor) -> Tensor:
-        if tensor.resident or tensor.rows < compiled:
-            return tensor
-        return replace(tensor, rows=tensor.rows * wanted // compiled)
+        fixed = tensor.resident or tensor.rows < compiled
+        return tensor if fixed else replace(tensor, rows=tensor.rows * wanted // compiled)
 
     def flops(stage: Stage) -> Stage:
-        if all(work.tensors[read.value].resident for read in stage.reads):
-            return stage
-        return replace(stage, product_flops=stage.product_flops * wanted // compiled)
+        fixed = all(work.tensors[read.value].resident for read in stage.reads)
+        return stage if fixed else replace(stage, product_flops=stage.product_flops * wanted // compiled)
 
     if compiled == wanted:
         return work
@@ -200,10 +197,6 @@ def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
 def device_bytes_of(type_: TensorType) -> int:
     """Bytes of a tensor on a device, outside the loss."""
     return type_.numel * _DEVICE_BYTES[type_.dtype]
-
-
-def _values(stage: Stage) -> tuple[str, ...]:
-    return (*(read.value for read in stage.reads), *stage.writes)
 
 
 def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, str]) -> Iterator[Stage]:
@@ -250,9 +243,8 @@ def _reads(
 
 
 def _needs_all(node: Node) -> bool:
-    if node.operator == "aten.batch_norm.default":
-        return len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
-    return node.operator in _WHOLE_BATCH_FIRST
+    is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
+    return node.operator in _WHOLE_BATCH_FIRST or (node.operator == "aten.batch_norm.default" and is_training)
 
 
 def _is_free(kind: OperatorKind, results: list[str], base: str, types: Mapping[str, TensorType]) -> bool:
@@ -268,11 +260,11 @@ def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorTy
     def kind_of(stage: Stage) -> OperatorKind:
         return OPERATORS[graph.nodes[stage.node].operator].kind
 
-    found = {value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in _values(stage)}
+    found = {value for stage in stages if kind_of(stage) is OperatorKind.LOSS for value in stage.values}
     for kind in (OperatorKind.SOFTMAX, OperatorKind.COPY):
         for stage in stages:
-            if kind_of(stage) is kind and found.intersection(_values(stage)):
-                found.update(_values(stage))
+            if kind_of(stage) is kind and found.intersection(stage.values):
+                found.update(stage.values)
     return {value for value in found if types[value].dtype in _REALS}
 
 

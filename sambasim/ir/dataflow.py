@@ -11,11 +11,11 @@ A step runs the sections of a *pass* once for each micro-step: those before the 
 sections from there on, the *update*, run once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.aliases import may_alias, may_be_left_out
 from sambasim.ir.graph import Graph, Node, Section, node_references
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import TensorType
 
@@ -144,3 +144,42 @@ def _made_and_read(
     for output in graph.outputs:  # what is handed out is read after the pass
         read.update(dict.fromkeys(aliases.get(output.value, _NOTHING), len(sections) + 1))
     return made, read
+
+
+_MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
+"""Operators that may return their operand's memory: a copy that changes nothing does, and so does dropout at 0."""
+
+_ADDITION_AND_PRODUCT = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+
+
+def kind_of(node: Node) -> OperatorKind | None:
+    """The kind of the operator of `node`; None for compiled code, which returns memory of its own."""
+    operator = OPERATORS.get(node.operator)
+    return None if operator is None else operator.kind
+
+
+def may_alias(node: Node) -> bool:
+    """Whether a result of `node` may share memory with an operand."""
+    return kind_of(node) in _MAY_ALIAS
+
+
+def may_be_left_out(node: Node) -> bool:
+    """Whether a compiler may find that `node` changes nothing (a product with ones) and return its operand."""
+    return node.operator in _ADDITION_AND_PRODUCT or node.operator == "aten.positive.default"
+
+
+def aliases_of(value: str, nodes: Sequence[Node]) -> set[str]:
+    """`value`, and all values that may share its memory. `nodes` are in order, and include all that read it."""
+    found = {value}
+    for node in nodes:
+        if may_alias(node) and not found.isdisjoint(node_references(node)):
+            found.update(result for result in node.results if result is not None)
+    return found
+
+
+def last_reader(values: set[str], nodes: Sequence[Node]) -> int:
+    """The position of the last node that reads one of `values`; -1 if none does."""
+    for position in range(len(nodes) - 1, -1, -1):
+        if not values.isdisjoint(node_references(nodes[position])):
+            return position
+    return -1

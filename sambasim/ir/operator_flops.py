@@ -1,8 +1,8 @@
 """How many floating-point operations a node does: one formula for each way of counting.
 
 Products (matrix products, convolutions, attention, recurrent layers) count a multiplication and an addition as two and
-leave biases, masks and softmaxes out, exactly as `torch.utils.flop_counter` does; a test holds the two equal. The rest
-is counted simply, and is small beside products in any model worth compiling:
+leave biases, masks and softmaxes out, as `torch.utils.flop_counter` does; a test compares the two. The rest is small
+beside products, and counted simply:
 
     pointwise        1 for each element of the result, transcendental or not
     reduction, scan  1 for each element of the first argument
@@ -66,11 +66,12 @@ def _shapes(node: Node, type_of: TypeOf, position: int) -> tuple[tuple[int, ...]
     return tuple(type_of(item.name).shape for item in argument if isinstance(item, Ref))
 
 
-def _flags(node: Node, position: int, count: int) -> tuple[bool, ...]:
+def _output_mask(node: Node, position: int) -> int:
+    """How many of the gradients of input and weight are wanted."""
     argument = _argument(node, position)
-    if not isinstance(argument, tuple) or len(argument) != count:
-        raise _refuse(node, position, f"a list of {count} flags")
-    return tuple(bool(item) for item in argument)
+    if not isinstance(argument, tuple) or len(argument) != 3:
+        raise _refuse(node, position, "a list of 3 flags")
+    return bool(argument[0]) + bool(argument[1])
 
 
 def _integers(node: Node, position: int) -> tuple[int, ...]:
@@ -138,9 +139,7 @@ def tensordot(node: Node, type_of: TypeOf) -> int:
 
 def linear_backward(node: Node, type_of: TypeOf) -> int:
     """A product as large as the forward's for the gradient of the input, and one for that of the weight."""
-    mask = _flags(node, 3, 3)
-    one = 2 * prod(_shape(node, type_of, 0)) * _extent(node, type_of, 2, 0)
-    return one * (mask[0] + mask[1])
+    return _output_mask(node, 3) * 2 * prod(_shape(node, type_of, 0)) * _extent(node, type_of, 2, 0)
 
 
 def einsum(node: Node, type_of: TypeOf) -> int:
@@ -206,11 +205,10 @@ def convolution(node: Node, type_of: TypeOf) -> int:
 
 def convolution_backward(node: Node, type_of: TypeOf) -> int:
     """As many as the forward for the gradient of the input, and as many for that of the weight, by the output mask."""
-    mask = _flags(node, 10, 3)
-    transposed = _argument(node, 7) is True
+    wanted = _output_mask(node, 10)
     weight = _shape(node, type_of, 2)
-    pixels = prod(_shape(node, type_of, 1 if transposed else 0)) // max(weight[0], 1)
-    return 2 * pixels * prod(weight) * (mask[0] + mask[1])
+    pixels = prod(_shape(node, type_of, 1 if _argument(node, 7) is True else 0)) // max(weight[0], 1)
+    return wanted * 2 * pixels * prod(weight)
 
 
 def attention(node: Node, type_of: TypeOf) -> int:
@@ -247,7 +245,7 @@ def multi_head_attention(node: Node, type_of: TypeOf) -> int:
 
 
 def _tokens(node: Node, type_of: TypeOf) -> tuple[int, int, int]:
-    """(samples, length, width) of the first argument; a single sample may come without its dimension."""
+    """(samples, length, width) of the first argument; one sample may lack its dimension."""
     shape = _shape(node, type_of, 0)
     if len(shape) not in (2, 3):
         raise _refuse(node, 0, "a tensor of 2 or 3 dimensions")
@@ -279,11 +277,6 @@ def recurrent_layer(count: int) -> Flops:
 def pooling(node: Node, type_of: TypeOf) -> int:
     """The window (argument 1; square or cubic if one number is given) for each element of the result."""
     window = _integers(node, 1)
-    spatial = _window_dimensions(node.operator)
-    size = window[0] ** spatial if len(window) == 1 else prod(window)
+    dimensions = next(count for count in (1, 2, 3) if f"pool{count}d" in node.operator)
+    size = window[0] ** dimensions if len(window) == 1 else prod(window)
     return size * _result_numel(node, type_of)
-
-
-def _window_dimensions(operator: str) -> int:
-    """`aten.max_pool2d_with_indices.default` -> 2."""
-    return next((dimensions for dimensions in (1, 2, 3) if f"pool{dimensions}d" in operator), 1)

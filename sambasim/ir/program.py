@@ -53,6 +53,21 @@ class Optimizer:
     kind: str  # a key of `optimizers.OPTIMIZERS`
     states: tuple[str, ...]  # names of the state tensors that each parameter has
 
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The flat tensors of a group that it updates."""
+        return ("parameter", "gradient", *self.states)
+
+    def symbols_of(self, member: Member) -> dict[str, str]:
+        """By region, the symbol of `member` in it."""
+        states = {state: state_name(member.parameter, self.name, state) for state in self.states}
+        return {"parameter": member.parameter, "gradient": member.gradient, **states}
+
+
+def state_name(parameter: str, optimizer: str, state: str) -> str:
+    """The symbol of one optimizer state of one parameter: `logreg__lin_layer__weight__sgd0__momentum`."""
+    return f"{parameter}__{optimizer}__{state}"
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeArgument:

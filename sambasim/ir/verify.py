@@ -15,7 +15,7 @@ memory; a PEF is always at that last stage.
      8  members of a group start at multiples of 64 elements, in order, and lie where the group's regions say
      9  groups have distinct names; every gradient and every optimizer state belongs to exactly one of them
     10  with the axis dp, every group is reduced (the mean, in the order of the tree) and gathered along it, all in one
-        REDUCE and one GATHER section, and has a gradient group and room in the reduce
+        REDUCE and one GATHER section, and has a gradient group, and fits into the reduce
         buffer; without it, there is none of these. Communication names an axis of the mesh
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it gives out every
         gradient. If one optimizer clips, all do, by the norm of all gradients, summed over the axis dp
@@ -29,13 +29,14 @@ memory; a PEF is always at that last stage.
 from collections.abc import Iterable
 from enum import IntEnum
 from itertools import pairwise
+from operator import itemgetter
 
 from sambasim.errors import InvariantError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, Ref, SectionKind, TorchConstant, node_references
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import DataParallel, ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType
 
 LARGEST_BYTES = 1 << 46
@@ -74,6 +75,14 @@ def verify(program: Program, stage: Stage = Stage.PLACED) -> None:
 def _require(condition: bool, number: int, what: str) -> None:
     if not condition:
         raise InvariantError(number, what)
+
+
+def _symbol(name: str, program: Program, number: int, otherwise: str) -> Symbol:
+    """The symbol called `name`. Raises InvariantError with `otherwise` if there is none."""
+    symbol = program.symbols.get(name)
+    if symbol is None:
+        raise InvariantError(number, otherwise)
+    return symbol
 
 
 def _verify_types(program: Program) -> None:
@@ -218,9 +227,9 @@ _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
 
 def _verify_outputs(graph: Graph, program: Program) -> None:
     for output in graph.outputs:
-        symbol = program.symbols.get(output.symbol)
-        if symbol is None:
-            raise InvariantError(2, f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol")
+        symbol = _symbol(
+            output.symbol, program, 2, f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol"
+        )
         _require(symbol.kind in _KEEPERS, 15, f"{graph.name} keeps {output.value} in {symbol.name}, a {symbol.kind}")
         kept = graph.values.get(output.value) or program.symbols[output.value].type
         # The batch-1 twin of an evaluation graph hands out the same symbols at another batch size.
@@ -229,41 +238,30 @@ def _verify_outputs(graph: Graph, program: Program) -> None:
 
 
 def _verify_memory(program: Program) -> None:
-    handed_out = {SymbolKind.OUTPUT, SymbolKind.TANGENT}
-    for symbol in program.symbols.values():
-        kept = symbol.kind not in handed_out
-        _require(
-            (symbol.offset is not None) == kept, 7, f"{symbol.name}, of kind {symbol.kind}, lies at {symbol.offset}"
-        )
-    wrappers = {SymbolKind.ACCUMULATION_GROUP}
-    placed: list[Symbol] = [s for s in program.symbols.values() if s.offset is not None and s.kind not in wrappers]
-    for symbol in program.symbols.values():
-        if symbol.offset is not None:
-            _require(symbol.offset >= 0, 7, f"{symbol.name} lies at {symbol.offset}")
-            end = symbol.offset + symbol.type.size_bytes
-            _require(end <= program.device_bytes, 7, f"{symbol.name} ends at {end}, past the device's memory")
     # Members of a group are aligned to 64 elements by invariant 8; everything else to whole addresses.
     members = {name for group in program.groups for name in _names_of(group, program)}
-    for symbol in placed:
-        aligned = symbol.name in members or (symbol.offset or 0) % ALIGNMENT_BYTES == 0
-        _require(aligned, 7, f"{symbol.name} lies at {symbol.offset}, which is not aligned")
-    by_address = sorted((s for s in placed if s.type.size_bytes), key=lambda s: s.offset or 0)
-    for before, after in pairwise(by_address):
-        end = (before.offset or 0) + before.type.size_bytes
-        _require(end <= (after.offset or 0), 7, f"{before.name} and {after.name} overlap in device memory")
+    spans = []
+    for symbol in program.symbols.values():
+        kept = symbol.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)
+        where = f"{symbol.name} lies at {symbol.offset}"
+        _require((symbol.offset is not None) == kept, 7, f"{where}, and is of kind {symbol.kind}")
+        if symbol.offset is None:
+            continue
+        _require(symbol.offset >= 0, 7, where)
+        end = symbol.offset + symbol.type.size_bytes
+        _require(end <= program.device_bytes, 7, f"{symbol.name} ends at {end}, past the device's memory")
+        if symbol.kind is SymbolKind.ACCUMULATION_GROUP:
+            continue  # it wraps gradients
+        _require(symbol.name in members or symbol.offset % ALIGNMENT_BYTES == 0, 7, f"{where}, which is not aligned")
+        if symbol.type.size_bytes:
+            spans.append((symbol.offset, end, symbol.name))
+    for (_, end, before), (start, _, after) in pairwise(sorted(spans, key=itemgetter(0))):
+        _require(end <= start, 7, f"{before} and {after} overlap in device memory")
 
 
 def _names_of(group: ParameterGroup, program: Program) -> Iterable[str]:
     for member in group.members:
-        yield member.parameter
-        yield member.gradient
-        for state in program.optimizers[group.optimizer].states:
-            yield state_name(member.parameter, program.optimizers[group.optimizer].name, state)
-
-
-def state_name(parameter: str, optimizer: str, state: str) -> str:
-    """The symbol of one optimizer state of one parameter: `logreg__lin_layer__weight__sgd0__momentum`."""
-    return f"{parameter}__{optimizer}__{state}"
+        yield from program.optimizers[group.optimizer].symbols_of(member).values()
 
 
 def _verify_group(group: ParameterGroup, program: Program) -> None:
@@ -271,27 +269,19 @@ def _verify_group(group: ParameterGroup, program: Program) -> None:
     _require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
     element_bytes = DTYPE_BYTES[group.dtype]
     optimizer = program.optimizers[group.optimizer]
-    expected = {"parameter", "gradient", *optimizer.states}
-    _require(set(group.regions) == expected, 8, f"{group.name} has the regions {sorted(group.regions)}")
+    _require(set(group.regions) == set(optimizer.regions), 8, f"{group.name} has the regions {sorted(group.regions)}")
     for region, offset in group.regions.items():
         end = offset + group.numel * element_bytes
         inside = offset >= 0 and offset % ALIGNMENT_BYTES == 0 and end <= program.device_bytes
         _require(inside, 7, f"region {region} of {group.name} lies at {offset}, up to {end}")
     reached = 0
     for member in group.members:
-        _require(
-            member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached,
-            8,
-            f"{member.parameter} starts at {member.start}",
-        )
+        follows = member.start % ALIGNMENT_ELEMENTS == 0 and member.start >= reached
+        _require(follows, 8, f"{member.parameter} starts at {member.start}")
         reached = member.start + member.numel
         _require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
-        names = {"parameter": member.parameter, "gradient": member.gradient}
-        names |= {state: state_name(member.parameter, optimizer.name, state) for state in optimizer.states}
-        for region, name in names.items():
-            symbol = program.symbols.get(name)
-            if symbol is None:
-                raise InvariantError(8, f"{group.name} names {name}, which is no symbol")
+        for region, name in optimizer.symbols_of(member).items():
+            symbol = _symbol(name, program, 8, f"{group.name} names {name}, which is no symbol")
             address = group.regions[region] + member.start * element_bytes
             _require(symbol.offset == address, 8, f"{name} lies at {symbol.offset}, its group says {address}")
             fits = symbol.type.dtype == group.dtype and symbol.type.numel == member.numel
@@ -351,15 +341,9 @@ def _verify_data_parallel(program: Program) -> None:
         _require(done == sorted(group.name for group in program.groups), 10, f"{operator} is not there for each group")
     _require([g.group for g in parallel.gradient_groups] == [g.name for g in program.groups], 10, "groups do not match")
     for gradient_group, group in zip(parallel.gradient_groups, program.groups, strict=True):
-        wrapper = program.symbols.get(gradient_group.symbol)
-        wraps = (
-            wrapper is not None and wrapper.offset == group.regions["gradient"] and wrapper.type.numel == group.numel
-        )
-        _require(wraps, 10, f"{gradient_group.symbol} does not wrap the gradients of {group.name}")
-    _verify_reduce_buffer(parallel, program)
-
-
-def _verify_reduce_buffer(parallel: DataParallel, program: Program) -> None:
+        otherwise = f"{gradient_group.symbol} does not wrap the gradients of {group.name}"
+        wrapper = _symbol(gradient_group.symbol, program, 10, otherwise)
+        _require((wrapper.offset, wrapper.type.numel) == (group.regions["gradient"], group.numel), 10, otherwise)
     buffer = program.symbols.get(parallel.reduce_buffer)
     needed = max((group.numel * DTYPE_BYTES[group.dtype] for group in program.groups), default=0)
     holds = buffer is not None and buffer.offset is not None and buffer.type.size_bytes >= needed
@@ -371,14 +355,11 @@ def _verify_training(program: Program) -> None:
         _require(not program.groups, 11, "a program without a training step has parameter groups")
         return
     loss = program.symbols.get(program.loss or "")
-    tangents = [n for n in program.training.inputs if program.symbols[n].kind is SymbolKind.TANGENT]
-    types = [program.symbols[tangent].type for tangent in tangents]
+    inputs = [program.symbols[name] for name in program.training.inputs]
+    types = [symbol.type for symbol in inputs if symbol.kind is SymbolKind.TANGENT]
     _require(bool(types), 11, "the training step has no tangent")
-    _require(
-        loss is not None and loss.type in types,
-        11,
-        f"no tangent is of the type of the loss: {', '.join(map(str, types))}",
-    )
+    fits = loss is not None and loss.type in types
+    _require(fits, 11, f"no tangent is of the type of the loss: {', '.join(map(str, types))}")
     given_out = [output.symbol for output in program.training.outputs]
     _require(len(given_out) == len(set(given_out)), 11, "two outputs of the training step are kept in one symbol")
     _require(program.loss in given_out, 11, f"the training step does not give out {program.loss}")

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Graph, Node, Section, node_references
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine.straight_line import Part
 from sambasim.runtime.handlers import Binding, communicating, handler_of, nothing

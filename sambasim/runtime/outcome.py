@@ -12,8 +12,7 @@ from sambasim.errors import PeerError, SambasimError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.verify import state_name
+from sambasim.ir.program import Member, ParameterGroup, Program, state_name
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.engine import INDUCTOR_EXEMPT

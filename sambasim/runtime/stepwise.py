@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup, Program, state_name
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.verify import state_name
 from sambasim.runtime.device import SHARED_KINDS, DeviceMemory
 from sambasim.runtime.executor import Executor, Tangent
 from sambasim.runtime.optimizers import Optimizers

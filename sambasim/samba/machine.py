@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from sambasim.compiler.names import gradient_name
 from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
-from sambasim.ir.program import Program
+from sambasim.ir.program import Program, state_name
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.verify import state_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.stepwise import StepwiseReplica

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.fingerprint import fingerprint
-from sambasim.compiler.passes.optimizer import Update
+from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

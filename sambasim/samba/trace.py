@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.fit import check_tensors
+from sambasim.compiler.tensors import check_tensors
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Node, node_references
-from sambasim.ir.numbered import numbered, numbered_output
-from sambasim.ir.numbered import numbers as number_values
-from sambasim.ir.printer import format_argument
+from sambasim.ir.printer import format_argument, numbered, numbered_output
+from sambasim.ir.printer import numbers as number_values
 from sambasim.ir.program import ROUNDING_SEED, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.pef import PefDocument, locate, map_weights, read

@@ -1,6 +1,6 @@
-"""From captures to symbols: kinds, names, and tensors that a PEF cannot keep apart."""
+"""From captures to symbols: kinds, names, constants, and tensors that a PEF cannot hold."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
+from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
-from sambasim.compiler.names import UniqueNames, prefix_of
-from sambasim.compiler.shapes import compile_shapes
+from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.names import prefix_of
+from sambasim.compiler.precision import stored_in
+from sambasim.compiler.step import TrainingStep
 from sambasim.errors import CaptureError, InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.program import Program
@@ -34,13 +37,16 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 
 
 def _built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS) -> Built:
-    watch = Stopwatch(lambda phase: None)
-    return capture_model(model, inputs, _options(), by_keyword=False, watch=watch)
+    return capture_model(model, inputs, _options(), by_keyword=False, watch=Stopwatch(print))
+
+
+def _constants(built: Built) -> dict[str, list[float]]:
+    symbols = built.program.symbols.values()
+    return {s.name: built.weights[s.name].tolist() for s in symbols if s.kind is SymbolKind.CONSTANT}
 
 
 def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Program:
-    watch = Stopwatch(lambda phase: None)
-    return assemble(_built(model, inputs), model, _options(folder, **changes), watch).program
+    return assemble(_built(model, inputs), model, _options(folder, **changes), Stopwatch(print)).program
 
 
 class Net(nn.Module):
@@ -88,14 +94,13 @@ def test_what_training_changes_is_a_buffer_also_if_it_is_not_saved() -> None:
     assert program.symbols["counting__mask"].kind is SymbolKind.CONSTANT
 
 
-@pytest.mark.parametrize("name", ["x", "net__lin__weight", "counting__mask"])
-def test_an_output_is_kept_where_outputs_may_be_kept(name: str) -> None:
+def test_an_output_is_kept_where_outputs_may_be_kept() -> None:
     program = _built(Counting()).program
-    name = name.replace("net__", "counting__")
-    evaluation = replace(program.evaluation, outputs=(Output(program.evaluation.outputs[0].value, name),))
-    with pytest.raises(InvariantError, match=rf"keeps .* in {name}, a (input|parameter|constant)") as refused:
-        verify(replace(program, evaluation=evaluation), Stage.CAPTURED)
-    assert "15" in str(refused.value)
+    for name in ("x", "counting__lin__weight", "counting__mask"):
+        evaluation = replace(program.evaluation, outputs=(Output(program.evaluation.outputs[0].value, name),))
+        with pytest.raises(InvariantError, match=rf"keeps .* in {name}, a (input|parameter|constant)") as refused:
+            verify(replace(program, evaluation=evaluation), Stage.CAPTURED)
+        assert refused.value.number == 15
 
 
 class Lifted(Net):
@@ -108,29 +113,11 @@ class Lifted(Net):
 
 def test_equal_constants_share_a_symbol_and_different_ones_do_not() -> None:
     built = _built(Lifted())
-    values = {
-        name: built.weights[name].tolist()
-        for name, symbol in built.program.symbols.items()
-        if symbol.kind is SymbolKind.CONSTANT
-    }
-    expected = [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [4.0, 2.0, 3.0], [7.0, 8.0, 9.0]]
-    unique = [value for index, value in enumerate(expected) if value not in expected[:index]]
-    assert sorted(values.values()) == unique
+    values = _constants(built)
+    assert sorted(values.values()) == [[1.0, 2.0, 3.0], [4.0, 2.0, 3.0], [7.0, 8.0, 9.0]]
     assert built.program.single is not None
     for graph, first in ((built.program.evaluation, 4.0), (built.program.single, 1.0)):
         assert sorted(values[name] for name in graph.inputs if name in values) == [[first, 2.0, 3.0], [7.0, 8.0, 9.0]]
-
-
-def test_no_tensor_is_stored_twice() -> None:
-    class Big(Counting):
-        def loss_of(self, y: Tensor) -> Tensor:
-            return super().loss_of(y) + torch.tensor([5.0, 6.0]).sum()
-
-    built = _built(Big())
-    constants = [s.name for s in built.program.symbols.values() if s.kind is SymbolKind.CONSTANT]
-    assert "big__mask" in constants
-    assert len(constants) == 2
-    assert not [name for name in built.program.symbols if "model" in name]
 
 
 class Two(Net):
@@ -195,12 +182,12 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool
     model = _strided(parameter)
     tensor = model.lin.weight if parameter else model.lin.get_buffer("weird")
     address = tensor.data_ptr()
-    built = capture_model(model, INPUTS, _options(dtype=dtype), by_keyword=False, watch=Stopwatch(lambda phase: None))
+    built = capture_model(model, INPUTS, _options(dtype=dtype), by_keyword=False, watch=Stopwatch(print))
     stored = built.weights["net__lin__weight" if parameter else "net__lin__weird"]
     assert stored.is_contiguous()
     assert torch.equal(stored, tensor.to(stored.dtype))
     assert (tensor.stride(), tensor.data_ptr(), tensor.dtype) == ((1, 3), address, torch.float32), "the model's own"
-    (notice,) = assemble(built, model, _options(tmp_path, dtype=dtype), Stopwatch(lambda phase: None)).notices
+    (notice,) = assemble(built, model, _options(tmp_path, dtype=dtype), Stopwatch(print)).notices
     assert f"stored contiguously in the PEF: lin.{'weight' if parameter else 'weird'};" in notice
 
 
@@ -273,15 +260,6 @@ def test_names_that_collide_get_numbers(tmp_path: Path) -> None:
     assert program.data_parallel.reduce_buffer == "accum_dummy_0_reduce_buf_1"
 
 
-def test_a_name_is_taken_along_with_its_suffix() -> None:
-    names = UniqueNames()
-    assert names.take("w__grad") == "w__grad"
-    assert names.take("w", "__grad") == "w_1"
-    assert names.take("w_1__grad") == "w_1__grad_1"
-    assert names.take("v", "__grad") == "v"
-    assert names.take("v__grad") == "v__grad_1"
-
-
 class Bare(nn.Module):
     """Its loss is a parameter, or hardly more: `form` says which."""
 
@@ -300,13 +278,11 @@ class Bare(nn.Module):
         return self.w + x.mean() if self.form == "input" else self.w + self.v
 
 
-@pytest.mark.parametrize(
-    ("form", "message"), [("bare", "the loss is the parameter w itself"), ("view", "the loss is a view of a parameter")]
-)
-def test_a_loss_that_is_a_parameter_is_refused(form: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message) as refused:
-        _built(Bare(form))
-    assert "computed from the inputs and the parameters" in str(refused.value)
+def test_a_loss_that_is_a_parameter_is_refused() -> None:
+    for form, message in (("bare", "the parameter w itself"), ("view", "a view of a parameter")):
+        with pytest.raises(ModelError, match=f"the loss is {message}") as refused:
+            _built(Bare(form))
+        assert "computed from the inputs and the parameters" in str(refused.value)
 
 
 @pytest.mark.parametrize(("form", "trained"), [("input", 1), ("sum", 2)])
@@ -317,16 +293,12 @@ def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path
     assert [section.kind.value for section in program.training.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
 
 
-class UnderAutocast(nn.Module):
+class UnderAutocast(Net):
     """With settings of its own for a part of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            h: Tensor = self.linear(x)
+            h: Tensor = self.lin(x)
         return h.square().mean()
 
 
@@ -334,3 +306,138 @@ def test_a_block_with_settings_of_its_own_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"settings of its own, torch\.autocast, say") as caught:
         _built(UnderAutocast())
     assert "--dtype" in str(caught.value.remedy)
+
+
+SCALE = torch.tensor([1.0, 2.0, 3.0])
+LAYER = nn.Linear(3, 3)
+
+
+class Scattered(Net):
+    """Reads a global tensor, and tensors in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
+        self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
+
+
+def test_tensors_that_no_module_has_are_constants() -> None:
+    assert _constants(_built(Scattered())) == {
+        "scattered__SCALE": [1.0, 2.0, 3.0],
+        "scattered__scales_1": [3.0, 2.0, 3.0],
+        "scattered__named_scale_0": [4.0, 2.0, 3.0],
+    }
+
+
+class Listed(Net):
+    """Its second layer is in a list, where no optimizer finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(3, 3)]
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(self.layers[0](y))
+
+
+class Outside(Net):
+    """Its second layer is a global."""
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(LAYER(y))
+
+
+@pytest.mark.parametrize("model", [Listed, Outside])
+def test_a_layer_that_the_model_does_not_have_is_refused_with_its_line(model: type[Net]) -> None:
+    with pytest.raises(CaptureError, match="a parameter that is none of the model's") as caught:
+        _built(model())
+    assert "return super().loss_of(" in str(caught.value), "the line"
+    assert "nn.ModuleList for a list of layers" in str(caught.value)
+    assert "reasons" not in str(caught.value)
+
+
+class Kept(Net):
+    """Reads a tensor of its own that `keep` has put into a list."""
+
+    table: Tensor
+
+    def __init__(self, keep: Callable[["Kept"], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(3, 3))
+        self.kept = [keep(self)]
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y @ self.kept[0])
+
+
+def test_a_tensor_of_the_model_in_a_list_is_that_tensor() -> None:
+    assert _constants(_built(Kept(lambda net: net.lin.weight))) == {}
+    assert _constants(_built(Kept(lambda net: net.table))) == {}
+
+
+VIEW = "kept_0 is a view of the {} that was kept from before"
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (lambda net: net.lin.weight.detach()[:2].view(3, 2), VIEW.format("parameter lin.weight")),
+        (lambda net: net.table[:1].view(3, 1), VIEW.format("buffer table")),
+        (lambda net: torch.ones(3, 3).t(), r"the constant kept_0 is not contiguous: its strides are \(1, 3\)"),
+        (lambda net: torch.ones(3, 3).to_sparse(), "the constant kept_0 is sparse, which a PEF cannot hold"),
+    ],
+)
+def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_line(
+    keep: Callable[[Kept], Tensor], words: str
+) -> None:
+    with pytest.raises(CaptureError, match=words) as caught:
+        _built(Kept(keep))
+    assert caught.value.where is not None
+    assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
+
+
+def test_a_contiguous_view_of_a_parameter_that_is_not_contiguous_is_refused_too() -> None:
+    model = Kept(lambda net: torch.randn(3, 3))
+    model.lin.weight = nn.Parameter(model.kept[0].t())
+    with pytest.raises(CaptureError, match=VIEW.format("parameter lin.weight")):
+        _built(model)
+    assert model.lin.weight.data_ptr() == model.kept[0].data_ptr()
+    assert "_sambasim_strided" not in vars(model.lin.weight)
+
+
+def test_a_constant_beside_a_buffer_in_one_storage_is_no_view_of_it() -> None:
+    blob = torch.arange(18.0)
+    model = Kept(lambda net: blob[9:].view(3, 3))
+    model.table = blob[:9].view(3, 3)
+    assert len(_constants(_built(model))) == 1
+
+
+def _train_step(model: Net) -> None:
+    capture_training(TrainingStep(model, ["x"], None, by_keyword=False), [INPUTS["x"]], widened=True)
+
+
+def _evaluate(model: Net) -> None:
+    capture_evaluation(model.eval(), [INPUTS["x"]], widened=True)
+
+
+@pytest.mark.parametrize("capture", [_train_step, _evaluate])
+def test_in_bf16_a_constant_that_no_module_has_would_not_be_rounded(capture: Callable[[Net], None]) -> None:
+    with pytest.raises(CaptureError, match="is float32, and with --dtype bf16 only what a module has") as caught:
+        capture(Scattered())
+    assert "return " in str(caught.value.where), "the line"
+
+
+class Makes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([0.5, 2.0, 1.0])
+
+
+def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
+    model = Makes().eval()
+    with stored_in(torch.bfloat16, model):
+        captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
+    value, _ = captured.outputs[0]
+    assert value.meta["val"].dtype is torch.bfloat16

@@ -1,16 +1,25 @@
-"""What is told of a step that torch cannot trace: no advice of torch's own, a line of the model, and a remedy."""
+"""Errors for a step that cannot be captured: every obstacle with its line and a remedy, before a capture
+would lose something silently, and nothing of the model is changed."""
+
+# Calling a module gives Any.
+# mypy: no-warn-return-any
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from sambasim.compiler.explain import explained, tracer_error
+from sambasim.compiler.compile import Compiled, compile_model
+from sambasim.compiler.explain import Watch, explained, lost_effects, tracer_error
 from sambasim.compiler.step import TrainingStep
-from sambasim.errors import CaptureError
+from sambasim.errors import CaptureError, ModelError
+from sambasim.options.compile import CompileOptions
 
 FALLBACK = "rewrite the line with PyTorch's own operators on tensors"
 FOREIGN = re.compile(r"https?:|issue|\bbugs?\b|please report|_dynamo|github|torch\.compile", re.IGNORECASE)
@@ -31,7 +40,7 @@ from user code:
 """
 
 
-def test_of_torchs_hints_the_first_is_told_that_is_for_the_users_of_sambasim() -> None:
+def test_the_remedy_is_the_first_of_torchs_hints_that_helps_users_of_sambasim() -> None:
     error = tracer_error("training step", RuntimeError(UNSUPPORTED))
     assert error.what == (
         "the training step cannot be captured: Attempted to call function marked as skipped\n"
@@ -74,23 +83,317 @@ def test_nothing_that_torchs_tracer_may_say_does() -> None:
         assert not FOREIGN.search(f"{error.what} {error.remedy}"), error
 
 
-class Plain(nn.Module):
-    """Has nothing that a graph could not hold."""
+class Obstinate(nn.Module):
+    """Does everything that a graph cannot hold."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x).mean()
-        return result
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.linear.weight[0] = 1.0  # 1
+            self.linear.weight.mul_(2)  # 2
+        x.add_(1)  # 3
+        h = self.linear(x)
+        assert h.sum() > -1e9
+        while h.sum() > 1e9:  # 4
+            h = h / 2
+        g = h if h.min() < 0 else -h  # 5
+        if not (h > 0).any() and bool(h.max() > 0):  # 6
+            g = g + 1
+        return (g * int(h.numel()) * h.max().item() + x[x > 0].sum()).mean()  # 7
 
 
-def test_an_error_without_a_line_is_told_with_that_of_the_forward() -> None:
-    step = TrainingStep(Plain(), ["x"], None, by_keyword=False)
-    told = explained(CaptureError("no line"), step, [torch.randn(2, 4)], None)
-    assert told.where is not None
-    assert told.where.startswith(f"{__file__}:")
-    assert "def forward" in told.where
+def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
+    model, x = Obstinate(), torch.randn(2, 4)
+    with Watch(model, [x]) as watch:
+        model(x)
+    assert [(finding.where.rpartition("# ")[2], finding.obstacle.what) for finding in watch.findings] == [
+        ("1", "a parameter that is changed in place"),
+        ("2", "a parameter that is changed in place"),
+        ("3", "an input that is changed in place"),
+        ("4", "a branch on the value of a tensor"),
+        ("5", "a branch on the value of a tensor"),
+        ("6", "a branch on the value of a tensor"),
+        ("7", "the value of a tensor as a Python number"),
+        ("7", "a shape that depends on the values of a tensor"),
+    ]
+    assert all(finding.where.startswith(f"{__file__}:") for finding in watch.findings)
+
+
+def test_a_sound_model_has_no_obstacles() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    x = torch.randn(2, 4)
+    with Watch(model, [x]) as watch:
+        model(x).sum().backward()
+    assert watch.findings == []
+
+
+def test_an_explanation_leaves_model_inputs_and_generator_as_they_were() -> None:
+    model, x = Obstinate(), torch.randn(2, 4)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    before, generator = x.clone(), torch.get_rng_state()
+    error = explained(CaptureError("first"), TrainingStep(model, ["x"], None, by_keyword=False), [x], None)
+    assert error.what.startswith("the training step cannot be captured, for 8 reasons:")
+    assert "and 2 more lines" in error.what
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_nobody_can_explain_keeps_the_tracers_error() -> None:
+    """With the line of `forward`, if the tracer names none."""
+    error, step = CaptureError("first"), TrainingStep(Net(changes_in_place), ["x"], None, by_keyword=False)
+    assert explained(error, step, [torch.randn(2, 4)], None) is error
+    assert str(error.where).startswith(f"{__file__}:")
+    assert "def forward" in str(error.where)
     elsewhere = explained(CaptureError("a line", where="model.py:3: y"), step, [torch.randn(2, 4)], None)
     assert elsewhere.where == "model.py:3: y"
+    several = TrainingStep(nn.Linear(4, 1), ["x"], None, by_keyword=False)
+    with pytest.raises(ModelError, match="but a loss is one number"):
+        explained(error, several, [torch.randn(2, 4)], None)
+
+
+STATE = "state that forward() keeps by assignment"
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Net(nn.Module):
+    """A linear layer, whose outputs `then` makes into something, and their mean square."""
+
+    def __init__(self, then: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.then = then
+        self.register_buffer("ema", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
+        self.plain = torch.zeros(())
+        self.total = 0.0
+        self.calls = 0
+        self.hidden: Tensor | None = None
+        self.cache: Tensor | None = None
+        self.seen: list[Tensor] = []
+        self.warned = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self, self.linear(x)).square().mean()
+
+
+def assigns_a_buffer(net: Any, h: Tensor) -> Tensor:
+    net.ema = 0.9 * net.ema + h.detach().mean()  # here
+    return h + net.ema
+
+
+def overwrites_a_buffer(net: Any, h: Tensor) -> Tensor:
+    net.ema = h.detach().mean()  # here
+    return h
+
+
+def counts(net: Any, h: Tensor) -> Tensor:
+    net.calls += 1  # here
+    return h * net.calls
+
+
+def keeps_a_hidden_state(net: Any, h: Tensor) -> Tensor:
+    h = h if net.hidden is None else h + net.hidden
+    net.hidden = h.detach()  # here
+    return h
+
+
+def keeps_for_evaluation(net: Any, h: Tensor) -> Tensor:
+    if net.training:
+        net.plain = h.detach().mean()  # here
+        return h - h.mean()
+    return h - net.plain
+
+
+def replaces_a_parameter(net: Any, h: Tensor) -> Tensor:
+    net.linear.bias = nn.Parameter(net.linear.bias * 0.5)  # here
+    return h
+
+
+def has_its_own_backward(net: Any, h: Tensor) -> Tensor:
+    return Reversed.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped  # here
+
+
+def hooks(net: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda gradient: gradient * 0)  # type: ignore[no-untyped-call]  # torch's, untyped  # here
+    return h
+
+
+LOST: tuple[tuple[Callable[[Any, Tensor], Tensor], str], ...] = (
+    *((then, STATE) for then in (assigns_a_buffer, overwrites_a_buffer, counts, keeps_a_hidden_state)),
+    (keeps_for_evaluation, STATE), (replaces_a_parameter, STATE),
+    (has_its_own_backward, "the backward of Reversed"), (hooks, "a gradient hook"),
+)  # fmt: skip
+
+
+def changes_in_place(net: Any, h: Tensor) -> Tensor:
+    net.ema += 1
+    net.ema.mul_(0.9).add_(h.detach().mean())
+    return h + net.ema
+
+
+def makes_anew(net: Any, h: Tensor) -> Tensor:
+    net.total = h.square().mean()
+    net.plain = h.detach()
+    net.scratch = h.detach()
+    net.extra = h.mean()
+    return h + net.total + net.scratch + net.extra
+
+
+def fills_a_cache(net: Any, h: Tensor) -> Tensor:
+    if net.cache is None or net.cache.shape != h.shape:
+        net.cache = torch.arange(h.numel()).view(h.shape) / h.numel()
+    net.seen.append(h)
+    net.warned = not net.warned
+    net.calls = net.calls * 1
+    return h + net.cache
+
+
+EITHER = pytest.mark.parametrize("fake", [True, False], ids=["fake", "eager"])
+
+
+def found(net: Net, *, fake: bool) -> list[tuple[str, str]]:
+    """The findings. Checks that the call has left nothing behind."""
+    attributes = [dict(vars(module)) for module in net.modules()]
+    tensors = {name: (tensor, tensor.clone()) for name, tensor in net.state_dict(keep_vars=True).items()}
+    apply, of_class = torch.autograd.Function.__dict__["apply"], dict(vars(nn.Module))
+    x, generator = torch.ones(2, 4), torch.get_rng_state()
+    findings = lost_effects(TrainingStep(net, ("x",), None, False), [x], fake=fake)
+    assert findings is not None
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [dict(vars(module)) for module in net.modules()] == attributes
+    assert net.seen == []
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        assert tensor is tensors[name][0]
+        assert torch.equal(tensor, tensors[name][1])
+    assert dict(vars(nn.Module)) == of_class
+    assert torch.autograd.Function.__dict__["apply"] is apply
+    assert Tensor.register_hook.__module__ == "torch._tensor"
+    return [(finding.obstacle.what, finding.where) for finding in findings]
+
+
+@EITHER
+@pytest.mark.parametrize(("then", "what"), LOST, ids=[then.__name__ for then, _ in LOST])
+def test_what_is_lost_is_found_with_its_line(then: Callable[[Any, Tensor], Tensor], what: str, fake: bool) -> None:
+    findings = found(Net(then), fake=fake)
+    assert len(findings) == 1
+    assert findings[0][0].startswith(what)
+    assert findings[0][1].startswith(f"{__file__}:")
+    assert findings[0][1].endswith("# here")
+
+
+@EITHER
+def test_what_is_sound_is_left_alone(fake: bool) -> None:
+    for then in (changes_in_place, makes_anew, fills_a_cache):
+        assert found(Net(then), fake=fake) == []
+
+
+def test_a_call_that_fake_tensors_cannot_make_says_nothing_and_an_eager_one_does() -> None:
+    def asserts(net: Any, h: Tensor) -> Tensor:
+        assert h.square().sum() >= 0
+        return counts(net, h)
+
+    step = TrainingStep(Net(asserts), ("x",), None, False)
+    assert lost_effects(step, [torch.randn(2, 4)]) is None
+    findings = lost_effects(step, [torch.randn(2, 4)], fake=False)
+    assert findings is not None
+    assert [finding.where.endswith("net.calls += 1  # here") for finding in findings] == [True]
+
+
+def compiled(model: nn.Module, folder: Path, batch: int = 4, **options: object) -> Compiled:
+    settings = {"pef_name": "net", "output_folder": folder, "optimizer": {"name": "sgd"}, **options}
+    named = {"model": {"target": "net:Net"}, "data": {"source": "net:data"}}
+    resolved = CompileOptions.model_validate({**named, **settings})
+    return compile_model(model, {"x": torch.randn(batch, 4)}, resolved, by_keyword=False)
+
+
+def test_an_inference_program_refuses_state_and_takes_a_backward_of_the_users_own(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="the evaluation graph cannot be captured: state that forward"):
+        compiled(Net(counts), tmp_path, inference=True)
+    assert compiled(Net(has_its_own_backward), tmp_path, inference=True).program.training is None
+
+
+def test_state_of_evaluation_alone_is_refused(tmp_path: Path) -> None:
+    def counts_in_evaluation(net: Any, h: Tensor) -> Tensor:
+        return h if net.training else counts(net, h)
+
+    with pytest.raises(CaptureError, match="the evaluation graph cannot be captured: state that forward"):
+        compiled(Net(counts_in_evaluation), tmp_path)
+
+
+def test_hooks_of_parameters_and_modules_are_refused_together(tmp_path: Path) -> None:
+    net = Net(changes_in_place)
+    net.linear.weight.register_hook(lambda gradient: None)  # type: ignore[no-untyped-call]  # torch's, untyped
+    net.linear.bias.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]  # so too
+    net.linear.register_full_backward_hook(lambda module, given, gradient: None)
+    with pytest.raises(ModelError) as caught:
+        compiled(net, tmp_path)
+    for what in (
+        "the parameter linear.weight has a gradient",
+        "the parameter linear.bias has",
+        "the module linear has",
+    ):
+        assert what in caught.value.what
+
+
+def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None:
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:  # without a process group
+            nn.Module.__init__(self)
+            self.module = module
+
+    net = Net(changes_in_place)
+    with pytest.raises(ModelError, match="the model is wrapped in Wrapped") as caught:
+        compiled(Wrapped(net), tmp_path)
+    assert "--data-parallel" in str(caught.value.remedy)
+    assert compiled(nn.DataParallel(net), tmp_path).program.training is not None
+
+
+def test_a_model_that_cannot_run_one_sample_compiles_and_says_so(tmp_path: Path) -> None:
+    def normalizes(net: Any, h: Tensor) -> Tensor:
+        return functional.batch_norm(h, None, None, training=True)
+
+    made = compiled(Net(normalizes), tmp_path)
+    assert made.program.single is None
+    assert any("at batch 1: the last samples" in notice and "batch of 4" in notice for notice in made.notices)
+    other = compiled(Net(changes_in_place), tmp_path)
+    assert other.program.single is not None
+    assert other.notices == ()
+
+
+class Frozen(nn.Module):
+    """BatchNorm twice, of which the first one may be frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.BatchNorm1d(4)
+        self.free = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.free(self.frozen(x)).square().mean()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in training mode", "in evaluation mode as a whole"])
+def test_modes_are_respected_and_restored(whole: bool, tmp_path: Path) -> None:
+    model = Frozen()
+    model.frozen.eval()
+    model.training = whole
+    modes = [module.training for module in model.modules()]
+    training = compiled(model, tmp_path).program.training
+    assert [module.training for module in model.modules()] == modes
+    assert training is not None
+    updated = {output.symbol for output in training.outputs if "running_mean" in str(output.symbol)}
+    assert len(updated) == (1 if whole else 2)

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_exporting
 from torch.nn import functional
 
 from sambasim.compiler import fingerprint as module
 from sambasim.compiler.fingerprint import fingerprint
-from sambasim.compiler.passes.optimizer import Update
 from sambasim.compiler.step import forward_parameters
+from sambasim.compiler.update import Update
 from tests.models import CASES, Case
 from tests.support.whole import whole
 
@@ -53,7 +52,7 @@ class Net(nn.Module):
         return h.square().mean(), h
 
 
-def told(net: nn.Module, updates: Sequence[Update] = (SGD,), **changed: Any) -> str | None:
+def fingerprint_of(net: nn.Module, updates: Sequence[Update] = (SGD,), **changed: Any) -> str | None:
     given = {"inputs": {"x": torch.ones(BATCH, 4)}, "updates": updates, "by_keyword": False, "dtype": "fp32"}
     return fingerprint(net, **{**given, **changed})
 
@@ -87,46 +86,33 @@ def hooked(net: Any, h: Tensor) -> Tensor:
 
 STEPS: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda net, h: torch.relu(h),
-    "gelu": lambda net, h: functional.gelu(h),
     "gelu by tanh": lambda net, h: functional.gelu(h, approximate="tanh"),
     "a backward of its own": lambda net, h: Negated.apply(h),
     "a hook": hooked,
     "without gradient": without_gradient,
     "with gradient": with_gradient,
-    "detached": lambda net, h: torch.relu(h.detach()) + 0 * h,
     "dropout": lambda net, h: net.dropout(torch.relu(h)),
     "a number": lambda net, h: torch.relu(h) * 2.0,
     "another number": lambda net, h: torch.relu(h) * 2.0000000000000004,
     "a table": lambda net, h: torch.relu(h) * TABLE,
-    "another table": lambda net, h: torch.relu(h) * (TABLE + 1),
     "made on the spot": lambda net, h: torch.relu(h) * torch.tensor([1.0, 2.0, 4.0]),
     "the mask": lambda net, h: torch.relu(h) * net.mask,
-    "the wrong way round": lambda net, h: torch.relu(h) - net.mask,
-    "and so": lambda net, h: net.mask - torch.relu(h),
     "one of two equal tensors": lambda net, h: torch.relu(h) * net.one,
     "the other": lambda net, h: torch.relu(h) * net.other,
-    "one of a list": lambda net, h: torch.relu(h) * net.several[0],
-    "another of it": lambda net, h: torch.relu(h) * net.several[1],
     "numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cos(np.zeros(3))),
-    "otherwise numpy": lambda net, h: torch.relu(h) * torch.from_numpy(np.cosh(np.zeros(3))),
 }
 
 
 def test_what_computes_otherwise_has_another_fingerprint() -> None:
-    found = {name: told(Net(then)) for name, then in STEPS.items()}
+    found = {name: fingerprint_of(Net(then)) for name, then in STEPS.items()}
     assert None not in found.values()
     assert len(set(found.values())) == len(STEPS)
-
-
-@pytest.mark.parametrize("name", ["relu", "dropout", "a table", "a hook", "made on the spot"])
-def test_it_is_the_same_each_time_whatever_the_weights_and_the_inputs_are(name: str) -> None:
-    assert told(Net(STEPS[name])) == told(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
 
 
 def _changed(change: Callable[[Any], object]) -> str | None:
     net = Net(STEPS["the mask"])
     change(net)
-    return told(net)
+    return fingerprint_of(net)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +121,13 @@ def _changed(change: Callable[[Any], object]) -> str | None:
         lambda net: net.linear.weight.requires_grad_(False),
         lambda net: net.norm.eval(),
         lambda net: setattr(net.norm, "eps", 1e-3),
-        lambda net: setattr(net.norm, "momentum", 0.2),
         lambda net: net.mask.__setitem__(0, 3.0),
         lambda net: net.table.__setitem__(0, 3.0),
         lambda net: net.several[0].__setitem__(0, 3.0),
         lambda net: net.named["a"].__setitem__(0, 3.0),
         lambda net: net.register_buffer("table", torch.ones(3)),
-        lambda net: net.register_parameter("spare", nn.Parameter(torch.ones(3))),
-        lambda net: setattr(net.norm, "bias", net.linear.bias),
         lambda net: setattr(net.linear, "bias", None),
         lambda net: setattr(net, "linear", nn.Sequential(net.linear)),
-        lambda net: setattr(net, "mask", net.mask.double()),
         lambda net: setattr(net.norm.weight, "data", net.norm.bias.data),
         lambda net: setattr(net, "then", lambda net, h: torch.relu(h) * net.mask + 0),
         lambda net: setattr(net, "__class__", type("Other", (Net,), {})),
@@ -161,24 +143,24 @@ def test_a_model_that_was_changed_has_another(change: Callable[[Any], object]) -
     "changed",
     [
         {"inputs": {"x": torch.randn(BATCH + 1, 4)}},
-        {"inputs": {"y": torch.randn(BATCH, 4)}},
         {"inputs": {"x": torch.randn(BATCH, 4, dtype=torch.bfloat16)}, "dtype": "bf16"},
         {"by_keyword": True},
         {"dtype": "bf16"},
         {"updates": ()},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.9}),)},
-        {"updates": (Update("adam", {"lr": 0.1, "momentum": 0.0}),)},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.0, "max_grad_norm": 1.0}),)},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.0}, frozenset({"linear.weight"})),)},
         {"updates": (SGD, SGD)},
     ],
 )
 def test_another_way_to_compile_has_another(changed: dict[str, Any]) -> None:
-    assert told(Net(), **changed) not in (None, told(Net()))
+    assert fingerprint_of(Net(), **changed) not in (None, fingerprint_of(Net()))
 
 
-def test_hyperparameters_may_differ_in_value() -> None:
-    assert told(Net(), [Update("sgd", {"lr": 0.2, "momentum": 0.0})]) == told(Net())
+def test_values_of_weights_inputs_and_hyperparameters_may_differ() -> None:
+    for name in ("dropout", "a hook", "made on the spot"):
+        assert fingerprint_of(Net(STEPS[name])) == fingerprint_of(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
+    assert fingerprint_of(Net(), [Update("sgd", {"lr": 0.2, "momentum": 0.0})]) == fingerprint_of(Net())
 
 
 def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +169,7 @@ def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     attributes, parameters = dict(vars(net)), [id(parameter) for parameter in net.parameters()]
     generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"]
-    assert told(net) is not None
+    assert fingerprint_of(net) is not None
     assert capsys.readouterr().out == ""
     assert vars(net) == attributes
     assert [id(parameter) for parameter in net.parameters()] == parameters
@@ -197,10 +179,6 @@ def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert random.getstate() == generators[1]
     assert (np.random.get_state(legacy=False)["state"]["key"] == generators[2]).all()
-
-
-def _fails(net: Any, h: Tensor) -> Tensor:
-    raise RuntimeError("not today")
 
 
 def _grows(net: Any, h: Tensor) -> Tensor:
@@ -221,42 +199,35 @@ GENERATOR = torch.Generator()
 @pytest.mark.parametrize(
     "then",
     [
-        _fails,
         _grows,
         _adds_to_a_global,
         lambda net, h: OUTSIDE(h),
         lambda net, h: h * torch.from_numpy(np.tanh(h.detach().numpy())),
-        lambda net, h: h * torch.as_tensor(np.asarray(h.detach())),
-        lambda net, h: h * torch.from_numpy(np.cos(TABLE.numpy())),
         lambda net, h: h if h.tolist()[0][0] > 0 else -h,
-        lambda net, h: h * h.sum().item(),
         lambda net, h: h[h > 0],
         lambda net, h: h * copy.deepcopy(h.detach()),
         lambda net, h: h * torch.rand(3, generator=GENERATOR),
         lambda net, h: h * net.linear.bias.detach().add_(1),
         lambda net, h: h * (2.0 if torch.compiler.is_compiling() else 1.0),
-        lambda net, h: h * (2.0 if is_exporting() else 1.0),
     ],
 )
 def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tensor]) -> None:
     kept = [TABLE.clone(), *(tensor.clone() for tensor in OUTSIDE.buffers())]
     net = Net(then)
     bias = net.linear.bias.detach().clone()
-    assert told(net) is None
+    assert fingerprint_of(net) is None
     assert all(map(torch.equal, kept, [TABLE, *OUTSIDE.buffers()]))
     assert torch.equal(net.linear.bias, bias)
     assert TABLE.tolist() == [1.0, 2.0, 3.0], "its values may leave PyTorch again"
     assert "tolist" not in vars(Tensor), "it is inherited again"
 
 
-@pytest.mark.parametrize("most", [100, 2000])
-def test_a_step_that_is_too_large_has_none(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_too_large_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """With parameters that are, or with activations."""
     wide = Net(lambda net, h: (h.repeat(100, 100) * 2).sum().expand(h.shape) * h)
-    monkeypatch.setattr(module, "_MOST_BYTES", most)
-    assert told(wide) is None
-    monkeypatch.setattr(module, "_MOST_BYTES", 10**8)
-    assert told(wide) is not None
+    for most, has_none in ((100, True), (2000, True), (10**8, False)):
+        monkeypatch.setattr(module, "_MOST_BYTES", most)
+        assert (fingerprint_of(wide) is None) == has_none
 
 
 def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
@@ -269,7 +240,7 @@ def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
 
     net = Net(memoized)
     net.table.fill_(0.5)
-    assert told(net) is not None
+    assert fingerprint_of(net) is not None
     assert torch.equal(memo[0], net.table.outer(net.mask).cos())
 
 
@@ -284,7 +255,7 @@ def test_comments_and_names_of_variables_may_differ() -> None:
         return twice + 1
 
     second.__code__ = second.__code__.replace(co_name="first")
-    assert told(Net(first)) == told(Net(second))
+    assert fingerprint_of(Net(first)) == fingerprint_of(Net(second))
 
 
 def _of_family(one: Case, seed: int) -> str | None:

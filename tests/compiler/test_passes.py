@@ -1,6 +1,7 @@
-"""The passes: what each leaves, by law where there is one."""
+"""The passes: what each leaves, by law where there is one; and programs that no machine holds, from shapes alone."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sambasim.compiler.build import Built
 from sambasim.compiler.compile import Stopwatch, capture_model, compile_model, pipeline
-from sambasim.compiler.passes import Pass, run_pipeline
-from sambasim.compiler.passes.data_parallel import REDUCE_BUFFER, AddDataParallel
-from sambasim.compiler.passes.optimizer import AttachOptimizers, Update
-from sambasim.compiler.passes.partition import Partition
-from sambasim.compiler.passes.placement import Place
+from sambasim.compiler.front import compile_shapes
+from sambasim.compiler.passes import Fits, Partition, run_pipeline
+from sambasim.compiler.update import REDUCE_BUFFER
 from sambasim.costs.cut import MOST_OF_A_MODULE, Level
+from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
@@ -26,8 +25,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
-
-SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+from sambasim.published.models import MODELS
 
 
 class LogReg(nn.Module):
@@ -59,49 +57,13 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 BUDGET = budget_of(load_device("sn30"), load_calibration())
 
 
-@pytest.fixture(scope="module")
-def built() -> Built:
-    watch = Stopwatch(lambda phase: None)
-    return capture_model(LogReg(), INPUTS, _options(), by_keyword=False, watch=watch)
-
-
-def _assembled(built: Built, *, clipped: bool = False, world_size: int = 0) -> Program:
-    hyperparameters = {**SGD, "max_grad_norm": 1.0} if clipped else SGD
-    passes: list[Pass] = [Partition("o3", BUDGET), AttachOptimizers((Update("sgd", hyperparameters),))]
-    parallel: list[Pass] = [AddDataParallel(world_size)] if world_size else []
-    return run_pipeline(built.program, [*passes, *parallel, Place()], lambda title: None)
-
-
-def _kinds(program: Program) -> list[str]:
+def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
+    clipped = OptimizerOptions(name="sgd", max_grad_norm=1.0)
+    options = _options(optimizer=clipped, data_parallel=True, world_size=2)
+    program = compile_shapes(LogReg, lambda model: (INPUTS, False), options)
     assert program.training is not None
-    return list(dict.fromkeys(section.kind.value for section in program.training.sections))
-
-
-def test_symbols_have_sambaflow_names(built: Built) -> None:
-    names = set(_assembled(built).symbols)
-    assert {
-        "logreg__lin_layer__weight",
-        "logreg__lin_layer__bias",
-        "logreg__lin_layer__weight__grad",
-        "logreg__lin_layer__weight__sgd0__momentum",
-        "logreg__loss",
-        "x",
-        "target",
-    } <= names
-
-
-def test_without_data_parallelism_there_is_none_of_it(built: Built) -> None:
-    program = _assembled(built)
-    assert _kinds(program) == ["FWD", "BCKWD", "OPT"]
-    kinds = {symbol.kind for symbol in program.symbols.values()}
-    assert not kinds & {SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER}
-    assert not [argument for argument in program.runtime_arguments if argument.name.startswith("dp_")]
-    assert program.data_parallel is None
-
-
-def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments(built: Built) -> None:
-    program = _assembled(built, clipped=True, world_size=2)
-    assert _kinds(program) == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
+    kinds = list(dict.fromkeys(section.kind.value for section in program.training.sections))
+    assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
     parallel = program.data_parallel
     assert parallel is not None
     assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
@@ -130,9 +92,7 @@ class Sequences(nn.Module):
 def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> None:
     inputs = {"x": torch.zeros(4, 3, 28), "target": torch.zeros(4, dtype=torch.int64)}
     options = _options(data_parallel=True, gradient_groups="parameter")
-    watch = Stopwatch(lambda phase: None)
-    captured = capture_model(Sequences(), inputs, options, by_keyword=False, watch=watch)
-    program = run_pipeline(captured.program, pipeline(options), lambda title: None)
+    program = compile_shapes(Sequences, lambda model: (inputs, False), options)
     members = [[member.parameter for member in group.members] for group in program.groups]
     assert sorted(members) == sorted([s.name] for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
     assert len(members) == 6
@@ -140,13 +100,6 @@ def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> 
     assert program.data_parallel is not None
     wrappers = {group.symbol for group in program.data_parallel.gradient_groups}
     assert len(wrappers) == 6
-
-
-def test_plain_sgd_keeps_no_momentum(built: Built) -> None:
-    passes = [AttachOptimizers((Update("sgd", {**SGD, "momentum": 0.0}),))]
-    program = run_pipeline(built.program, passes, lambda title: None)
-    assert program.optimizers[0].states == ()
-    assert not [s for s in program.symbols.values() if s.kind is SymbolKind.OPTIMIZER_STATE]
 
 
 def test_the_same_model_compiles_to_the_same_bytes(tmp_path: Path) -> None:
@@ -186,13 +139,7 @@ def test_any_partition_covers_each_node_once_and_in_order(
 ) -> None:
     modules = [[module for module, count in part for _ in range(count)] for part in (forward, backward)]
     nodes = tuple(
-        Node(
-            f"node_{index}",
-            "aten.relu.default",
-            (Ref(f"value_{index}"),),
-            results=(f"value_{index + 1}",),
-            module=module,
-        )
+        Node(f"node_{index}", "aten.relu.default", (Ref(f"value_{index}"),), (), (f"value_{index + 1}",), module)
         for index, module in enumerate(modules[0] + modules[1])
     )
     values = {f"value_{index + 1}": TensorType("float32", (2, 3)) for index in range(len(nodes))}
@@ -218,3 +165,96 @@ def test_any_partition_covers_each_node_once_and_in_order(
         if level == "o1":
             assert len({node.module for node in partitioned.section_nodes(section)}) == 1
     assert len({section.name for section in sections}) == len(sections)
+
+
+class Deep(nn.Module):
+    """Layers whose results the backward needs."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.softmax(layer(x), -1)
+        return x.square().mean()
+
+
+class Wide(nn.Module):
+    """A softmax over everything."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * self.scale, -1).square().mean()
+
+
+def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None = None) -> Program:
+    training = TrainingOptions(batch_size=rows)
+    options = _options(optimizer=OptimizerOptions(name="adamw"), training=training, loss=None, num_tiles=tiles)
+    inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
+    return compile_shapes(lambda: model(*args), lambda _: (inputs, False), options)
+
+
+def test_tensors_between_sections_need_room_in_ddr() -> None:
+    """4 layers of 64 GiB of softmax each: more than 1 tile's 128 GiB, less than all."""
+    compiled = partial(_compiled, Deep, 1 << 20, 1 << 15, 4)
+    with pytest.raises(MachineError) as refused:
+        compiled(tiles=1)
+    assert "of DDR, and 1 of 8 tiles of SN30 has 128.0 GiB" in refused.value.what
+    assert "is the result of aten." in refused.value.what
+    assert "test_passes.py:" in str(refused.value.where)
+    assert "a larger --num-tiles" in str(refused.value.remedy)
+    assert compiled(tiles=8).training is not None
+
+
+def test_what_a_program_keeps_needs_room_in_ddr() -> None:
+    """17 billion parameters with two states, 256 GiB."""
+    with pytest.raises(MachineError, match=r"256\.\d GiB is for what the program keeps"):
+        _compiled(Deep, 1, 1 << 17, 1, tiles=1)
+    assert _compiled(Deep, 1, 1 << 17, 1, tiles=4).training is not None
+
+
+def test_a_device_that_is_too_small_says_nothing_of_tiles() -> None:
+    tiny = load_device("sn30").model_copy(update={"ddr_capacity_bytes": 1024})
+    with pytest.raises(MachineError, match=r"of DDR, and SN30 has 1\.0 KiB") as refused:
+        Fits(budget_of(tiny, load_calibration()))(_compiled(Deep, 4, 8, 1))
+    assert "--num-tiles" not in str(refused.value.remedy)
+
+
+def test_a_row_needs_room_on_the_chip() -> None:
+    with pytest.raises(MachineError) as refused:
+        _compiled(Wide, 1, 20_000_000, tiles=1)
+    assert "of memory on the chip, and a section on 1 of 8 tiles of SN30 has 64.0 MiB" in refused.value.what
+    assert "aten._softmax.default" in refused.value.what
+    assert _compiled(Wide, 1, 20_000_000, tiles=8).training is not None
+
+
+OPTIONS = _options(optimizer=OptimizerOptions(name="adamw"), loss=None)
+GPT = {"heads": 2, "layers": 2, "length": 16, "vocabulary": 100}
+
+
+def _fake(width: int) -> Program:
+    make, batch = MODELS["gpt2"]
+    return compile_shapes(
+        lambda: make(width=width, **GPT), lambda _: (batch(4, width=width, **GPT), True), OPTIONS, any_loss=True
+    )
+
+
+def test_the_program_is_that_of_real_tensors() -> None:
+    make, batch = MODELS["gpt2"]
+    model, inputs = make(width=32, **GPT), batch(4, **GPT)
+    built = capture_model(model, inputs, OPTIONS, by_keyword=True, any_loss=True, watch=Stopwatch(print))
+    real = run_pipeline(built.program, pipeline(OPTIONS), print)
+    fake = _fake(32)
+    assert fake.training == real.training
+    assert fake.groups == real.groups
+    assert fake.device_bytes == real.device_bytes
+
+
+def test_a_model_that_no_machine_holds_takes_no_memory() -> None:
+    before = torch.get_default_dtype()
+    assert _fake(2**15).device_bytes > 3 * 10**11
+    assert torch.get_default_dtype() is before

@@ -1,12 +1,21 @@
-"""What sections read and write, and when groups may be reduced and updated."""
+"""What sections read and write, when groups may be reduced and updated, updates that the verifier refuses, the mesh."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sambasim.errors import InternalError, InvariantError
 from sambasim.ir.dataflow import Readiness, groups_of, pass_and_update, readiness, section_effects
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.mesh import Axis, Mesh, mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
+from sambasim.ir.verify import verify
 from sambasim.runtime.measure.operands import flat_program
+from tests.pef.samples import sample_program
 
 SQUARE = TensorType("float32", (8, 8))
 
@@ -43,11 +52,6 @@ def test_a_gradient_is_complete_after_the_section_that_makes_it() -> None:
     assert program.training is not None
     assert [len(part) for part in pass_and_update(program.training)] == [3, 1]
     assert readiness(program) == {"group_0": Readiness(reduce=2, update=2)}
-
-
-def test_a_parameter_that_is_read_later_may_not_be_updated_before() -> None:
-    program = _program([_mm("y", "x", "w"), _mm("grad", "x", "y"), _mm("z", "y", "w")], [1, 2, 3], [GRADIENT])
-    assert readiness(program) == {"group_0": Readiness(reduce=2, update=3)}
 
 
 def test_a_view_of_a_parameter_counts_as_the_parameter() -> None:
@@ -95,3 +99,100 @@ def test_only_the_update_works_on_groups() -> None:
     assert groups_of(Node("r", "comm.all_reduce", (Ref("y"),), (("axis", "dp"),), ("r",))) == ()
     assert groups_of(Node("s", "opt.square_sums", (("group_0", "group_1"),))) == ("group_0", "group_1")
     assert groups_of(Node("s", "comm.all_gather", ("group_0",), (("axis", "dp"),))) == ("group_0",)
+
+
+def changed(
+    change: Callable[[Node], Node | None], kinds: Callable[[SectionKind], SectionKind] = lambda k: k
+) -> Program:
+    """The sample program after `change` of each node, which None leaves out, and of each section's kind."""
+    program = sample_program()
+    training = program.training
+    assert training is not None
+    nodes: list[Node] = []
+    sections: list[Section] = []
+    for section in training.sections:
+        start = len(nodes)
+        nodes += [node for one in training.section_nodes(section) if (node := change(one)) is not None]
+        if len(nodes) > start:
+            kind = kinds(section.kind)
+            sections.append(Section(len(sections), kind, section.name, start, len(nodes)))
+    return replace(program, training=replace(training, nodes=tuple(nodes), sections=tuple(sections)))
+
+
+def with_keywords(operator: str, **keywords: str) -> Callable[[Node], Node]:
+    def change(node: Node) -> Node:
+        if node.operator != operator:
+            return node
+        return replace(node, kwargs=tuple((dict(node.kwargs) | keywords).items()))
+
+    return change
+
+
+def without_sum(node: Node) -> Node | None:
+    if node.operator == "comm.all_reduce":
+        return None
+    return replace(node, args=(Ref("sums"),)) if node.operator == "opt.total_norm" else node
+
+
+def without_norm(node: Node) -> Node:
+    return replace(node, args=node.args[:1]) if node.operator == "opt.sgd" else node
+
+
+def without_gather(node: Node) -> Node | None:
+    return None if node.operator == "comm.all_gather" else node
+
+
+SWAPPED = {SectionKind.FWD: SectionKind.BCKWD, SectionKind.BCKWD: SectionKind.FWD}
+
+
+@pytest.mark.parametrize(
+    ("number", "program"),
+    [
+        (11, changed(without_sum)),
+        (11, changed(without_norm)),
+        (11, changed(with_keywords("comm.all_reduce", op="mean"))),
+        (10, changed(with_keywords("comm.reduce_scatter", op="sum"))),
+        (10, changed(with_keywords("comm.reduce_scatter", axis="tp"))),
+        (10, changed(without_gather)),
+        (13, changed(lambda node: node, lambda kind: SWAPPED.get(kind, kind))),
+        (13, changed(lambda node: node, lambda kind: SectionKind.OPT if kind is SectionKind.FWD else kind)),
+        (10, replace(sample_program(), mesh=())),
+        (10, replace(sample_program(), mesh=(Axis("dp", 0),))),
+    ],
+)
+def test_an_update_that_would_be_executed_wrongly_is_refused(number: int, program: Program) -> None:
+    verify(sample_program())
+    with pytest.raises(InvariantError) as caught:
+        verify(program)
+    assert caught.value.number == number
+
+
+sizes = st.dictionaries(st.sampled_from(["dp", "pp", "tp"]), st.integers(1, 4), min_size=1)
+
+
+def test_the_last_axis_is_the_innermost() -> None:
+    mesh = Mesh({"dp": 2, "tp": 3})
+    assert mesh.coordinates(4) == {"dp": 1, "tp": 1}
+    assert mesh.group(4, "tp") == (3, 4, 5)
+    assert mesh.group(4, "dp") == (1, 4)
+
+
+@given(sizes)
+def test_the_groups_along_an_axis_share_no_rank_and_leave_none_out(sizes: dict[str, int]) -> None:
+    mesh = Mesh(sizes)
+    for axis, size in sizes.items():
+        groups = {mesh.group(rank, axis) for rank in range(mesh.world_size)}
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+        for group in groups:
+            assert [mesh.coordinates(rank)[axis] for rank in group] == list(range(size))
+
+
+def test_a_run_chooses_the_sizes_that_were_left_to_it() -> None:
+    axes = (Axis("dp", 2, at_run_time=True), Axis("tp", 2))
+    assert mesh_of(axes).sizes == {"dp": 2, "tp": 2}
+    assert mesh_of(axes, {"dp": 8, "tp": 8}).sizes == {"dp": 8, "tp": 2}
+
+
+def test_an_axis_that_is_not_there_is_named() -> None:
+    with pytest.raises(InternalError, match="no axis pp: dp"):
+        Mesh({"dp": 2}).group(0, "pp")

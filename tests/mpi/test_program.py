@@ -11,8 +11,7 @@ from sambasim.compiler.front import compile_from_options
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.verify import Stage, verify
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import read

@@ -151,14 +151,6 @@ def test_every_argument_of_a_seed_matters(keys: list[tuple[int, int, int, int, S
     assert 0 <= first < 2**63
 
 
-def test_every_generator_is_set() -> None:
-    def draw() -> tuple[float, float, float]:
-        seed_everything(2**62 + 7)
-        return float(torch.rand(())), float(np.random.rand()), random.random()
-
-    assert draw() == draw()
-
-
 def test_an_emulation_takes_the_threads_that_as_many_ranks_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cores_of_this_process", lambda: frozenset(range(8)))
     alone = single_rank("host", "no library")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.compile import compile_model
-from sambasim.compiler.losses import per_sample_loss, training_loss
+from sambasim.compiler.step import per_sample_loss, training_loss
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

@@ -284,6 +284,6 @@ class Model(nn.Module):
 @pytest.mark.parametrize("capture", [capture_training, capture_evaluation])
 def test_a_forward_that_uses_them_is_captured(capture: Callable[..., object]) -> None:
     captured: Any = capture(samba.from_torch_model_(Model()), [torch.randn(2, 3)])
-    constants = [feed.name for feed in captured.feeds.values() if "matrix" in feed.name]
+    constants = [role.name for role in captured.inputs.values() if "matrix" in role.name]
     assert constants == ["matrix"]
     assert any(str(node.target) == "aten.mul.Tensor" and node.args[1] == 2 for node in captured.graph.nodes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sambasim.compiler.shapes import compile_shapes
+from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.costs.work import work_of
 from sambasim.hardware.budget import budget_of, load_calibration

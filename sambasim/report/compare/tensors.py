@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sambasim.ir.graph import Graph, Node
-from sambasim.ir.numbered import numbered, numbered_output, numbers
-from sambasim.ir.printer import format_node
+from sambasim.ir.printer import format_node, numbered, numbered_output, numbers
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.report.compare import (

@@ -19,9 +19,8 @@ from torch import Tensor
 from sambasim import __version__
 from sambasim.collectives.slices import Slice
 from sambasim.errors import CheckpointError
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup, Program, state_name
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.ir.verify import state_name
 from sambasim.pef.document import WRITER, PartDigests, part_digests
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.device import DeviceMemory

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import FunctionSchema, Tensor
 
-from sambasim.ir.aliases import aliases_of, kind_of, last_reader
+from sambasim.ir.dataflow import aliases_of, kind_of, last_reader
 from sambasim.ir.graph import Node, Ref, node_references
-from sambasim.ir.operator_table import OperatorKind
+from sambasim.ir.operators import OperatorKind
 
 Function = Callable[..., object]
 

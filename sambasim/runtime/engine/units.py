@@ -13,8 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Node, SectionKind, node_references
-from sambasim.ir.operator_table import OperatorKind
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.runtime.engine.routes import Route
 
 BACKWARD_UNITS = 4

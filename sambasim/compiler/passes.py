@@ -1,0 +1,126 @@
+"""Passes over a program, and the pipeline that runs them. Those here cut a program for a device and place it there;
+`update` has those that add optimizers and data parallelism.
+
+A pass is a frozen dataclass whose fields are its options. It may assume a program that `ir.verify` accepts, and must
+leave one at the stage that it `reaches`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from sambasim.costs.cut import Level, cut
+from sambasim.costs.fit import check_chip, check_memory, need_of
+from sambasim.costs.work import stage_ranges, work_of
+from sambasim.hardware.budget import Budget
+from sambasim.ir.graph import Graph, Section, SectionKind
+from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
+from sambasim.ir.verify import Stage, verify
+
+
+class Pass(Protocol):
+    """One change of a program."""
+
+    title: ClassVar[str]
+    reaches: ClassVar[Stage]
+
+    def __call__(self, program: Program) -> Program:
+        """The changed program."""
+
+
+def run_pipeline(program: Program, pipeline: Sequence[Pass], before: Callable[[str], None]) -> Program:
+    """`program` after every pass of `pipeline`; `before` gets each title. Raises InvariantError after a bad pass."""
+    for step in pipeline:
+        before(step.title)
+        program = step(program)
+        verify(program, step.reaches)
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Cut every graph into sections by the rule of `level`, for a device with `budget`: see `costs.cut`.
+
+    The order of execution never changes, so every level computes the same bits.
+    """
+
+    title: ClassVar[str] = "partition into sections"
+    reaches: ClassVar[Stage] = Stage.CAPTURED
+    level: Level
+    budget: Budget
+
+    def __call__(self, program: Program) -> Program:
+        def divided(graph: Graph) -> Graph:
+            pieces = cut(graph, work_of(graph, program.symbols), self.budget, self.level)
+            sections = (Section(index, one.kind, one.name, *one.nodes) for index, one in enumerate(pieces))
+            return replace(graph, sections=tuple(sections))
+
+        return replace(
+            program,
+            training=None if program.training is None else divided(program.training),
+            evaluation=divided(program.evaluation),
+            single=None if program.single is None else divided(program.single),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Give every symbol its byte address in the device memory of one replica.
+
+    Each group's flat tensors come first (parameters, gradients, each state of the optimizer), then other symbols, and
+    the reduce operand buffer at the end. Outputs and the tangent have no address.
+    """
+
+    title: ClassVar[str] = "place symbols in device memory"
+    reaches: ClassVar[Stage] = Stage.PLACED
+
+    def __call__(self, program: Program) -> Program:
+        end = 0
+
+        def allocate(size_bytes: int) -> int:
+            nonlocal end
+            start, end = end, align(end + size_bytes, ALIGNMENT_BYTES)
+            return start
+
+        offsets: dict[str, int] = {}
+        groups = tuple(_place_group(group, program, allocate, offsets) for group in program.groups)
+        if program.data_parallel:
+            for gradient_group, group in zip(program.data_parallel.gradient_groups, groups, strict=True):
+                offsets[gradient_group.symbol] = group.regions["gradient"]
+        kept = [s for s in program.symbols.values() if s.kind not in (SymbolKind.OUTPUT, SymbolKind.TANGENT)]
+        for symbol in sorted(kept, key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER):
+            if symbol.name not in offsets:
+                offsets[symbol.name] = allocate(symbol.type.size_bytes)
+        symbols = {name: replace(symbol, offset=offsets.get(name)) for name, symbol in program.symbols.items()}
+        return replace(program, symbols=symbols, groups=groups, device_bytes=end)
+
+
+def _place_group(
+    group: ParameterGroup, program: Program, allocate: Callable[[int], int], offsets: dict[str, int]
+) -> ParameterGroup:
+    """`group` with the addresses of its regions. Adds those of its symbols to `offsets`."""
+    element_bytes = DTYPE_BYTES[group.dtype]
+    optimizer = program.optimizers[group.optimizer]
+    regions = {region: allocate(group.numel * element_bytes) for region in optimizer.regions}
+    for member in group.members:
+        for region, name in optimizer.symbols_of(member).items():
+            offsets[name] = regions[region] + member.start * element_bytes
+    return replace(group, regions=regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """Raises MachineError if one replica of the program does not fit on `budget`: see `costs.fit`."""
+
+    title: ClassVar[str] = "check that it fits"
+    reaches: ClassVar[Stage] = Stage.PLACED
+    budget: Budget
+
+    def __call__(self, program: Program) -> Program:
+        graph = program.training or program.evaluation
+        work = work_of(graph, program.symbols)
+        check_chip(graph, work, self.budget)
+        ends = [one.stop for one in graph.sections if one.kind in (SectionKind.FWD, SectionKind.BCKWD)]
+        check_memory(graph, need_of(program, work, stage_ranges(work, ends)), self.budget)
+        return program

@@ -1,0 +1,195 @@
+"""Tensors of a model: which of them a PEF can hold, which share memory, and constants that no module has."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Set
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from sambasim.compiler.names import own_name
+from sambasim.errors import CaptureError, ModelError
+from sambasim.ir.types import DTYPE_BYTES
+
+REAL_NUMBERS = "compute with the real and the imaginary part as two real tensors"
+NO_HOOK = "write what it does to the gradient as operators of forward(), or leave it out"
+
+_STRIDED = "_sambasim_strided"
+"""The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """`float32`, and not `torch.float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_tensors(model: nn.Module, *, training: bool) -> None:
+    """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train."""
+    problems = [*_storage_problems(model), *(_training_problems(model) if training else ())]
+    if len(problems) == 1:
+        raise ModelError(problems[0][0], remedy=problems[0][1])
+    if problems:
+        lines = "\n    ".join(what for what, _ in problems)
+        remedies = "\n         ".join(dict.fromkeys(remedy for _, remedy in problems))
+        raise ModelError(f"the model has {len(problems)} things that a PEF cannot hold:\n    {lines}", remedy=remedies)
+
+
+def _storage_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            if is_lazy(tensor):
+                remedy = "give its module the sizes: nn.Linear(…) instead of nn.LazyLinear(…)"
+                yield f"the {kind} {name} has no shape yet: its module is lazy", remedy
+            elif tensor.device.type != "cpu":
+                yield f"the {kind} {name} is on the device {tensor.device}", "build the model on the CPU"
+            elif tensor.layout is not torch.strided:
+                yield f"the {kind} {name} is a sparse tensor", "make it dense: .to_dense()"
+            elif dtype_name(tensor) not in DTYPE_BYTES:
+                remedy = REAL_NUMBERS if tensor.is_complex() else f"use one of {', '.join(DTYPE_BYTES)}"
+                yield f"the {kind} {name} is {dtype_name(tensor)}, which a PEF cannot hold", remedy
+
+
+def _training_problems(model: nn.Module) -> Iterator[tuple[str, str]]:
+    parameters = list(model.parameters())
+    if not parameters:
+        yield "the model has no parameters to train", "compile it with --inference"
+    elif not any(parameter.requires_grad for parameter in parameters):
+        remedy = "set requires_grad on those to train, or compile with --inference"
+        yield "all parameters of the model are frozen: requires_grad is False", remedy
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield f"the parameter {name} has a gradient hook, which a graph does not call", NO_HOOK
+    for name, module in model.named_modules():
+        named = f"module {name}" if name else "model"
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            remedy = "compile the model inside of it with --data-parallel: the PEF's own sections sync its gradients"
+            yield f"the {named} is wrapped in {type(module).__name__}", remedy
+        if vars(module).get("_backward_hooks") or vars(module).get("_backward_pre_hooks"):
+            yield f"the {named} has a backward hook, which a graph does not call", NO_HOOK
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            kind = type(module).__name__
+            what = f"the module {name} is {kind}(sparse=True), whose gradient is sparse; a PEF holds dense ones"
+            yield what, f"leave out sparse=True: nn.{kind}({module.num_embeddings}, {module.embedding_dim})"
+
+
+@contextlib.contextmanager
+def made_contiguous(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers of `model` are contiguous, as in device memory, so a graph is captured for the strides
+    with which it runs. Afterwards they have their own memory again.
+
+    Those that share memory with another tensor of the model stay as they are, so that the compiler sees it.
+    """
+    own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    strided = {key: tensor.data for key, tensor in own.items() if not tensor.is_contiguous()}
+    for key in list(strided):
+        if any(share_memory(own[key], other) for other in own.values() if other is not own[key]):
+            del strided[key]
+    try:
+        for key, data in strided.items():
+            setattr(own[key], _STRIDED, data)
+            own[key].data = data.contiguous()
+        yield
+    finally:
+        for key, data in strided.items():
+            own[key].data = data
+            vars(own[key]).pop(_STRIDED, None)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by path; one that has several paths is there several times."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def model_tensor(value: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
+    """The path of the tensor of the model with the memory, shape and strides of `value`; None if there is none."""
+    return next((path for path, tensor in tensors.items() if _place(tensor) == _place(value)), None)
+
+
+def check_constant(path: str, value: Tensor, tensors: Mapping[str, Tensor], where: str | None) -> None:
+    """Raises CaptureError for a constant that a PEF cannot hold: its values would not be those that the model reads.
+
+    tensors: those of the model, by path
+    where: the line that reads it
+    """
+    name, dtype = own_name(path), dtype_name(value)
+    if value.layout is not torch.strided or dtype not in DTYPE_BYTES:
+        form = "sparse" if value.layout is not torch.strided else dtype
+        raise CaptureError(
+            f"the constant {name} is {form}, which a PEF cannot hold",
+            where=where,
+            remedy=f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
+        )
+    if not value.is_contiguous():
+        raise CaptureError(
+            f"the constant {name} is not contiguous: its strides are {value.stride()}",
+            where=where,
+            remedy="make it so by .contiguous()",
+        )
+    memory = {path: getattr(tensor, _STRIDED, tensor) for path, tensor in tensors.items()}
+    base = next((path for path, tensor in memory.items() if share_memory(value, tensor)), None)
+    if base is not None:
+        raise CaptureError(
+            f"{name} is a view of the {_kind(tensors[base])} {base} that was kept from before: the graph would not see"
+            " it change",
+            where=where,
+            remedy=f"take the view in forward(), of self.{base}",
+        )
+
+
+def check_memory(tensors: Mapping[str, Tensor], changed: Set[str]) -> None:
+    """Raises ModelError for two different tensors in the same memory of which a training step changes one. `changed`
+    are the paths of what changes beside the parameters."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for path, tensor in tensors.items():
+        distinct.setdefault(id(tensor), (path, tensor))
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for path, tensor in distinct.values():
+        if tensor.numel():
+            storage = tensor.untyped_storage()
+            where = storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr()
+            by_storage.setdefault(where, []).append((path, tensor))
+    for sharing in by_storage.values():
+        for (path, tensor), (other_path, other) in combinations(sharing, 2):
+            fixed = not {path, other_path} & changed and "parameter" not in (_kind(tensor), _kind(other))
+            if not fixed and share_memory(tensor, other):
+                pair = f"the {_kind(tensor)} {path} and the {_kind(other)} {other_path}"
+                raise ModelError(
+                    f"{pair} are two tensors in the same memory",
+                    remedy=f"tie them as one: model.{other_path} = model.{path}, without .data; or give each its own",
+                )
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether the bytes from the first to the last element of two tensors overlap. Contiguous neighbours in one storage
+    do not."""
+    if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
+        return False
+    (memory, start), (other_memory, other_start) = _address(one), _address(other)
+    return memory == other_memory and start < other_start + _extent(other) and other_start < start + _extent(one)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last, of a tensor that has elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * tensor.element_size()
+
+
+def _address(tensor: Tensor) -> tuple[int, int]:
+    """The memory that a tensor is in, and its first byte in it. All real tensors are in memory 0; each storage of a
+    fake one is a memory of its own."""
+    if isinstance(tensor, FakeTensor):
+        return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset()) * tensor.element_size()
+    return 0, tensor.data_ptr()
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return (id(tensor),)
+    return _address(tensor), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _kind(tensor: Tensor) -> str:
+    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"

@@ -1,0 +1,298 @@
+"""What follows the backward of a training step: parameter groups, their optimizers, and data parallelism.
+
+By default, the parameters whose gradients one backward section completes form one group (one for each dtype and
+optimizer): they are contiguous in memory, one kernel updates them, and with data parallelism one exchange reduces them
+as soon as that section has run.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import ClassVar, Literal, TypeAlias
+
+from sambasim.compiler.names import UniqueNames, parameter_of, prefix_of
+from sambasim.errors import OptionError
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind, node_references
+from sambasim.ir.mesh import DATA_PARALLEL, Axis
+from sambasim.ir.program import (
+    ROUNDING_SEED,
+    DataParallel,
+    GradientGroup,
+    Member,
+    Optimizer,
+    ParameterGroup,
+    Program,
+    RuntimeArgument,
+    state_name,
+)
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Symbol, SymbolKind, TensorType, align
+from sambasim.ir.verify import Stage
+from sambasim.optimizers import OPTIMIZERS
+
+Grouping: TypeAlias = Literal["section", "parameter"]
+"""What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
+
+REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
+"""The name of the reduce operand buffer, unless an input has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An optimizer: its `kind`, its `hyperparameters`, and the `parameters` that it updates, by their paths in the
+    model; None stands for all that have a gradient. `max_grad_norm` among the hyperparameters bounds the norm of
+    all."""
+
+    kind: str
+    hyperparameters: Mapping[str, float | bool]
+    parameters: frozenset[str] | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The names of the state tensors of each parameter."""
+        return OPTIMIZERS[self.kind].kept_states(self.hyperparameters)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachOptimizers:
+    """Attach `updates`; every parameter with a gradient must belong to one of them.
+
+    With `stochastic_rounding`, their steps round parameters and state by draws that depend on a run's seed. `grouping`
+    changes two things that are computed by group: the order of additions in the norm of all gradients, and those draws.
+    Raises OptionError if some updates clip and others do not, or by another norm.
+    """
+
+    title: ClassVar[str] = "attach the optimizer"
+    reaches: ClassVar[Stage] = Stage.OPTIMIZED
+    updates: tuple[Update, ...]
+    stochastic_rounding: bool = False
+    grouping: Grouping = "section"
+
+    def __call__(self, program: Program) -> Program:
+        training = program.training
+        if training is None:
+            return program
+        _check_clipping(self.updates)
+        groups = _groups(training, program, self.updates, self.grouping)
+        optimizers: list[Optimizer] = []
+        for index, update in enumerate(self.updates):
+            updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
+            taken = {optimizer.name for optimizer in optimizers}
+            optimizers.append(Optimizer(_free_name(update, updated, program, taken), update.kind, update.states))
+        symbols = dict(program.symbols)
+        for group in groups:
+            optimizer = optimizers[group.optimizer]
+            for member in group.members:
+                for state in optimizer.states:
+                    name = state_name(member.parameter, optimizer.name, state)
+                    symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, symbols[member.parameter].type)
+        return replace(
+            program,
+            symbols=symbols,
+            optimizers=tuple(optimizers),
+            groups=groups,
+            training=self._with_update(training, groups, prefix_of(program.loss or "")),
+            runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
+        )
+
+    def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
+        arguments = [
+            RuntimeArgument(f"{optimizer.name}__{name}", value, f"{name} of {optimizer.kind}")
+            for optimizer, update in zip(optimizers, self.updates, strict=True)
+            for name, value in sorted(update.hyperparameters.items())
+        ]
+        if self.stochastic_rounding:
+            arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))
+        return arguments
+
+    def _with_update(self, training: Graph, groups: tuple[ParameterGroup, ...], prefix: str) -> Graph:
+        """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped."""
+        extended = _Extended(training.nodes, training.sections)
+        values = dict(training.values)
+        norm: tuple[Ref, ...] = ()
+        if any("max_grad_norm" in update.hyperparameters for update in self.updates):
+            blocks, total = "$square_sums", "$gradient_norm"
+            values[blocks] = TensorType("float64", (sum(group.norm_blocks for group in groups),))
+            values[total] = TensorType("float64", ())
+            names = tuple(group.name for group in groups)
+            squares = Node(blocks, "opt.square_sums", (names,), (), (blocks,))
+            root = Node(total, "opt.total_norm", (Ref(blocks),), (), (total,))
+            extended.add(SectionKind.GRADNORM, f"{prefix}__gradnorm", (squares, root))
+            norm = (Ref(total),)
+        for group in groups:
+            kind = self.updates[group.optimizer].kind
+            update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
+            extended.add(SectionKind.OPT, f"{prefix}__opt_{group.name}", (update,))
+        return extended.graph(training, values)
+
+
+class _Extended:
+    """Nodes and sections of a graph, to which sections are added."""
+
+    def __init__(self, nodes: Sequence[Node] = (), sections: Sequence[Section] = ()) -> None:
+        self._nodes, self._sections = list(nodes), list(sections)
+
+    def add(self, kind: SectionKind, name: str, members: Sequence[Node]) -> None:
+        start = len(self._nodes)
+        self._sections.append(Section(len(self._sections), kind, name, start, start + len(members)))
+        self._nodes.extend(members)
+
+    def graph(self, base: Graph, values: Mapping[str, TensorType]) -> Graph:
+        """`base` with these nodes and sections."""
+        return replace(base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=values)
+
+
+def _check_clipping(updates: Sequence[Update]) -> None:
+    bounds = {update.hyperparameters.get("max_grad_norm") for update in updates}
+    if len(bounds) > 1:
+        listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
+        raise OptionError(
+            f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together",
+            remedy="give all of them the same max_grad_norm, or none of them",
+        )
+
+
+def _free_name(update: Update, parameters: Sequence[str], program: Program, taken: Collection[str]) -> str:
+    """`sgd0`, or the next number that no other optimizer has, and with which no state has the name of a symbol of the
+    model."""
+
+    def is_free(name: str) -> bool:
+        states = (state_name(parameter, name, state) for parameter in parameters for state in update.states)
+        return name not in taken and not any(state in program.symbols for state in states)
+
+    return next(name for number in count() if is_free(name := f"{update.kind}{number}"))
+
+
+def _groups(
+    training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
+) -> tuple[ParameterGroup, ...]:
+    """The groups, in the order in which the backward completes them."""
+    section_of = {
+        result: section.index
+        for section in training.sections
+        for node in training.section_nodes(section)
+        for result in node.results
+    }
+    completed: dict[tuple[int, str, int, int], list[str]] = {}
+    for position, output in enumerate(training.outputs):
+        symbol = program.symbols[output.symbol]
+        if symbol.kind is SymbolKind.GRADIENT:
+            # A gradient that is an input itself (the tangent, say) is there before any section has run.
+            section = section_of.get(output.value, training.sections[0].index)
+            alone = position if grouping == "parameter" else 0
+            key = (section, symbol.type.dtype, _optimizer_of(symbol.name, program, updates), alone)
+            completed.setdefault(key, []).append(symbol.name)
+    return tuple(
+        _group(f"group_{number}", gradients, dtype, optimizer, program)
+        for number, ((_, dtype, optimizer, _), gradients) in enumerate(sorted(completed.items()))
+    )
+
+
+def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
+    paths = program.symbols[parameter_of(gradient)].torch_names
+    for index, update in enumerate(updates):
+        if update.parameters is None or not update.parameters.isdisjoint(paths):
+            return index
+    raise OptionError(
+        f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it",
+        remedy="give it to an optimizer, or set requires_grad_(False)",
+    )
+
+
+def _group(name: str, gradients: list[str], dtype: str, optimizer: int, program: Program) -> ParameterGroup:
+    members, start = [], 0
+    for gradient in gradients:
+        numel = program.symbols[gradient].type.numel
+        members.append(Member(parameter_of(gradient), gradient, start, numel))
+        start = align(start + numel, ALIGNMENT_ELEMENTS)
+    return ParameterGroup(name, dtype, start, tuple(members), optimizer, {})
+
+
+_ARGUMENTS = (
+    RuntimeArgument("dp_scale_factor", 1, "replicas that take part: sums of gradients are divided by it"),
+    RuntimeArgument("dp_replica", 0, "which replica this is, and so which slice of every group it owns"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddDataParallel:
+    """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE and GATHER sections.
+
+    REDUCE is a reduce-scatter: replica r gets slice r of every group's gradients, averaged over the replicas. OPT then
+    updates that slice, and GATHER is the all-gather of the updated slices. Where gradients are clipped, each replica
+    sums the squares of its slice, and an all-reduce in GRADNORM adds them. `world_size` is the smallest number of
+    replicas that may run the program.
+    """
+
+    title: ClassVar[str] = "add gather and reduce sections"
+    reaches: ClassVar[Stage] = Stage.OPTIMIZED
+    world_size: int
+
+    def __call__(self, program: Program) -> Program:
+        training = program.training
+        if training is None:
+            return program
+        wrappers = [
+            Symbol(_wrapper_name(group), SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
+            for group in program.groups
+        ]
+        symbols = {**program.symbols, **{wrapper.name: wrapper for wrapper in wrappers}}
+        largest = max(program.groups, key=lambda group: group.numel * DTYPE_BYTES[group.dtype])
+        buffer_type = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
+        names = UniqueNames()
+        for name in symbols:
+            names.take(name)
+        buffer = Symbol(names.take(REDUCE_BUFFER), SymbolKind.REDUCE_BUFFER, buffer_type)
+        symbols[buffer.name] = buffer
+        groups = zip(program.groups, wrappers, strict=True)
+        return replace(
+            program,
+            symbols=symbols,
+            training=_with_communication(training, program),
+            data_parallel=DataParallel(
+                tuple(GradientGroup(group.name, one.name) for group, one in groups), buffer.name
+            ),
+            mesh=(Axis(DATA_PARALLEL, self.world_size, at_run_time=True), *program.mesh),
+            runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
+        )
+
+
+def _wrapper_name(group: ParameterGroup) -> str:
+    members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
+    return f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
+
+
+_AXIS = ("axis", DATA_PARALLEL)
+_MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
+_SUM = (_AXIS, ("op", "sum"), ("order", "tree"))
+
+
+def _with_communication(training: Graph, program: Program) -> Graph:
+    """REDUCE before the update, GATHER behind it, and in GRADNORM the sum over replicas."""
+    prefix = prefix_of(program.loss or "")
+    groups = [group.name for group in program.groups]
+    extended = _Extended()
+    values = dict(training.values)
+    in_pass, update = pass_and_update(training)
+    for section in in_pass:
+        extended.add(section.kind, section.name, training.section_nodes(section))
+    name = f"{prefix}__reduce"
+    reductions = [Node(f"{name}_{one}", "comm.reduce_scatter", (one,), _MEAN) for one in groups]
+    extended.add(SectionKind.REDUCE, name, reductions)
+    for section in update:
+        members: list[Node] = []
+        for node in training.section_nodes(section):
+            if node.operator == "opt.total_norm":
+                (own,) = node_references(node)
+                total = f"{own}_all"
+                values[total] = values[own]
+                members.append(Node(total, "comm.all_reduce", (Ref(own),), _SUM, (total,)))
+                node = replace(node, args=(Ref(total),))
+            members.append(node)
+        extended.add(section.kind, section.name, members)
+    name = f"{prefix}__gather"
+    extended.add(
+        SectionKind.GATHER, name, [Node(f"{name}_{one}", "comm.all_gather", (one,), (_AXIS,)) for one in groups]
+    )
+    return extended.graph(training, values)
