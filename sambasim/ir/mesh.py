@@ -54,7 +54,7 @@ class Mesh:
         return tuple(range(first, first + self.sizes[axis] * stride, stride))
 
 
-def mesh_of(axes: Sequence[Axis], sizes: Mapping[str, int] | None = None) -> Mesh:
-    """The mesh of a job with these `axes`; `sizes` are those that the run chooses."""
-    chosen = sizes or {}
-    return Mesh({axis.name: chosen.get(axis.name, axis.size) if axis.at_run_time else axis.size for axis in axes})
+def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
+    """The mesh of a job of `world_size` ranks. The axis whose size a run chooses takes those that the others leave."""
+    fixed = prod(axis.size for axis in axes if not axis.at_run_time)
+    return Mesh({axis.name: world_size // fixed if axis.at_run_time else axis.size for axis in axes})

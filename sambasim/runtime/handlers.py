@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.collectives.slices import pieces
 from sambasim.errors import InternalError
-from sambasim.ir.dataflow import groups_of
+from sambasim.ir.dataflow import axis_of, groups_of
 from sambasim.ir.graph import Node, Ref
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, TensorType
@@ -23,7 +23,7 @@ from sambasim.runtime.instructions import Instruction, RegisterFile, aten_instru
 from sambasim.runtime.mean import CHUNK_ELEMENTS, block_sums, coefficient, total_norm
 from sambasim.runtime.optimizers import Optimizers, SliceUpdate
 from sambasim.runtime.transports.base import Communication, Transport
-from sambasim.runtime.transports.values import joined, mean_of, of_root, sum_of
+from sambasim.runtime.transports.values import Line, joined, mean_of, of_root, sum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,14 @@ class Binding:
         """The transport. Raises InternalError for a graph without one."""
         if self.transport is None:
             raise InternalError("a communication node in a graph without a transport")
-        if len(self.transport.program.mesh) > 1:
-            raise InternalError("a program with several mesh axes: its transport has one")
         return self.transport
+
+    def line(self, node: Node) -> Line:
+        """The group of ranks in which `node` communicates. Raises InternalError for a node without an axis."""
+        axis = axis_of(node)
+        if axis is None:
+            raise InternalError(f"{node.name} names no mesh axis")
+        return self.connected.line(axis)
 
 
 Handler: TypeAlias = Callable[[Sequence[Node], Binding], Instruction]
@@ -97,6 +102,8 @@ def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
     """The parameter groups that `nodes` work on, in order."""
+    if len(binding.connected.program.mesh) > 1:
+        raise InternalError("parameter groups of a program with several mesh axes")
     return [binding.connected.group(name) for node in nodes for name in groups_of(node)]
 
 
@@ -109,34 +116,34 @@ def _all_gather(nodes: Sequence[Node], binding: Binding) -> Instruction:
     node = nodes[0]
     if groups_of(node):
         return communicating(node, binding, binding.connected.all_gather(_named(nodes, binding)))
-    return communicating(node, binding, binding.connected.line.gather(node.name, joined(_number(node, "dim"))))
+    return communicating(node, binding, binding.line(node).gather(node.name, joined(_number(node, "dim"))))
 
 
 def _all_reduce(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     combine = mean_of if dict(node.kwargs).get("op") == "mean" else sum_of
-    return communicating(node, binding, binding.connected.line.gather(node.name, combine))
+    return communicating(node, binding, binding.line(node).gather(node.name, combine))
 
 
 def _broadcast(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.connected.line.gather(node.name, of_root(_number(node, "root"))))
+    return communicating(node, binding, binding.line(node).gather(node.name, of_root(_number(node, "root"))))
 
 
 def _send(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
-    return communicating(node, binding, binding.connected.line.send(_peer(node, binding), _number(node, "tag")))
+    return communicating(node, binding, binding.line(node).send(_peer(node, binding), _number(node, "tag")))
 
 
 def _recv(nodes: Sequence[Node], binding: Binding) -> Instruction:
     (node,) = nodes
     type_ = binding.values[node.results[0] or ""]
-    return communicating(node, binding, binding.connected.line.recv(_peer(node, binding), _number(node, "tag"), type_))
+    return communicating(node, binding, binding.line(node).recv(_peer(node, binding), _number(node, "tag"), type_))
 
 
 def _peer(node: Node, binding: Binding) -> int:
     """The position of the rank `shift` places further along the axis, which is a ring."""
-    line = binding.connected.line
+    line = binding.line(node)
     return (line.position + _number(node, "shift")) % line.size
 
 

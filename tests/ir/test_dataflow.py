@@ -187,10 +187,10 @@ def test_the_groups_along_an_axis_share_no_rank_and_leave_none_out(sizes: dict[s
             assert [mesh.coordinates(rank)[axis] for rank in group] == list(range(size))
 
 
-def test_a_run_chooses_the_sizes_that_were_left_to_it() -> None:
+def test_the_axis_of_replicas_takes_the_ranks_that_the_others_leave() -> None:
     axes = (Axis("dp", 2, at_run_time=True), Axis("tp", 2))
-    assert mesh_of(axes).sizes == {"dp": 2, "tp": 2}
-    assert mesh_of(axes, {"dp": 8, "tp": 8}).sizes == {"dp": 8, "tp": 2}
+    assert mesh_of(axes, 4).sizes == {"dp": 2, "tp": 2}
+    assert mesh_of(axes, 16).sizes == {"dp": 8, "tp": 2}
 
 
 def test_an_axis_that_is_not_there_is_named() -> None:

@@ -11,6 +11,7 @@ from sambasim.compiler.front import compile_from_options
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
+from sambasim.ir.mesh import Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.verify import Stage, verify
 from sambasim.optimizers import OPTIMIZERS
@@ -21,7 +22,7 @@ from sambasim.runtime.executor import Executor
 from sambasim.runtime.handlers import HANDLERS, handler_of
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.transports.in_process import Hub, InProcess, run_together
-from tests.mpi.bodies.by_hand import RANKS, operand, program, seed
+from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import EXACT, TWO_NODES, WAYS, Trained, of_pef, run_of, train
 from tests.support.examples import example_options
 from tests.support.ir_text import parse_program
@@ -61,9 +62,9 @@ def trained(pefs: dict[str, Path]) -> dict[str, Trained]:
     return train(2, runs)
 
 
-def emulated() -> list[dict[str, torch.Tensor]]:
+def emulated(name: str) -> list[dict[str, torch.Tensor]]:
     """The outputs of all ranks, played by this process."""
-    by_hand, hub = program(), Hub(RANKS)
+    by_hand, hub = PROGRAMS[name], Hub(RANKS)
     memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(RANKS)]
     executors = []
     for rank, memory in enumerate(memories):
@@ -81,17 +82,19 @@ def emulated() -> list[dict[str, torch.Tensor]]:
 
 
 def test_a_program_by_hand_has_the_same_bits_under_mpi_and_in_emulation() -> None:
-    verify(program(), Stage.CAPTURED)
-    ours = emulated()
+    for one in PROGRAMS.values():
+        verify(one, Stage.CAPTURED)
     printed = run_mpi(RANKS, [sys.executable, str(BODY)], timeout=120).check().stdout
     (line,) = [line for line in printed.splitlines() if line.startswith("[")]
     theirs = json.loads(line)
-    assert [{name: tensor.numpy().tobytes().hex() for name, tensor in one.items()} for one in ours] == theirs
+    for name in PROGRAMS:
+        ours = [{out: tensor.numpy().tobytes().hex() for out, tensor in one.items()} for one in emulated(name)]
+        assert ours == [one[name] for one in theirs]
 
 
 def test_the_program_by_hand_computes_what_it_says() -> None:
     squares = [operand(rank) ** 2 for rank in range(RANKS)]
-    ours = emulated()
+    ours = emulated("ring")
     total = (squares[0] + squares[1]) + (squares[2] + squares[3])
     noises = []
     for rank in range(RANKS):
@@ -107,6 +110,20 @@ def test_the_program_by_hand_computes_what_it_says() -> None:
         assert torch.equal(outputs["first_out"], noises[2][1])
 
 
+def test_each_node_communicates_along_its_own_axis() -> None:
+    x = [operand(rank) for rank in range(RANKS)]  # ranks 0 and 1, and 2 and 3, are neighbours along tp
+    rows = [x[0] + x[1], x[2] + x[3]]
+    columns = [(x[0] + x[2]) / 2, (x[1] + x[3]) / 2]
+    for rank, outputs in enumerate(emulated("square")):
+        dp, tp = divmod(rank, 2)
+        assert torch.equal(outputs["row_out"], rows[dp])
+        assert torch.equal(outputs["column_out"], columns[tp])
+        assert torch.equal(outputs["wide_out"], torch.cat(rows, dim=1))
+        assert torch.equal(outputs["right_out"], columns[1 - tp])
+        assert torch.equal(outputs["below_out"], x[2 * (1 - dp) + tp])
+        assert torch.equal(outputs["last_out"], x[2 * dp + 1])
+
+
 def test_ranks_that_wait_for_one_another_are_an_error() -> None:
     text = """
       %x : float32[2] input
@@ -115,7 +132,7 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
       comm.send(%x, axis='ring', shift=1, tag=0)
       %y -> out
     """
-    by_hand, hub = parse_program(text, *program().mesh), Hub(2)
+    by_hand, hub = parse_program(text, Axis("ring", 2)), Hub(2)
     memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(2)]
     transports = [InProcess(by_hand, memories, hub, rank) for rank in range(2)]
     executors = [

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 from sambasim.collectives.slices import CUT_ELEMENTS, Slice, cut
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
+from sambasim.ir.mesh import mesh_of
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.device import DeviceMemory
@@ -118,8 +119,9 @@ class Fusion:
 
 
 class Transport(ABC):
-    """Connects one rank to the ranks along a mesh axis (`line`), with which it shares the parameter groups.
+    """Connects one rank to the others of its mesh. Parameter groups are shared along the axis of replicas.
 
+    replica: the number of this rank in the mesh
     memory: holds the parameters and optimizer states that this rank updates
     slices: for each group, the slice of each rank
     replicated: every rank updates all parameters, instead of its slices only
@@ -133,7 +135,7 @@ class Transport(ABC):
         self,
         program: Program,
         memory: DeviceMemory,
-        line: "Line",
+        replica: int,
         slices: Mapping[str, Sequence[Slice]],
         replicas: int,
         *,
@@ -141,10 +143,10 @@ class Transport(ABC):
     ) -> None:
         self.program = program
         self.memory = memory
-        self.line = line
         self.slices = slices
         self.replicas = replicas
-        self.replica = line.position
+        self.replica = replica
+        self.mesh = mesh_of(program.mesh, replicas)
         self.replicated = replicated
         self.bytes_moved = BytesMoved()
         self.observer: StepObserver | None = None
@@ -165,6 +167,14 @@ class Transport(ABC):
     def saved(self, group: ParameterGroup) -> Slice:
         """The part of `group` that this process writes into a checkpoint: all together write each part once."""
         return self.share(group)
+
+    def line(self, axis: str) -> "Line":
+        """The group along `axis` that this rank belongs to."""
+        return self.line_of(self.mesh.group(self.replica, axis))
+
+    @abstractmethod
+    def line_of(self, ranks: Sequence[int]) -> "Line":
+        """Connects `ranks`, which include this one."""
 
     @abstractmethod
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:

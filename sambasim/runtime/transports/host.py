@@ -33,7 +33,7 @@ from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
 from sambasim.runtime.transports.exchange import Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.values import MessageLine, collect, gather_losses
+from sambasim.runtime.transports.values import Line, MessageLine, collect, gather_losses
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
 
@@ -59,12 +59,19 @@ class _Staged(Transport):
     def __init__(
         self, program: Program, places: Places, communicator: Communicator, title: str, *, replicated: bool = False
     ) -> None:
-        line = MessageLine(communicator, range(communicator.world_size))
-        workers = places.workers
-        super().__init__(program, places.kept, line, places.slices, len(workers), replicated=replicated)
+        replicas = len(places.workers)
+        super().__init__(program, places.kept, communicator.rank, places.slices, replicas, replicated=replicated)
         self.communicator = communicator
         self.places = places
         self.title = title
+
+    def line(self, axis: str) -> Line:
+        if self.replicas < self.communicator.world_size:  # servers own slices, so the norm is theirs too
+            return self.line_of(range(self.communicator.world_size))
+        return super().line(axis)
+
+    def line_of(self, ranks: Sequence[int]) -> MessageLine:
+        return MessageLine(self.communicator, ranks)
 
     def end_step(self) -> EndOfStep:
         return Finishing(self._gather_losses)

@@ -43,16 +43,16 @@ class Hub:
         self.changes += 1
         return call_id
 
-    def is_full(self, call_id: Hashable) -> bool:
-        """Whether the values of all ranks are stored."""
-        return len(self._put[call_id]) == self.size
+    def is_full(self, call_id: Hashable, size: int) -> bool:
+        """Whether the values of all `size` ranks are stored."""
+        return len(self._put[call_id]) == size
 
-    def take(self, call_id: Hashable) -> list[object]:
-        """The values of all ranks, in order. Every rank calls this once."""
-        found = [self._put[call_id][one] for one in range(self.size)]
+    def take(self, call_id: Hashable, size: int) -> list[object]:
+        """The values of all `size` ranks, in order. Every rank calls this once."""
+        found = [self._put[call_id][one] for one in range(size)]
         self._taken[call_id] += 1
         self.changes += 1
-        if self._taken[call_id] == self.size:
+        if self._taken[call_id] == size:
             del self._put[call_id], self._taken[call_id]
         return found
 
@@ -106,22 +106,21 @@ def finished(steps: Generator[None, None, R]) -> R:
 
 @final
 class HubLine(Line):
-    """A line of ranks in this process."""
+    """Ranks that all run in this process."""
 
-    def __init__(self, hub: Hub, position: int) -> None:
+    def __init__(self, hub: Hub, ranks: Sequence[int], rank: int) -> None:
+        super().__init__(ranks, rank)
         self.hub = hub
-        self.size = hub.size
-        self.position = position
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
         # A copy, because this rank may overwrite its tensor before the others read it.
         return _Together(self, key, lambda operands: tensor_operand(operands).clone(), combine)
 
     def send(self, to: int, tag: int) -> Communication:
-        return _SendHere(self.hub, self.hub.box(self.position, to, tag))
+        return _SendHere(self.hub, self.hub.box(self.ranks[self.position], self.ranks[to], tag))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication:
-        return _ReceiveHere(self.hub, self.hub.box(source, self.position, tag))
+        return _ReceiveHere(self.hub, self.hub.box(self.ranks[source], self.ranks[self.position], tag))
 
 
 @final
@@ -146,13 +145,14 @@ class _Together(Communication[R]):
         self._call: Hashable = None
 
     def begin(self, *operands: object) -> None:
-        self._call = self._line.hub.put(self._key, self._line.position, self._value_of(operands))
+        line = self._line
+        self._call = line.hub.put((line.ranks, self._key), line.position, self._value_of(operands))
 
     def is_ready(self) -> bool:
-        return self._line.hub.is_full(self._call)
+        return self._line.hub.is_full(self._call, self._line.size)
 
     def finish(self) -> R:
-        return self._result_of(self._line.hub.take(self._call))
+        return self._result_of(self._line.hub.take(self._call, self._line.size))
 
 
 @final
@@ -192,11 +192,14 @@ class InProcess(Transport):
 
     def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
         size = len(memories)
-        self._line = HubLine(hub, replica)
-        super().__init__(program, memories[0], self._line, slices_of(program, size), size)
+        super().__init__(program, memories[0], replica, slices_of(program, size), size)
         self.memories = memories
         self.hub = hub
+        self._all = self.line_of(range(size))
         self.title = "none (one replica)" if size == 1 else f"emulated ({size} replicas in one process)"
+
+    def line_of(self, ranks: Sequence[int]) -> HubLine:
+        return HubLine(self.hub, ranks, self.replica)
 
     def kept(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
@@ -228,12 +231,12 @@ class InProcess(Transport):
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:
             return None
-        return _Together(self._line, (name, *(group.name for group in groups)), lambda operands: None, function)
+        return _Together(self._all, (name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_step(self) -> EndOfStep:
         if self.replicas == 1:
             return _Alone(self)
-        return _Together(self._line, "end of step", lambda operands: self.offered, _all_of)
+        return _Together(self._all, "end of step", lambda operands: self.offered, _all_of)
 
 
 def _all_of(offered: Sequence[Shared]) -> Shared:

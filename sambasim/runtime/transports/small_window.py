@@ -31,8 +31,8 @@ class SmallWindow(Transport):
 
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
         rank, size = communicator.rank, communicator.world_size
-        line = MessageLine(communicator, range(size))
-        super().__init__(program, devices.by_rank[rank], line, slices_of(program, size), size, replicated=True)
+        super().__init__(program, devices.by_rank[rank], rank, slices_of(program, size), size, replicated=True)
+        self.communicator = communicator
         self.flags = NodeFlags(communicator, self)
         self.steps = 0
         self.shared: Shared | None = None
@@ -44,6 +44,9 @@ class SmallWindow(Transport):
             add_up = TreeMean(additions(len(gradients)), size, mean.dtype)
             self.reductions.append(add_up.of(gradients, mean, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
+
+    def line_of(self, ranks: Sequence[int]) -> MessageLine:
+        return MessageLine(self.communicator, ranks)
 
     def fusions(self) -> Sequence[Fusion]:
         clipped = ("opt.square_sums", "comm.all_reduce", "opt.total_norm")

@@ -32,10 +32,12 @@ _SEND_TAG = 1000
 
 
 class Line(ABC):
-    """The ranks along a mesh axis, seen from the rank at `position` of `size`."""
+    """Ranks of a job, usually a group along a mesh axis, seen from `rank`, the one at `position` of `size`."""
 
-    position: int
-    size: int
+    def __init__(self, ranks: Sequence[int], rank: int) -> None:
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.position = self.ranks.index(rank)
 
     @abstractmethod
     def gather(self, key: Hashable, combine: Combine) -> Communication:
@@ -82,13 +84,11 @@ def tensor_operand(operands: Sequence[object]) -> Tensor:
 
 @final
 class MessageLine(Line):
-    """Ranks of different processes: tensors travel as messages. `ranks` are their world ranks, in order."""
+    """Ranks of different processes: tensors travel as messages."""
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        super().__init__(ranks, communicator.rank)
         self.communicator = communicator
-        self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
-        self.position = self.ranks.index(communicator.rank)
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
         return _GatherMessages(self, combine)

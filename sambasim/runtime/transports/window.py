@@ -119,14 +119,17 @@ class Window(Transport):
 
     def __init__(self, program: Program, devices: Devices, communicator: Communicator) -> None:
         size = communicator.world_size
-        memory, line = devices.by_rank[communicator.rank], MessageLine(communicator, range(size))
-        super().__init__(program, memory, line, slices_of(program, size), size)
+        memory = devices.by_rank[communicator.rank]
+        super().__init__(program, memory, communicator.rank, slices_of(program, size), size)
         self.communicator = communicator
         self.by_rank = devices.by_rank
         self.flags = NodeFlags(communicator, self)
         self.network = Network(self)
         self.pass_length = (len(pass_and_update(program.training)[0]) if program.training else 0) + 1
         self.steps = 0
+
+    def line_of(self, ranks: Sequence[int]) -> MessageLine:
+        return MessageLine(self.communicator, ranks)
 
     def fusions(self) -> Sequence[Fusion]:
         groups = self.program.groups

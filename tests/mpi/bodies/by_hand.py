@@ -1,4 +1,4 @@
-"""A program by hand on a mesh of four ranks: every communication of values, with random numbers in between.
+"""Programs by hand on meshes of four ranks: every communication of values, with random numbers in between.
 
 As a program, this prints on rank 0 the outputs of all ranks as hexadecimal bytes.
 """
@@ -13,13 +13,14 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.runtime.communicator import connect
 from sambasim.runtime.executor import Executor
+from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.replica import place_inputs
 from sambasim.runtime.transports.factory import Way, allocate
 from sambasim.runtime.transports.factory import connect as transports_of
 from tests.support.ir_text import parse_program
 
 RANKS = 4
-TEXT = """
+RING = """
 graph evaluation(
   %x : float32[6, 3] input
 )
@@ -45,10 +46,34 @@ return
   %first -> first_out
 """
 
+SQUARE = """
+graph evaluation(
+  %x : float32[6, 3] input
+)
+section 0 FWD rows
+  %row = comm.all_reduce(%x, axis='tp', op='sum', order='tree') : float32[6, 3]
+  %column = comm.all_reduce(%x, axis='dp', op='mean', order='tree') : float32[6, 3]
+  %wide = comm.all_gather(%row, axis='dp', dim=1) : float32[6, 6]
+section 1 FWD neighbours
+  comm.send(%column, axis='tp', shift=1, tag=7)
+  comm.send(%x, axis='dp', shift=1, tag=7)
+  %right = comm.recv(axis='tp', shift=-1, tag=7) : float32[6, 3]
+  %below = comm.recv(axis='dp', shift=-1, tag=7) : float32[6, 3]
+  %last = comm.broadcast(%x, axis='tp', root=1) : float32[6, 3]
+return
+  %row -> row_out
+  %column -> column_out
+  %wide -> wide_out
+  %right -> right_out
+  %below -> below_out
+  %last -> last_out
+"""
 
-def program() -> Program:
-    """The program, for four ranks along the axis `ring`."""
-    return parse_program(TEXT, Axis("ring", RANKS))
+PROGRAMS = {
+    "ring": parse_program(RING, Axis("ring", RANKS)),
+    "square": parse_program(SQUARE, Axis("dp", 2, at_run_time=True), Axis("tp", 2)),
+}
+"""For four ranks: on one axis, and on two axes of two."""
 
 
 def operand(rank: int) -> Tensor:
@@ -61,9 +86,8 @@ def seed(rank: int) -> None:
     torch.manual_seed(rank)
 
 
-def main() -> None:
-    communicator = connect(sys.argv)
-    by_hand = program()
+def outputs_of(by_hand: Program, communicator: Communicator) -> dict[str, str]:
+    """The outputs of this rank, as hexadecimal bytes."""
     allocated = allocate(by_hand, communicator, Way.HOST)
     (transport,) = transports_of(by_hand, communicator, Way.HOST, allocated)
     memory = allocated.memories[0]
@@ -72,7 +96,12 @@ def main() -> None:
     for _ in range(2):
         seed(communicator.rank)
         outputs = {name: tensor.numpy().tobytes().hex() for name, tensor in executor.run().items()}
-    everybody = communicator.gather_object(outputs)
+    return outputs
+
+
+def main() -> None:
+    communicator = connect(sys.argv)
+    everybody = communicator.gather_object({name: outputs_of(one, communicator) for name, one in PROGRAMS.items()})
     if everybody is not None:
         print(json.dumps(everybody))
 
