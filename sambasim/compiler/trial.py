@@ -97,8 +97,8 @@ def as_written() -> Iterator[None]:
 
 @contextlib.contextmanager
 def variables_are_tensors() -> Iterator[None]:
-    """`torch.autograd.Variable`, wherever a module of the app has it, returns its argument: the tracer cannot follow
-    the class, which has only wrapped tensors since torch 0.4."""
+    """`torch.autograd.Variable`, wherever a module of the app has it, returns its argument, cut off from what computed
+    it as in PyTorch. The tracer cannot follow the class itself."""
     places = [
         (module, name)
         for module in list(sys.modules.values())
@@ -118,7 +118,7 @@ class _EveryTensor(type):
 
 class _TensorItself(metaclass=_EveryTensor):
     def __new__(cls, data: Tensor, requires_grad: bool = False, volatile: bool = False) -> Tensor:  # type: ignore[misc]  # it makes no object
-        return data
+        return data.detach() if data.requires_grad else data
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from sambasim.samba.models import from_torch_model_, lazy_param, materialize
 from sambasim.samba.notices import is_internal, patched_torch
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, install_attributes, to_torch
-from sambasim.samba.utils.helpers import seed_from_environment
+from sambasim.samba.utils.common import seed_from_environment
 
 # The older names.
 from_torch = from_torch_tensor

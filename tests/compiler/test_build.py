@@ -441,3 +441,23 @@ def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
         captured = capture_evaluation(model, [torch.ones(2, 3, dtype=torch.bfloat16)], widened=True)
     value, _ = captured.outputs[0]
     assert value.meta["val"].dtype is torch.bfloat16
+
+
+class CutOff(Net):
+    """Of its two layers, only `lin` gets a gradient: in PyTorch, a Variable is cut off from what computed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.lin(x) + torch.autograd.Variable(self.other(x))).mean()
+
+
+def test_a_variable_is_cut_off_from_what_computed_it() -> None:
+    model = CutOff()
+    model(INPUTS["x"]).backward()
+    assert model.other.weight.grad is None
+    gradients = [s.name for s in _built(model).program.symbols.values() if s.kind is SymbolKind.GRADIENT]
+    assert len(gradients) == 2
+    assert all("lin" in name for name in gradients)

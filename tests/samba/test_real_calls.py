@@ -42,7 +42,7 @@ class Net(nn.Module):
         outputs = self.second(self.planes(h.view(-1, 2, 2, 2)).flatten(1))
         if factor is not None:
             outputs = outputs * factor
-        loss = nn.functional.cross_entropy(torch.autograd.Variable(outputs), target)
+        loss = nn.functional.cross_entropy(outputs, torch.autograd.Variable(target))
         return outputs, loss
 
 

@@ -4,7 +4,7 @@ from sambasim.samba.notices import create_mac_resource_report, fix_rdu_affinity,
 from sambasim.samba.test import assert_close
 from sambasim.samba.trace import trace_graph
 from sambasim.samba.utils import argparser, checkpoint
-from sambasim.samba.utils.helpers import (
+from sambasim.samba.utils.common import (
     compile,
     get_file_dir,
     get_rank,

@@ -19,7 +19,7 @@ from sambasim.samba.checks.place import app_line
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
 from sambasim.samba.tensor import to_torch
-from sambasim.samba.utils.helpers import is_main_process
+from sambasim.samba.utils.common import is_main_process
 
 __all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
 

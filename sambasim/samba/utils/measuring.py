@@ -28,7 +28,7 @@ from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.session import session
 from sambasim.samba.test import write_json
-from sambasim.samba.utils.helpers import get_pef_info
+from sambasim.samba.utils.common import get_pef_info
 from sambasim.samba.utils.parser import Arguments
 from sambasim.simulation.compiled import CompiledStep
 from sambasim.simulation.prediction import backing_of

@@ -13,7 +13,7 @@ from sambasim.samba import functional
 from sambasim.samba.checks.findings import KeywordError
 from sambasim.samba.checks.keywords import checks_keywords, nearest
 from sambasim.samba.session import session
-from sambasim.samba.utils.helpers import common_app_driver
+from sambasim.samba.utils.common import common_app_driver
 
 PLAIN = nn.Parameter(torch.ones(2))
 

@@ -17,7 +17,7 @@ from sambasim.pef import PefHeader
 from sambasim.samba import context
 from sambasim.samba.utils import parser
 from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
-from sambasim.samba.utils.helpers import get_pef_info, get_pefmeta, get_pefmeta_dict
+from sambasim.samba.utils.common import get_pef_info, get_pefmeta, get_pefmeta_dict
 
 
 class Net(nn.Module):

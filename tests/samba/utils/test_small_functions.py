@@ -11,8 +11,8 @@ from torch import nn
 
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.samba import utils
-from sambasim.samba.utils import helpers, mnist
-from sambasim.samba.utils.helpers import seed_from_environment
+from sambasim.samba.utils import common, mnist
+from sambasim.samba.utils.common import seed_from_environment
 
 
 def drawn() -> tuple[float, float, float]:
@@ -54,7 +54,7 @@ def test_what_is_no_seed_is_refused(seed: Any) -> None:
 def test_what_are_no_arguments_is_refused() -> None:
     anything: Any = 3
     for call in (
-        lambda: helpers.get_pefmeta(anything, nn.Linear(1, 1)),
+        lambda: common.get_pefmeta(anything, nn.Linear(1, 1)),
         lambda: mnist.dataset_transform(anything),
         lambda: mnist.prepare_dataloader(anything),
     ):
