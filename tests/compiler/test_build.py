@@ -451,8 +451,8 @@ class CutOff(Net):
         self.other = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        cut_off: Tensor = torch.autograd.Variable(self.other(x))
-        return (self.lin(x) + cut_off).mean()
+        loss: Tensor = (self.lin(x) + torch.autograd.Variable(self.other(x))).mean()
+        return loss
 
 
 def test_a_variable_is_cut_off_from_what_computed_it() -> None:
