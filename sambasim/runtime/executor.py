@@ -60,6 +60,8 @@ class Updated(NamedTuple):
     norm: of the mean gradients before clipping; None if the program does not clip
     exposed_s: seconds of communication after this rank's pass ended, including waiting for other processes
     hidden_s: seconds of communication during the pass
+    began_ns: when it began: this rank's pass had ended
+    applied: False for a step that was skipped
     """
 
     losses: Sequence[float]
@@ -67,6 +69,8 @@ class Updated(NamedTuple):
     norm: float | None
     exposed_s: float
     hidden_s: float
+    began_ns: int
+    applied: bool = True
 
 
 class Executor:
@@ -273,8 +277,8 @@ class Executor:
         transport, end = self._transport, self._end
         if transport is None or end is None:
             raise InternalError(_UNBOUND)
+        began_ns, hidden_s = perf_counter_ns(), 0.0
         transport.offer(losses, request)
-        hidden_s = 0.0
         for one in self._overlapped:
             hidden_s += one.hidden_s
         live = self._update_registers.initial.copy()
@@ -289,7 +293,8 @@ class Executor:
         shared = end.finish()
         exposed_s += perf_counter() - began_s
         norm = None if self._norm is None else live[self._norm]
-        return Updated(shared.losses, shared.request, norm if isinstance(norm, float) else None, exposed_s, hidden_s)
+        norm = norm if isinstance(norm, float) else None
+        return Updated(shared.losses, shared.request, norm, exposed_s, hidden_s, began_ns)
 
     @property
     def awaits_backward(self) -> bool:
@@ -373,8 +378,8 @@ class Executor:
             else:
                 destination.copy_(self._value(register))
         self._live = []
-        if not accumulate:
-            self._pass.end_writing_pass()
+        if self._pass.is_watching and not accumulate:
+            self._pass.end_watching()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors of the graph's inputs by symbol, with an uninitialized one for each tangent."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -24,14 +24,6 @@ from sambasim.runtime.transports.base import BYTE_COUNTS, Transport
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
-
-
-class Stepped(NamedTuple):
-    """The results of a step: of its update, when its last pass ended, and whether the update was applied."""
-
-    updated: Updated
-    pass_ended_ns: int
-    applied: bool = True
 
 
 class Replica:
@@ -107,7 +99,7 @@ class Replica:
         """Whether it computes gradients; False for a parameter server without a replica."""
         return self._shard is not None
 
-    def step(self, step: int, update: int, rate: float, micro_steps: int, request: Callable[[], int]) -> Steps[Stepped]:
+    def step(self, step: int, update: int, rate: float, micro_steps: int, request: Callable[[], int]) -> Steps[Updated]:
         """Run one step.
 
         step: counts from 0
@@ -118,29 +110,37 @@ class Replica:
 
         Raises what reading a batch and executing the program raise.
         """
-        guard, exchanged = self._guard, None
-        if guard is None:
-            self._begin_step(update, rate)
-        else:
+        guard, detailed, exchanged = self._guard, self._detailed, None
+        if guard is not None:
             guard.save()
             self.transport.wait_for_readers()
-        losses = (yield from self._passes(step, micro_steps)) if self._shard is not None else []
-        ended_ns = perf_counter_ns()
+        elif detailed is not None:
+            self._observed_begin(detailed, update, rate)
+        else:
+            self.executor.begin_step(update, rate)
+        losses = (yield from self._passes(self._shard, step, micro_steps)) if self._shard is not None else []
         asked = request()
         if guard is not None:  # exchange the losses before any gradient is reduced
             exchanged = yield from self.executor.exchange(losses, asked)
             if not all(map(math.isfinite, exchanged.losses)):
                 guard.restore()
-                return Stepped(exchanged, ended_ns, applied=False)
-            self._begin_step(update, rate)
+                return exchanged._replace(applied=False)
+            self.executor.begin_step(update, rate)
             asked = exchanged.request
-        if self._detailed is None:
+        if detailed is None:
             updated = yield from self.executor.update(losses, asked)
         else:
-            updated = yield from self._observed_update(self._detailed, losses, asked)
-        if exchanged is not None:
-            updated = updated._replace(exposed_s=updated.exposed_s + exchanged.exposed_s)
-        return Stepped(updated, ended_ns)
+            updated = yield from self._observed_update(detailed, losses, asked)
+        if exchanged is None:
+            return updated
+        exposed_s = updated.exposed_s + exchanged.exposed_s
+        return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s)
+
+    def _observed_begin(self, observer: StepObserver, update: int, rate: float) -> None:
+        began_ns = perf_counter_ns()
+        observer.span_begins(self.rank, Track.HOST, "begin step")
+        self.executor.begin_step(update, rate)
+        observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
 
     def _observed_update(self, observer: StepObserver, losses: Sequence[float], request: int) -> Steps[Updated]:
         before, began_ns = self.transport.bytes_moved.counts(), perf_counter_ns()
@@ -151,17 +151,7 @@ class Replica:
         observer.span_ends(self.rank, Track.HOST, "sync and update", began_ns, args)
         return updated
 
-    def _begin_step(self, update: int, rate: float) -> None:
-        observer = self._detailed
-        if observer is None:
-            self.executor.begin_step(update, rate)
-            return
-        began_ns = perf_counter_ns()
-        observer.span_begins(self.rank, Track.HOST, "begin step")
-        self.executor.begin_step(update, rate)
-        observer.span_ends(self.rank, Track.HOST, "begin step", began_ns, {})
-
-    def _passes(self, step: int, micro_steps: int) -> Steps[Sequence[float]]:
+    def _passes(self, shard: Shard, step: int, micro_steps: int) -> Steps[Sequence[float]]:
         """Forward and backward on the next batches. Each backward starts from 1 / `micro_steps`, so device memory then
         holds the gradient of the mean over micro-steps. Returns a list with the mean loss."""
         observer, detailed = self.observer, self._detailed
@@ -172,9 +162,10 @@ class Replica:
             if observer is not None:
                 observer.batch_begins(self.rank, micro_step)
             if detailed is None:
-                self._place(self.shard.next_batch())
+                for name, tensor in shard.next_batch().items():
+                    self._inputs[name].copy_(tensor)
             else:
-                self._observed_place(detailed, micro_step)
+                self._observed_place(shard, detailed, micro_step)
             if observer is not None:
                 observer.pass_begins(self.rank, micro_step)
             if self._draws:
@@ -192,19 +183,15 @@ class Replica:
             detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         return [total / micro_steps]
 
-    def _place(self, batch: Mapping[str, Tensor]) -> None:
-        inputs = self._inputs
-        for name, tensor in batch.items():
-            inputs[name].copy_(tensor)
-
-    def _observed_place(self, observer: StepObserver, micro_step: int) -> None:
+    def _observed_place(self, shard: Shard, observer: StepObserver, micro_step: int) -> None:
         began_ns = perf_counter_ns()
         observer.span_begins(self.rank, Track.HOST, "data")
-        batch = self.shard.next_batch()
+        batch = shard.next_batch()
         observer.span_ends(self.rank, Track.HOST, "data", began_ns, {"micro_step": micro_step})
         began_ns = perf_counter_ns()
         observer.span_begins(self.rank, Track.COPIES, "batch to device")
-        self._place(batch)
+        for name, tensor in batch.items():
+            self._inputs[name].copy_(tensor)
         moved = {"bytes": sum(tensor.nbytes for tensor in batch.values())}
         observer.span_ends(self.rank, Track.COPIES, "batch to device", began_ns, moved)
 

@@ -87,19 +87,19 @@ class Trainer:
         numbers = number, number - self.totals.skipped_steps + 1, rate, self._plan.accumulation_steps, self._request
         steps = [replica.step(*numbers) for replica in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
-        updated = done[0].updated
+        updated = done[0]
         if observer is not None:
             observer.step_ends(number, updated.norm)
         step_s = (perf_counter_ns() - began_ns) / 1e9
         self.requested, self.losses = updated.request, updated.losses
         loss = sum(updated.losses) / len(updated.losses)
-        self.totals.model_s += (done[-1].pass_ended_ns - began_ns) / 1e9
+        self.totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
         exposed_s, hidden_s = updated.exposed_s, updated.hidden_s
         for one in done[1:]:
-            exposed_s += one.updated.exposed_s
-            hidden_s += one.updated.hidden_s
-        self._count(loss, step_s, exposed_s, hidden_s, applied=done[0].applied)
+            exposed_s += one.exposed_s
+            hidden_s += one.hidden_s
+        self._count(loss, step_s, exposed_s, hidden_s, applied=updated.applied)
         return Step(
             step=number + 1,
             epoch=epoch + 1,

@@ -241,17 +241,16 @@ class PassLines:
         single = {value: places[0] for value, places in stores.items() if len(places) == 1}
         routes = find_routes([one.node for one in flat], part_of, list(stores), list(keep))
         routes = [route for route in routes if route.value in single]
-        watch = Watch(routes, single)
-        self._watch: Watch | None = watch if routes else None
+        watch = self._watch = Watch(routes, single)
+        self.is_watching = bool(routes)
         self.writing = self._replaced(
             [replace(one, function=watch.watched(i, one.function)) for i, one in enumerate(flat)]
         )
 
-    def end_writing_pass(self) -> None:
-        """Call after a pass that wrote gradients. The first one decides how the next ones run."""
-        if self._watch is not None:
-            self.writing = self._direct(self._watch)
-            self._watch = None
+    def end_watching(self) -> None:
+        """Call after the first pass that wrote gradients: it decides how the next ones run."""
+        self.writing = self._direct(self._watch)
+        self.is_watching = False
 
     def _direct(self, watch: Watch) -> Lines:
         """Code in which kernels write directly to the destinations of gradients that `watch` found."""

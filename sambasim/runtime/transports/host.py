@@ -33,7 +33,7 @@ from sambasim.runtime.observer import SpanArgs, StepObserver, span
 from sambasim.runtime.ranks import Communicator
 from sambasim.runtime.transports.base import Communication, EndOfStep, Finishing, Shared, Transport, slices_of
 from sambasim.runtime.transports.exchange import Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.values import Line, MessageLine, collect, gather_losses
+from sambasim.runtime.transports.values import GatherLosses, Line, MessageLine, collect
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits are not those of other sync paths"
 
@@ -64,6 +64,7 @@ class _Staged(Transport):
         self.communicator = communicator
         self.places = places
         self.title = title
+        self._exchange = GatherLosses(communicator, places.workers)
 
     def line(self, axis: str) -> Line:
         if self.replicas < self.communicator.world_size:  # servers own slices, so the norm is theirs too
@@ -78,7 +79,7 @@ class _Staged(Transport):
 
     @span(Track.COLLECTIVES, "losses of all")
     def _gather_losses(self) -> Shared:
-        return gather_losses(self.communicator, *self.offered, self.places.workers)
+        return self._exchange(*self.offered)
 
 
 @final

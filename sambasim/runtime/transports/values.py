@@ -146,18 +146,27 @@ class _Send(Communication):
         return None
 
 
-def gather_losses(
-    communicator: Communicator, losses: Sequence[float], request: int, workers: Collection[int]
-) -> Shared:
-    """Collective. The losses of all replicas, in rank order, and the largest request; only `workers` have a replica."""
-    counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
-    send = np.array([request, *losses], dtype=np.float64)
-    receive = np.empty(sum(counts), dtype=np.float64)
-    communicator.all_gather(send.view(np.uint8), receive.view(np.uint8), [count * send.itemsize for count in counts])
-    numbers: list[float] = receive.tolist()
-    firsts = list(accumulate(counts, initial=0))[:-1]
-    largest = max(int(numbers[first]) for first in firsts)
-    return Shared([numbers[first + 1] for first, count in zip(firsts, counts, strict=True) if count > 1], largest)
+@final
+class GatherLosses:
+    """Gathers the losses of all replicas, in rank order, and the largest request. Only `workers` have a replica."""
+
+    def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
+        self._communicator = communicator
+        counts = [1 + (rank in workers) for rank in range(communicator.world_size)]
+        firsts = list(accumulate(counts, initial=0))[:-1]
+        self._requests_at = firsts
+        self._losses_at = [first + 1 for first, count in zip(firsts, counts, strict=True) if count > 1]
+        self._send = np.empty(counts[communicator.rank], dtype=np.float64)
+        self._receive = np.empty(sum(counts), dtype=np.float64)
+        self._bytes = self._send.view(np.uint8), self._receive.view(np.uint8)
+        self._byte_counts = [count * self._send.itemsize for count in counts]
+
+    def __call__(self, losses: Sequence[float], request: int) -> Shared:
+        """Collective."""
+        self._send[:] = (request, *losses)
+        self._communicator.all_gather(*self._bytes, self._byte_counts)
+        received: list[float] = self._receive.tolist()
+        return Shared([received[at] for at in self._losses_at], int(max([received[at] for at in self._requests_at])))
 
 
 def collect(

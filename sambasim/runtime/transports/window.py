@@ -44,7 +44,7 @@ from sambasim.runtime.transports.base import (
 )
 from sambasim.runtime.transports.flags import Counter, NodeFlags
 from sambasim.runtime.transports.network import Network
-from sambasim.runtime.transports.values import MessageLine, collect, gather_losses
+from sambasim.runtime.transports.values import GatherLosses, MessageLine, collect
 from sambasim.units import KIB, MIB
 
 DEVICE_TITLE = "device (peers' device memory)"
@@ -125,6 +125,7 @@ class Window(Transport):
         self.by_rank = devices.by_rank
         self.flags = NodeFlags(communicator, self)
         self.network = Network(self)
+        self.exchange = GatherLosses(communicator, range(size))
         self.pass_length = (len(pass_and_update(program.training)[0]) if program.training else 0) + 1
         self.steps = 0
 
@@ -203,7 +204,7 @@ class _Meeting(EndOfStep):
     def finish(self) -> Shared:
         window = self._window
         if window.network.sources:
-            shared = gather_losses(window.communicator, *window.offered, range(window.replicas))
+            shared = window.exchange(*window.offered)
             window.flags.wait(Counter.UPDATED, window.steps)  # returns at once: all ranks have been in the exchange
             return shared
         window.flags.wait(Counter.UPDATED, window.steps)
