@@ -1,6 +1,5 @@
 """The order of additions, as text with every addition in brackets; and how buffers are cut into slices."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives.slices import CUT_ELEMENTS, cut, pieces
-from sambasim.collectives.tree import Addition, additions, around, blocks, inside
+from sambasim.collectives.tree import additions
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 
 
@@ -46,31 +45,6 @@ def test_an_aligned_block_of_ranks_is_a_subtree(world_size: int) -> None:
             inner = _tree(block)
             shifted = "".join(str(int(c) + first) if c.isdigit() else c for c in inner)
             assert shifted in whole
-
-
-def _carried_out(steps: Sequence[Addition], operands: dict[int, str]) -> dict[int, str]:
-    """The operands after `steps`, as text that shows who was added to whom."""
-    sums = dict(operands)
-    for into, source in steps:
-        sums[into] = f"({sums[into]}+{sums.pop(source)})"
-    return sums
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-def test_an_owner_adds_up_the_same_tree_from_what_arrives(nodes: list[int]) -> None:
-    order = list(dict.fromkeys(nodes))
-    node_of = [order.index(node) for node in nodes]  # numbered by their lowest rank, as the runtime does
-    layout = blocks(node_of)
-    whole = _carried_out(additions(len(nodes)), {rank: str(rank) for rank in range(len(nodes))})
-    for own in range(len(order)):
-        arrived = {rank: str(rank) for rank in layout.nodes[own]}
-        for node, ranks in enumerate(layout.nodes):
-            if node == own:
-                continue
-            leaves = {rank: str(rank) for rank in ranks}
-            arrived |= _carried_out(inside(ranks), leaves) if layout.summed[node] else leaves
-            assert set(layout.travelling(node)) <= set(arrived)
-        assert _carried_out(around(node_of, own), arrived) == whole
 
 
 @given(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture import capture_evaluation, capture_training
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
-from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.names import prefix_of
 from sambasim.compiler.precision import stored_in
 from sambasim.compiler.step import TrainingStep
@@ -194,18 +193,6 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool
 def test_strides_are_no_part_of_the_program() -> None:
     """So a model that is contiguous when it is compiled, and not when it is traced, is the same one."""
     assert _built(_strided()).program == _built(Net()).program
-
-
-def test_a_parameter_that_is_not_contiguous_and_in_the_memory_of_another_is_refused() -> None:
-    model = Two()
-    model.other.weight = nn.Parameter(model.lin.weight.detach().t())
-    with pytest.raises(ModelError, match=r"lin\.weight and the parameter other\.weight are two tensors in the same"):
-        _built(model)
-
-
-def test_what_is_not_contiguous_compiles_for_its_shapes_alone() -> None:
-    program = compile_shapes(_strided, lambda model: (INPUTS, False), _options())
-    assert program.symbols["net__lin__weight"].type.shape == (3, 3)
 
 
 class Lower(nn.Module):
@@ -397,22 +384,6 @@ def test_a_constant_that_would_not_be_what_the_model_reads_is_refused_with_its_l
         _built(Kept(keep))
     assert caught.value.where is not None
     assert caught.value.where.endswith("return super().loss_of(y @ self.kept[0])")
-
-
-def test_a_contiguous_view_of_a_parameter_that_is_not_contiguous_is_refused_too() -> None:
-    model = Kept(lambda net: torch.randn(3, 3))
-    model.lin.weight = nn.Parameter(model.kept[0].t())
-    with pytest.raises(CaptureError, match=VIEW.format("parameter lin.weight")):
-        _built(model)
-    assert model.lin.weight.data_ptr() == model.kept[0].data_ptr()
-    assert "_sambasim_strided" not in vars(model.lin.weight)
-
-
-def test_a_constant_beside_a_buffer_in_one_storage_is_no_view_of_it() -> None:
-    blob = torch.arange(18.0)
-    model = Kept(lambda net: blob[9:].view(3, 3))
-    model.table = blob[:9].view(3, 3)
-    assert len(_constants(_built(model))) == 1
 
 
 def _train_step(model: Net) -> None:

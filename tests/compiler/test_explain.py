@@ -143,19 +143,6 @@ def test_an_explanation_leaves_model_inputs_and_generator_as_they_were() -> None
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_nobody_can_explain_keeps_the_tracers_error() -> None:
-    """With the line of `forward`, if the tracer names none."""
-    error, step = CaptureError("first"), TrainingStep(Net(changes_in_place), ["x"], None, by_keyword=False)
-    assert explained(error, step, [torch.randn(2, 4)], None) is error
-    assert str(error.where).startswith(f"{__file__}:")
-    assert "def forward" in str(error.where)
-    elsewhere = explained(CaptureError("a line", where="model.py:3: y"), step, [torch.randn(2, 4)], None)
-    assert elsewhere.where == "model.py:3: y"
-    several = TrainingStep(nn.Linear(4, 1), ["x"], None, by_keyword=False)
-    with pytest.raises(ModelError, match="but a loss is one number"):
-        explained(error, several, [torch.randn(2, 4)], None)
-
-
 STATE = "state that forward() keeps by assignment"
 
 
@@ -299,18 +286,6 @@ def test_what_is_lost_is_found_with_its_line(then: Callable[[Any, Tensor], Tenso
 def test_what_is_sound_is_left_alone(fake: bool) -> None:
     for then in (changes_in_place, makes_anew, fills_a_cache):
         assert found(Net(then), fake=fake) == []
-
-
-def test_a_call_that_fake_tensors_cannot_make_says_nothing_and_an_eager_one_does() -> None:
-    def asserts(net: Any, h: Tensor) -> Tensor:
-        assert h.square().sum() >= 0
-        return counts(net, h)
-
-    step = TrainingStep(Net(asserts), ("x",), None, False)
-    assert lost_effects(step, [torch.randn(2, 4)]) is None
-    findings = lost_effects(step, [torch.randn(2, 4)], fake=False)
-    assert findings is not None
-    assert [finding.where.endswith("net.calls += 1  # here") for finding in findings] == [True]
 
 
 def compiled(model: nn.Module, folder: Path, batch: int = 4, **options: object) -> Compiled:

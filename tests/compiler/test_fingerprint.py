@@ -14,12 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler import fingerprint as module
 from sambasim.compiler.fingerprint import fingerprint
-from sambasim.compiler.step import forward_parameters
 from sambasim.compiler.update import Update
-from tests.models import CASES, Case
-from tests.support.whole import whole
 
 SGD = Update("sgd", {"lr": 0.1, "momentum": 0.0})
 TABLE = torch.tensor([1.0, 2.0, 3.0])
@@ -220,54 +216,3 @@ def test_what_operators_do_not_tell_has_none(then: Callable[[Any, Tensor], Tenso
     assert torch.equal(net.linear.bias, bias)
     assert TABLE.tolist() == [1.0, 2.0, 3.0], "its values may leave PyTorch again"
     assert "tolist" not in vars(Tensor), "it is inherited again"
-
-
-def test_a_step_that_is_too_large_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With parameters that are, or with activations."""
-    wide = Net(lambda net, h: (h.repeat(100, 100) * 2).sum().expand(h.shape) * h)
-    for most, has_none in ((100, True), (2000, True), (10**8, False)):
-        monkeypatch.setattr(module, "_MOST_BYTES", most)
-        assert (fingerprint_of(wide) is None) == has_none
-
-
-def test_what_a_model_memoizes_is_what_an_eager_call_would_have_left() -> None:
-    memo: dict[int, Tensor] = {}
-
-    def memoized(net: Any, h: Tensor) -> Tensor:
-        if not memo:
-            memo[0] = net.table.outer(net.mask).cos()
-        return h @ memo[0]
-
-    net = Net(memoized)
-    net.table.fill_(0.5)
-    assert fingerprint_of(net) is not None
-    assert torch.equal(memo[0], net.table.outer(net.mask).cos())
-
-
-def test_comments_and_names_of_variables_may_differ() -> None:
-    def first(net: Any, h: Tensor) -> Tensor:
-        doubled = h * 2
-        return doubled + 1
-
-    def second(net: Any, h: Tensor) -> Tensor:
-        twice = h * 2  # what was called doubled
-
-        return twice + 1
-
-    second.__code__ = second.__code__.replace(co_name="first")
-    assert fingerprint_of(Net(first)) == fingerprint_of(Net(second))
-
-
-def _of_family(one: Case, seed: int) -> str | None:
-    model, batch = one.module(seed), one.batch(BATCH, seed=seed)
-    inputs = batch if isinstance(batch, dict) else dict(zip(forward_parameters(model), batch, strict=False))
-    return fingerprint(model, inputs, (SGD,), by_keyword=isinstance(batch, dict), dtype="fp32")
-
-
-@whole
-def test_every_family_of_models_has_one_of_its_own() -> None:
-    found = {one.name: _of_family(one, 1) for one in CASES}
-    # The masks of that library's BERT depend on values, where it is not traced.
-    assert {name for name, one in found.items() if one is None} <= {"bert"}
-    assert len(set(found.values())) == len(CASES)
-    assert found == {one.name: _of_family(one, 2) for one in CASES}

@@ -76,19 +76,6 @@ def test_as_it_hands_a_batch_over(error: Exception) -> None:
         list(batches_of(Raising(error, 1), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
 
 
-@pytest.mark.parametrize(
-    ("error", "workers"),
-    [
-        (EOFError(), 0),
-        (RuntimeError("ours"), 1),
-    ],
-)
-def test_other_errors_stay_what_they_are(error: Exception, workers: int) -> None:
-    with pytest.raises(type(error)) as caught:
-        list(batches_of(Raising(error, workers), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
-    assert caught.value is error
-
-
 SLOW = """
 import time, torch
 from torch.utils.data import DataLoader

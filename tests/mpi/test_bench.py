@@ -106,17 +106,3 @@ def test_what_memory_cannot_hold_is_left_out_and_said_before_anything_is_measure
     assert first == "sizes up to 64.0 KiB, because larger ones do not fit into memory …"
     assert second.startswith("4.0 KiB: ")
     assert "left out: 1.0 TiB: the memory for the buffers of this node's ranks is 6.0 TiB" in result.stdout
-
-
-@whole
-@pytest.mark.parametrize(
-    ("fault", "sizes", "error"),
-    [
-        ("little_memory", ("256 GiB", "1 TiB"), "the memory for the buffers of this node's ranks"),
-        ("little_shared_memory", ("64 KiB", "64 KiB"), "the replicas of this node need"),
-    ],
-)
-def test_without_memory_for_the_smallest_size_there_is_an_error(fault: str, sizes: tuple[str, str], error: str) -> None:
-    result = with_fault(fault, "--min-bytes", sizes[0], "--max-bytes", sizes[1])
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"error[machine] (every rank): {error}")

@@ -1,7 +1,5 @@
 """A resumed run has the bits of an uninterrupted one, by every way to sync, and whatever else may differ."""
 
-import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from sambasim.errors import Interrupted
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
 from sambasim.records.digests import read_recording
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare.runs import compare_runs
-from sambasim.runtime.checkpoint.folder import LOCK_FILE
 from sambasim.runtime.checkpoint.format import check
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.run_observer import RunObserver, RunObservers, Step
+from sambasim.runtime.run_observer import RunObserver, RunObservers
 from sambasim.runtime.single_rank import single_rank
 from tests.faults.command import sambasim
 from tests.mpi.training import WAYS, Run, Trained, run_of, train
@@ -139,33 +135,6 @@ def emulate(path: Path, *listeners: RunObserver, **asked: object) -> SummaryReco
     """Two replicas, played by this process."""
     given = {"pef": str(path), "threads": 1, "emulate_replicas": 2, "overrides": overrides(STEPS), **asked}
     return TrainingJob(path, RunOptions.model_validate(given), single_rank("here"), RunObservers(listeners)).run()
-
-
-class Ends(RunObserver):
-    """Asks the run to end, once it cannot save any more."""
-
-    def __init__(self, saved: Path) -> None:
-        self._lock = saved / LOCK_FILE
-
-    def stepped(self, step: Step) -> None:
-        if step.step == SAVED + 1:
-            self._lock.unlink()
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_where_the_end_cannot_be_saved_the_last_checkpoint_is_named_whoever_wrote_it(
-    goes_on: bool, pefs: Mapping[str, CompiledExample], tmp_path: Path
-) -> None:
-    path, saved = pefs["logistic_regression"].path, tmp_path / "saved"
-    checkpoint: dict[str, object] = {"dir": saved, "every": "99"}
-    if goes_on:
-        emulate(path, checkpoint={"dir": saved}, overrides=overrides(SAVED))
-        checkpoint["resume"] = "newest"
-    with pytest.raises(Interrupted) as ended:
-        emulate(path, Ends(saved), checkpoint=checkpoint)
-    left = f"the last checkpoint is step-{SAVED:010}" if goes_on else "there is no checkpoint yet"
-    assert ended.value.what == f"SIGUSR1: the run has ended after step {STEPS}, which could not be saved; {left}"
 
 
 @whole

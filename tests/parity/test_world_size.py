@@ -33,15 +33,6 @@ def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, blocks: int
     assert norm == pytest.approx(float(gradient.double().norm()), rel=1e-12)
 
 
-def test_the_order_of_additions_shows_so_that_this_test_can_fail() -> None:
-    gradient = torch.randn(3 * NORM_BLOCK_ELEMENTS, generator=torch.Generator().manual_seed(1))
-    norms = {
-        total_norm(total for owned in cut(gradient.numel(), parts) for total in block_sums(gradient, owned))
-        for parts in range(1, 40)
-    }
-    assert len(norms) > 1, "slices that cut blocks"
-
-
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
     """Sample i is `(i, what this replica draws for it)`."""
 

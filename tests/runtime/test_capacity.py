@@ -1,7 +1,6 @@
 """Device memory and shared memory that do not fit are rejected, with the bytes needed and available."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,7 @@ from sambasim.runtime.capacity import available_bytes, check_device, check_memor
 from sambasim.runtime.shared_memory import (
     Demand,
     check_demands,
-    check_rehearsals,
     check_start,
-    mapped_names,
-    names_in,
-    rehearse,
 )
 from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
@@ -52,22 +47,6 @@ def test_available_memory_is_read_in_bytes() -> None:
     assert available_bytes("") is None
 
 
-MAPS = """\
-55c1a0000000-55c1a0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
-7f6ae3800000-7f6af0000000 rw-s 00000000 00:1a 12  /dev/shm/mpich_shar_tmpriUBv1 (deleted)
-7f6af6fe5000-7f6af71eb000 rw-s 00000000 00:1a 13  /dev/shm/mpich_shm_87e422a6_0
-7f6af6fe5000-7f6af71eb000 rw-s 00001000 00:1a 13  /dev/shm/mpich_shm_87e422a6_0
-7f6af722e000-7f6af7237000 rw-s 00000000 00:01 14  /SYSV00000000 (deleted)
-7f6af7240000-7f6af7659000 rw-p 00000000 00:00 0
-7f6af7660000-7f6af7670000 rw-s 00000000 00:1a 15  /dev/shm/with a space
-7f6af7670000-7f6af7680000 rw-s 00000000 00:1a 15  /home/me/dev/shm/other
-"""
-
-
-def test_only_names_that_are_still_there_are_found() -> None:
-    assert names_in(MAPS) == {Path("/dev/shm/mpich_shm_87e422a6_0"), Path("/dev/shm/with a space")}
-
-
 def demand(node: int, needed: int, free: int | None) -> Demand:
     return Demand(node, f"host-{node}", needed, free)
 
@@ -93,20 +72,3 @@ def test_mpi_needs_some_to_start_several_ranks() -> None:
         check_start(2, "here", 22 * MIB - 1)
     assert error.value.what.startswith("MPI needs about 22.0 MiB of shared memory to start 2 ranks on one node, and ")
     assert error.value.where == "host here"
-
-
-def test_a_rehearsal_takes_nothing_and_says_what_stood_in_the_way() -> None:
-    before = mapped_names()
-    assert rehearse(MIB) is None
-    assert mapped_names() == before
-    assert rehearse(1 << 62) is not None
-
-
-def test_the_rank_that_found_an_obstacle_is_named() -> None:
-    check_rehearsals([("a", GIB, None), ("a", GIB, None)])
-    with pytest.raises(MachineError) as error:
-        check_rehearsals([("a", GIB, None), ("b", GIB, "no room: 3 left"), ("b", GIB, None)])
-    assert error.value.what == (
-        "the replicas of this node need a shared window of 1.0 GiB, which rank 1 cannot map: no room: 3 left"
-    )
-    assert error.value.where == "host b"

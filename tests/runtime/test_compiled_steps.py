@@ -129,14 +129,6 @@ def test_another_ignore_index_is_followed(name: str) -> None:
     torch.testing.assert_close(found, torch.stack([mean(scores[i : i + 1], target[i : i + 1]) for i in range(2)]))
 
 
-def test_a_sample_of_one_ignored_element_counts_as_zero() -> None:
-    by_sample = per_sample_loss("cross_entropy", {})
-    assert by_sample is not None
-    scores = torch.randn(2, 4)
-    found = by_sample(scores, torch.tensor([1, IGNORED]))
-    assert found.tolist() == [float(functional.cross_entropy(scores[:1], torch.tensor([1]))), 0.0]
-
-
 def test_probabilities_as_target_have_nothing_to_ignore() -> None:
     by_sample = per_sample_loss("cross_entropy", {})
     assert by_sample is not None

@@ -16,7 +16,6 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.routes import BUILTINS, WRITES_OUT, builtin, find_routes
-from sambasim.runtime.engine.units import BACKWARD_UNITS, Region, Step, Steps, Unit, choose_units
 from sambasim.runtime.executor import Executor
 from sambasim.runtime.instructions import find_operator
 
@@ -109,38 +108,6 @@ def test_a_gradient_that_lies_otherwise_than_its_place_goes_on_being_copied() ->
 def _only(counted: Counted) -> Tensor:
     (place,) = counted.places.values()
     return place
-
-
-FWD, BCKWD = SectionKind.FWD, SectionKind.BCKWD
-
-
-def test_the_forward_is_one_unit_and_the_backward_a_few_of_about_the_same_size() -> None:
-    sections = [(FWD, 5), (FWD, 7), *[(BCKWD, 3)] * 26]
-    units = choose_units(sections)
-    assert units[0] == Unit(0, 12, 2)
-    assert len(units) == 1 + BACKWARD_UNITS
-    assert [unit.sections for unit in units[1:]] == [7, 6, 7, 6]
-    assert [unit.start for unit in units[1:]] == [unit.stop for unit in units[:-1]]
-    assert units[-1].stop == 12 + 3 * 26
-
-
-def planned(nodes: Sequence[Node], units: Sequence[Unit], stored: Sequence[str], taken: Sequence[int] = ()) -> (
-    list[list[Step]]
-):  # fmt: skip
-    unit_of = [number for number, unit in enumerate(units) for _ in range(unit.start, unit.stop)]
-    return Steps(nodes, taken, stored, find_routes(nodes, unit_of, stored, [])).of(units)
-
-
-def test_a_product_that_is_only_a_gradient_comes_last_with_the_views_that_it_alone_reads() -> None:
-    nodes = (
-        node("relu.default", ("x",), "a"),
-        node("t.default", ("a",), "a_t"),
-        node("mm.default", ("a_t", "x"), "product"),
-        node("t.default", ("product",), "gradient"),
-        node("relu.default", ("a",), "loss"),
-    )
-    steps = planned(nodes, [Unit(0, 5, 1)], ["gradient", "loss"])
-    assert steps == [[Region((), (0, 4), ("x",), ("a", "loss")), 1, 2, 3]]
 
 
 PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1

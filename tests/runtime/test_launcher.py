@@ -1,6 +1,5 @@
 """Launchers found in environments, and launches refused before any work."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,21 +86,6 @@ def test_srun_is_told_the_interface_to_speak() -> None:
     assert error.remedy.startswith("srun --mpi=pmi2 -n 2 sambasim run --pef 'my model.pef'")
 
 
-@pytest.mark.parametrize(
-    ("environ", "world_size"),
-    [
-        ({}, 1),
-        ({}, 4),
-        ({"PMI_SIZE": "4"}, 4),
-        ({"PMI_SIZE": "1"}, 1),
-        ({"PMIX_RANK": "1"}, 2),
-        ({"PMIX_RANK": "0"}, 1),
-    ],
-)
-def test_a_launch_that_fits_passes(environ: dict[str, str], world_size: int) -> None:
-    check_launcher(environ, world_size, MPICH, command=COMMAND, executable=NOWHERE)
-
-
 def test_too_few_replicas_are_refused_with_the_right_command() -> None:
     with pytest.raises(LaunchError) as error:
         check_world_size(1, 2, command=COMMAND, data_parallel=True)
@@ -138,11 +122,3 @@ def test_the_launcher_says_how_many_ranks_share_this_node() -> None:
     assert ranks_of_node({}) == 1
     assert ranks_of_node({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
     assert ranks_of_node({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "3"}) == 3
-
-
-def test_launchers_differ_in_what_they_do_with_the_ranks_that_are_left() -> None:
-    left = [launcher for environ, _ in ENVIRONMENTS if (launcher := find_launcher(environ)) is not None]
-    assert {launcher.name for launcher in left if launcher.leaves_ranks_behind} == {"mpirun of Open MPI"}
-    waiting = {launcher.name for launcher in left if replace(launcher, rank=1).wait_for_report_s}
-    assert waiting == {"mpirun of Open MPI", "a launcher that speaks PMIx"}
-    assert not any(replace(launcher, rank=0).wait_for_report_s for launcher in left)

@@ -93,20 +93,6 @@ def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
             assert torch.equal(_bits(again[own]), _bits(expected))
 
 
-def test_the_kernel_adds_in_the_order_of_the_steps_it_is_given() -> None:
-    left_to_right, tree = [(0, 1), (0, 2), (0, 3)], [(0, 1), (2, 3), (0, 2)]
-    outs = []
-    for steps in (left_to_right, tree):
-        kernel = _kernel(steps, torch.float32)
-        out = torch.empty(4096)
-        kernel(_operands(4, 4096), out, Finish.KEEP, 1.0, False)()
-        outs.append(out)
-    a, b, c, d = _operands(4, 4096)
-    assert torch.equal(outs[0], a + b + c + d)
-    assert torch.equal(outs[1], (a + b) + (c + d))
-    assert not torch.equal(*outs)
-
-
 def _kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     """Skips the test where no C compiler is; fails it where there is one and no kernel."""
     try:

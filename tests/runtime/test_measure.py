@@ -1,12 +1,9 @@
 """Measuring all-reduce paths: operands that expose wrong results, the order of turns, sizes, bandwidths."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from sambasim.runtime.measure.collectives import (
-    order,
     sizes_between,
 )
 from sambasim.runtime.measure.operands import PERIOD_ELEMENTS, Expected, draw, fill
@@ -70,10 +67,3 @@ def test_sizes_grow_by_four_in_whole_cuts() -> None:
     assert list(sizes_between(1, 2000)) == [256, 1024, 2048]
     expected = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     assert list(sizes_between(4 * KIB, 256 * MIB)) == expected
-
-
-@pytest.mark.parametrize("count", range(2, 10))
-def test_each_turn_has_all_candidates_and_none_follows_itself(count: int) -> None:
-    turns = [order(count, turn) for turn in range(2 * count + 1)]
-    assert all(sorted(turn) == list(range(count)) for turn in turns)
-    assert all(before[-1] != after[0] for before, after in pairwise(turns))

@@ -13,7 +13,6 @@ from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.determinism import repeatable
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.nonfinite import which
 from sambasim.runtime.run_observer import MetricsFile, RunObserver, RunObservers
 from sambasim.runtime.single_rank import single_rank
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
@@ -148,24 +147,6 @@ def test_a_run_that_goes_on_from_a_checkpoint_knows_how_many_steps_were_skipped(
     assert resumed.state_sha256 == never.state_sha256
 
 
-@pytest.mark.parametrize(("resume", "typed"), [("auto", ""), ("step-0000000001", " --resume")])
-def test_a_run_that_was_resumed_goes_on_from_what_it_has_saved(
-    resume: str, typed: str, pefs: dict[str, Path], tmp_path: Path
-) -> None:
-    """Not from what it began with: there would be later ones in the folder, and that is refused."""
-    damage: dict[str, object] = {"inputs": {"9": "nan"}}
-    saved = {"dir": tmp_path, "every": "1"}
-    with pytest.raises(NumericsError):
-        train(options(pefs["adamw"], damage, checkpoint=saved))
-    (tmp_path / "step-0000000002").rename(tmp_path / "of-another-course")
-    at = str(tmp_path / resume) if resume.startswith("step") else resume
-    with pytest.raises(NumericsError) as caught:
-        train(options(pefs["adamw"], damage, checkpoint={**saved, "resume": at}))
-    assert caught.value.where == "epoch 1, step 3; nothing of it was saved; the last checkpoint is step-0000000002"
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith(f"sambasim run --pef 'a net' --resume {at}{typed} --debug-numerics to see")
-
-
 @pytest.mark.parametrize("choice", ["stop", "skip", "ignore"])
 def test_no_checkpoint_keeps_parameters_that_overflowed_under_a_finite_loss(
     choice: str, pefs: dict[str, Path], tmp_path: Path
@@ -217,15 +198,3 @@ def test_a_step_is_skipped_whole_if_one_of_its_micro_steps_is_not_finite(pefs: d
     one, two = after(1), after(2)
     assert (one.skipped_steps, two.skipped_steps, two.steps) == (0, 1, 2)
     assert one.state_sha256 == two.state_sha256
-
-
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ([1.0, math.nan], "nan on replica 1 of 2"),
-        ([math.inf, 1.0, math.nan, math.inf], "inf on replicas 0 and 3 of 4; nan on replica 2 of 4"),
-        ([math.nan] * 12, "nan on replicas 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"),
-    ],
-)
-def test_replicas_are_named(losses: list[float], expected: str) -> None:
-    assert which(losses) == expected

@@ -10,12 +10,12 @@ from sambasim.hardware.placement import Inventory, inventory_of, place
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.ir.types import TensorType
 from sambasim.records.metrics import PredictedRecord, StepRecord
 from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.plan import Plan, Position
-from sambasim.runtime.recording import UNWRITTEN, Seen, seen_in_memory, seen_of_sections
+from sambasim.runtime.recording import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.run_observer import MetricsFile, Start, Step
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
@@ -61,13 +61,6 @@ def test_a_step_has_every_field_of_its_record() -> None:
     assert set(Step._fields) == set(StepRecord.model_fields) - {"kind"}
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "deep" / "er" / "m.jsonl")
-    file.started(START)
-    file.stepped(STEP)
-    assert (tmp_path / "deep" / "er" / "m.jsonl").read_text().startswith('{"kind":"step"')
-
-
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file = MetricsFile(tmp_path / "file" / "m.jsonl")
@@ -104,11 +97,6 @@ def seen(program: Program) -> list[list[Seen]]:
     return [list(section) for section in seen_of_sections(program.training, program)]
 
 
-def test_a_value_that_another_section_reads_is_seen_and_one_that_none_reads_is_not() -> None:
-    program = program_of(relu("a", "x"), relu("b", "a"), relu("c", "b"), stops=(2, 3))
-    assert seen(program) == [[Seen("value", "b", 0, "b")], []]
-
-
 def test_gradients_are_seen_in_memory_and_losses_and_buffers_by_their_symbols() -> None:
     program = sample_program()
     assert program.training is not None
@@ -122,19 +110,6 @@ def test_gradients_are_seen_in_memory_and_losses_and_buffers_by_their_symbols() 
     assert backward == [Seen("gradient", weight, 1, None), Seen("gradient", bias, 1, None)]
 
 
-def test_a_changed_buffer_that_leaves_its_section_is_seen_once() -> None:
-    steps = Output("a", "logreg__steps")
-    program = program_of(relu("a", "x"), relu("b", "a"), stops=(1, 2), outputs=(steps,))
-    assert seen(program)[0] == [Seen("buffer", "logreg__steps", 0, "a")]
-
-
-def test_a_gradient_that_is_read_later_is_seen_as_a_value_too() -> None:
-    """What lies in its place is a sum over micro-steps, of which the value is a part."""
-    gradient = Output("a", "logreg__lin_layer__bias__grad")
-    program = program_of(relu("a", "x"), relu("b", "a"), stops=(1, 2), outputs=(gradient,))
-    assert [one.what for one in seen(program)[0]] == ["value", "gradient"]
-
-
 def test_results_with_bytes_that_nobody_has_written_are_not_seen() -> None:
     empty = Node("a", "aten.empty_like.default", (Ref("x"),), (), ("a",))
     layer = Node("l", "aten.mkldnn_rnn_layer.default", (Ref("x"),), (), ("y", "h", "c", "notes"))
@@ -146,15 +121,6 @@ def test_every_operator_that_makes_empty_tensors_is_known() -> None:
     """Those that have `empty` in their names."""
     named = {name for name in OPERATORS if "empty" in name}
     assert named == {name for name in UNWRITTEN if "empty" in name}
-
-
-def test_symbols_in_memory_are_seen_by_kind_in_order() -> None:
-    found = seen_in_memory(sample_program(), SymbolKind.PARAMETER, SymbolKind.BUFFER)
-    assert [(one.what, one.name) for one in found] == [
-        ("parameter", "logreg__lin_layer__weight"),
-        ("parameter", "logreg__lin_layer__bias"),
-        ("buffer", "logreg__steps"),
-    ]
 
 
 SN30 = inventory_of({})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Section, SectionKind
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
@@ -19,7 +19,6 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.executor import tangent_of
 from sambasim.runtime.single_rank import single_rank
 from sambasim.runtime.stepwise import STEP, Mode, StepwiseReplica
-from sambasim.runtime.tracing import SectionClock
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -164,21 +163,3 @@ def test_gradients_are_synced_in_one_mode(compiled: Path) -> None:
     replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
     with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
         replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.HOST)
-
-
-def test_sections_that_are_reported_together_have_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a pass has all its sections, reported or not."""
-    kinds = ("FWD", "BCKWD", "REDUCE", "OPT", "OPT", "GATHER")
-    sections = [
-        Section(index, SectionKind(kind), f"net__{index}", index, index + 1) for index, kind in enumerate(kinds)
-    ]
-    clock, now_ns = SectionClock(), 0
-    monkeypatch.setattr("sambasim.runtime.tracing.perf_counter_ns", lambda: now_ns)
-    clock.begin(sections)
-    for number, reported in enumerate((sections[:1], sections[1:4], sections[4:5])):
-        now_ns = 10**9 * 2**number
-        clock.sections_end(0, reported, now_ns // 2)
-    clock.end()
-    (times,) = clock.passes
-    assert [tuple(section.index for section in one.sections) for one in times] == [(0,), (1, 2, 3), (4,), (5,)]
-    assert [one.elapsed_s for one in times][:3] == [0.5, 1.0, 2.0]

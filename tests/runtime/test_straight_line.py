@@ -1,21 +1,18 @@
 """Instructions of a pass: invalid nodes are rejected, a part is one generated function, failures name their cause."""
 
-import gc
 import re
-import weakref
 
 import pytest
 import torch
-from torch import Tensor
 
 from sambasim.errors import DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.straight_line import Misfit, Part, StraightLine, operator_error
+from sambasim.runtime.engine.straight_line import operator_error
 from sambasim.runtime.executor import Executor
-from sambasim.runtime.instructions import Instruction, RegisterFile, Registers, aten_instruction, find_operator
+from sambasim.runtime.instructions import RegisterFile, aten_instruction, find_operator
 
 X = Ref("x")
 TYPE = TensorType("float32", (2,))
@@ -75,80 +72,6 @@ def test_an_unread_random_operator_draws_all_the_same() -> None:
     torch.rand_like(x)
     torch.native_dropout(x, 0.5, True)
     assert found.equal(torch.rand_like(x))
-
-
-REGISTERS = 4
-
-
-def _fail(*operands: object) -> Tensor:
-    raise ValueError(str(operands))
-
-
-def _instruction(number: int, **changes: object) -> Instruction:
-    """Doubles register 0 into register 1."""
-    plain: dict[str, object] = {
-        "node": Node(f"n{number}", "aten.mul.Tensor"),
-        "function": lambda x: x * 2,
-        "operands": (0,),
-        "single": True,
-        "results": (1,),
-        "stores": (),
-        "frees": (),
-    }
-    return Instruction(**{**plain, **changes})  # type: ignore[arg-type]  # whatever a case is about
-
-
-def _run(*instructions: Instruction, accumulate: bool = False) -> tuple[StraightLine, Registers]:
-    line = StraightLine(Part(1, instructions), accumulate=accumulate)
-    registers: Registers = [torch.tensor([1.0, 2.0]), *([None] * (REGISTERS - 1))]
-    line.compile()(registers)
-    return line, registers
-
-
-def test_results_are_kept_stored_and_freed() -> None:
-    place = torch.ones(2)
-    first = _instruction(0, stores=((1, place),))
-    second = _instruction(1, operands=(1,), results=(2,), frees=(0, 1))
-    nobody_reads = _instruction(2, operands=(2,), results=(None,))
-    both = _instruction(3, function=lambda x: (x, x + 1), operands=(2,), single=False, results=(None, 3))
-    _, registers = _run(first, second, nobody_reads, both)
-    assert registers[:2] == [None, None]
-    assert [value.tolist() for value in registers[2:] if isinstance(value, Tensor)] == [[4.0, 8.0], [5.0, 9.0]]
-    assert place.tolist() == [2.0, 4.0]
-    _run(first, accumulate=True)
-    assert place.tolist() == [4.0, 8.0]
-
-
-def test_what_a_part_stores_to_goes_with_it() -> None:
-    """Without garbage collection: it may be a whole device memory."""
-    place = torch.ones(2)
-    stored = weakref.ref(place)
-    line, _ = _run(_instruction(0, stores=((1, place),)))
-    gc.disable()
-    try:
-        del line, place
-        assert stored() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"function": _fail}, ValueError),
-        ({"function": lambda x: (x,), "single": False, "results": (1, 2)}, Misfit),
-        ({"function": lambda x: x, "single": False, "results": (1, 2)}, Misfit),
-        ({"function": lambda x: None, "stores": ((1, torch.ones(2)),)}, Misfit),
-    ],
-    ids=["it fails", "too few", "no list", "nothing to store"],
-)
-def test_the_instruction_that_failed_is_found(changes: dict[str, object], error: type[Exception]) -> None:
-    for wrong in range(4):
-        instructions = [_instruction(n, **(changes if n == wrong else {})) for n in range(4)]
-        line = StraightLine(Part(1, tuple(instructions)), accumulate=False)
-        with pytest.raises(error) as caught:
-            line.compile()([torch.ones(2), None, None, None])
-        assert line.failed(caught.value).node.name == f"n{wrong}"
 
 
 def test_what_a_pef_calls_its_values_is_not_run() -> None:

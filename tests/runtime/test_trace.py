@@ -1,4 +1,4 @@
-"""What a trace is made of: which steps, what stands in for methods and for how long, how much there is room for."""
+"""Which steps a trace has, and what a trace that is full says."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 from sambasim.compiler.compile import compile_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.options.run import RunOptions
-from sambasim.records.trace import Track
 from sambasim.runtime import tracing
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.run_observer import RunObserver
@@ -33,18 +32,6 @@ def test_the_first_steps_are_left_out_where_there_are_enough(asked: int | None, 
     assert list(traced_steps(asked, steps)) == traced
 
 
-def test_a_recorder_that_is_full_counts_what_it_leaves_out() -> None:
-    recorder = Recorder(capacity=2)
-    recorder.step = 7
-    for number in range(5):
-        recorder.add(number % 2, Track.HOST, "data", 10, 20, {"bytes": number})
-    assert [[span.args for span in spans] for spans in recorder.spans.values()] == [
-        [{"step": 7, "bytes": 0}],
-        [{"step": 7, "bytes": 1}],
-    ]
-    assert recorder.left_out == 3
-
-
 @pytest.fixture(scope="module")
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = example_options("logistic_regression", tmp_path_factory.mktemp("trace"))
@@ -57,18 +44,6 @@ def _train(pef: Path, **asked: object) -> None:
     training = {"steps": 6, "evaluate": False}
     options = RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": {"training": training}, **asked})
     TrainingJob(pef, options, single_rank("here"), RunObserver()).run()
-
-
-def test_after_the_last_traced_step_nothing_is_recorded(
-    pef: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(tracing, "Recorder", lambda: recorder)
-    _train(pef, trace=tmp_path / "new" / "trace.json", trace_steps=2)
-    trace = read_trace((tmp_path / "new" / "trace.json").read_text(encoding="utf-8"))
-    assert [one.name for one in trace.named("step ")] == ["step 3", "step 4"]
-    assert sum(map(len, recorder.spans.values())) == len(trace.spans)
-    assert recorder.left_out == 0
 
 
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(

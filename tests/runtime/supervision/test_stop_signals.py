@@ -63,27 +63,6 @@ def test_what_reaches_a_forked_process_does_not_count_here() -> None:
         assert signals.request() == 0
 
 
-_SIGNAL_WHILE_FORKING = """
-import os, signal, time
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))  # before those of stop_signals
-from sambasim.runtime.supervision.stop_signals import StopSignals, signal_of
-with StopSignals(print) as signals:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.kill(os.getpid(), signal.SIGTERM)  # the first one here
-    time.sleep(0.3)
-    assert signal_of(signals.request()) == signal.SIGTERM
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
-def test_what_reaches_a_process_as_it_is_forked_does_not_count_here() -> None:
-    ended = subprocess.run([sys.executable, "-c", _SIGNAL_WHILE_FORKING], check=False, timeout=20)
-    assert ended.returncode == 0
-
-
 _SIGNAL_OF_ANOTHER = f"""
 import os, signal
 from sambasim.runtime.supervision.stop_signals import StopSignals
@@ -102,16 +81,3 @@ def test_a_rank_that_ends_with_another_does_not_die_of_its_own_signal_that_comes
     )
     assert ended.stdout.split("\n") == ["SIGTERM", _BEGUN, ""]
     assert ended.returncode == -signal.SIGTERM
-
-
-def test_who_else_reads_signals_reads_them_again() -> None:
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes)
-    try:
-        with StopSignals(print):
-            pass
-    finally:
-        assert signal.set_wakeup_fd(-1) == writes
-        os.close(reads)
-        os.close(writes)
