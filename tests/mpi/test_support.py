@@ -1,4 +1,4 @@
-"""`run_mpi` notices what a job leaves behind; without this, the other tests here could not see it."""
+"""`run_mpi` fails a test whose job leaves a process or shared memory behind."""
 
 import sys
 import time

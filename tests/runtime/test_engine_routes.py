@@ -1,4 +1,4 @@
-"""Operators as Python functions; gradients that kernels write in place; nodes that inductor compiles together."""
+"""Operators as Python functions, and gradients that kernels write in place."""
 
 # torch.utils._python_dispatch is untyped.
 # mypy: no-disallow-untyped-calls
