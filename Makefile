@@ -78,8 +78,8 @@ faults: $(STAMP) ## Kill or stop RUNS runs at random moments, and check what eac
 smoke: $(STAMP) ## The smallest quick start: an exit code and one line of JSON
 	sambasim demo --smoke
 
-bench: $(STAMP) ## Compare the speed with another version: make bench OTHER=CHECKOUT, with its environment in .venv
-	python -m tests.benchmarks versus --python $(OTHER)/.venv/bin/python --checkout $(OTHER)
+bench: $(STAMP) ## Compare the speed with PyTorch and other tools, as ratios of one run
+	python -m tests.benchmarks
 
 golden: $(STAMP) ## Write the golden files of the tests; read the difference before you commit it
 	pytest tests/golden --update-golden

@@ -1,4 +1,4 @@
-"""The speed of this version against another one, measured in one run: `make bench OTHER=CHECKOUT`.
+"""Figures against named peers, as ratios of medians, each taken in one run: `make bench`.
 
 Nothing here is asserted: a slow machine is no bug. Run it on a machine that does nothing else.
 """

@@ -1,9 +1,24 @@
-"""`python -m tests.benchmarks versus --help`."""
+"""`python -m tests.benchmarks [start] [steps] …`: all figures, or those named; `versus --help`: two versions."""
 
 import sys
 
 from tests.benchmarks import versus
+from tests.benchmarks.figures import FIGURES
+from tests.benchmarks.measure import print_figure
 
-if sys.argv[1:2] != ["versus"]:
-    sys.exit("usage: python -m tests.benchmarks versus --python PYTHON --checkout FOLDER")
-sys.exit(versus.main(sys.argv[2:]))
+
+def main(arguments: list[str]) -> int:
+    """Print each figure as soon as it is measured. Returns the exit code: 2 for an unknown name."""
+    if arguments[:1] == ["versus"]:
+        return versus.main(arguments[1:])
+    if unknown := [name for name in arguments if name not in FIGURES]:
+        print(f"there are no figures called {unknown[0]}; there are {', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    for name in arguments or FIGURES:
+        for figure in FIGURES[name]():
+            print_figure(figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

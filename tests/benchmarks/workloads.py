@@ -1,13 +1,14 @@
 """What the benchmarks train. Nothing here imports sambasim: any version of it can compile these models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from examples.char_gpt import ALPHABET, CharGPT
 
@@ -15,9 +16,23 @@ SAMPLES = 4096
 GPT2_BATCH, GPT2_LENGTH = 2, 128
 
 
+class Way(StrEnum):
+    """A way to train a workload."""
+
+    PLAIN = "sambasim"
+    INDUCTOR = "sambasim, inductor"
+    DDP = "DDP"
+    DDP_COMPILED = "DDP, compiled and fused"
+    ALONE = "forward and backward alone"
+    """In eager PyTorch, with nothing to sync and no optimizer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, its samples, and how it is trained: `steps` in each round."""
+    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round.
+
+    `passes` of forward and backward alone are timed together.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -26,6 +41,14 @@ class Workload:
     optimizer: Literal["sgd", "adamw"]
     learning_rate: float
     steps: int
+    ways: Sequence[Way] = (Way.PLAIN, Way.DDP)
+    passes: int = 1
+
+    def batch(self) -> list[Tensor]:
+        """The first samples."""
+        samples = self.samples()
+        batch: list[Tensor] = default_collate([samples[index] for index in range(self.batch_size)])
+        return batch
 
 
 class WideMLP(nn.Module):
@@ -102,8 +125,8 @@ def tokens() -> Dataset[tuple[Tensor, ...]]:
 
 
 WORKLOADS = (
-    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20),
+    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
-    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000),
+    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
 GPT2_SMALL = Workload("gpt2_small", Gpt2Small, tokens, GPT2_BATCH, "adamw", 1e-4, 3)

@@ -1,0 +1,69 @@
+"""Forward and backward of one replica, again and again, in one way; print the processor's seconds of each.
+
+The engines take it from a PEF, with gradients in their group; eager PyTorch runs the module itself, and drops its old
+gradients before each pass, as `zero_grad(set_to_none=True)` does. One thread. A line of JSON: a list.
+
+    passes.py FOLDER WORKLOAD WAY RUNS      FOLDER holds WORKLOAD/WORKLOAD.pef
+"""
+
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sambasim.pef import map_weights, read
+from sambasim.runtime.capacity import keep_freed_memory
+from sambasim.runtime.device import DeviceMemory, private_storage
+from sambasim.runtime.engine.inductor import Inductor
+from sambasim.runtime.executor import Executor, tangent_of
+from sambasim.runtime.replica import place_inputs, place_weights
+from tests.benchmarks.workloads import WORKLOADS, Workload
+
+WARM_UP_RUNS = 2
+
+
+def main(path: Path, workload: Workload, way: str, runs: int) -> None:
+    torch.set_num_threads(1)
+    differentiate = _eager(workload) if way == "eager PyTorch" else _from_pef(path, workload, way)
+    times_s = []
+    for _ in range(WARM_UP_RUNS + runs):
+        began_s = time.process_time()  # what other processes do counts less than by wall clock time
+        for _ in range(workload.passes):
+            differentiate()
+        times_s.append(time.process_time() - began_s)
+    print(json.dumps(times_s[WARM_UP_RUNS:]))
+
+
+def _eager(workload: Workload) -> Callable[[], object]:
+    torch.manual_seed(0)
+    model, batch = workload.model(), workload.batch()
+
+    def differentiate() -> None:
+        model.zero_grad(set_to_none=True)
+        torch.autograd.backward(model(*batch)[0])
+
+    return differentiate
+
+
+def _from_pef(path: Path, workload: Workload, way: str) -> Callable[[], object]:
+    keep_freed_memory()  # as a run does
+    program = read(path).program
+    if program.training is None:
+        raise ValueError("a PEF without a training step")
+    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    place_weights(program, memory, map_weights(path))
+    names = inspect.signature(workload.model().forward).parameters
+    place_inputs(memory, dict(zip(names, workload.batch(), strict=True)))
+    engine = Inductor() if way == "inductor" else None  # as a run does
+    executable = Executor(program.training, program, memory.tensor, engine)
+    tangent = tangent_of(program, 1.0)
+    return lambda: executable.run(tangent)
+
+
+if __name__ == "__main__":
+    chosen = next(workload for workload in WORKLOADS if workload.name == sys.argv[2])
+    main(Path(sys.argv[1]) / chosen.name / f"{chosen.name}.pef", chosen, sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,236 @@
+"""The figures of `make bench`: a training step, its parts and its memory, gradient sync, and how long a user waits.
+
+Candidates take turns, round after round, each in processes of its own: the runtime makes the C library keep freed
+memory, and a peer in the same process would gain from that too.
+"""
+
+import inspect
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from sambasim.compiler.compile import compile_model
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.records.collectives import CollectivesRecord
+from sambasim.units import KIB, MIB, format_bytes
+from tests.benchmarks.measure import Figure, compare, run_body
+from tests.benchmarks.workloads import GPT2_SMALL, WORKLOADS, Way, Workload
+from tests.support.mpi import ROOT, mpirun
+
+REPLICAS, MEMORY_REPLICAS = 2, 4
+STEP_ROUNDS, PASS_ROUNDS, PASS_RUNS, OVERHEAD_ROUNDS = 4, 9, 6, 5
+STEP_GOALS = {"gpt": 1 / 1.4, "mlp": 1 / 4, "logistic_regression": 1 / 8}
+COMPILED_GOAL = 1 / 1.25
+PASS_GOALS = {
+    "gpt": {"plain engine": "ratio at most 1.01", "inductor": "ratio at most 0.92"},
+    "logistic_regression": {"plain engine": "ratio below 0.3"},
+}
+OVERHEAD_STEPS, CHECKPOINT_EVERY = 40, 10
+PROMISED_EVERY = 50
+"""The promise is for a checkpoint every 50 steps. More of them are measured, and each counts as one in 50."""
+
+_COPY = "copying as many bytes"
+_NONE = "none: what an MPI saves by one buffer"
+_SIZES_BYTES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+SYNC_GOALS = (
+    (64 * KIB, "mpi", "ratio at most 1"),
+    (64 * KIB, "mpi-in-place", _NONE),
+    *((size_bytes, "gloo", "ratio at most 0.1") for size_bytes in _SIZES_BYTES),
+    *((size_bytes, "mpi", "ratio at most 0.2") for size_bytes in _SIZES_BYTES),
+    *((size_bytes, "mpi-in-place", _NONE) for size_bytes in _SIZES_BYTES),
+    *((size_bytes, _COPY, "ratio at most 1.1") for size_bytes in (16 * MIB, 64 * MIB)),
+)
+"""Size, peer of device sync, and goal."""
+
+_TIMEOUT_S = 900.0
+_SAMBASIM = [sys.executable, "-m", "sambasim"]
+_PLAIN_SCRIPT = """
+import torch
+from torch import nn
+
+model = nn.Linear(784, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+image, label = torch.randn(32, 784), torch.randint(10, (32,))
+optimizer.zero_grad()
+torch.autograd.backward(nn.functional.cross_entropy(model(image), label))
+optimizer.step()
+"""
+
+
+class Overhead(StrEnum):
+    """A way to train."""
+
+    BARE = "bare"
+    WATCHED = "watched"
+    CHECKPOINTED = "checkpointed"
+
+
+def compile_workload(workload: Workload, folder: Path) -> Path:
+    """Write `folder/NAME/NAME.pef`, and return its path."""
+    torch.manual_seed(0)
+    model = workload.model()
+    where = "tests.benchmarks.workloads"
+    options = CompileOptions(
+        model=ModelOptions(target=f"{where}:{workload.model.__name__}"),
+        data=DataOptions(source=f"{where}:{workload.samples.__name__}"),
+        optimizer=OptimizerOptions(name=workload.optimizer, lr=workload.learning_rate),
+        training=TrainingOptions(batch_size=workload.batch_size),
+        pef_name=workload.name,
+        output_folder=folder,
+        data_parallel=True,
+        world_size=REPLICAS,
+    )
+    names = inspect.signature(model.forward).parameters
+    return compile_model(model, dict(zip(names, workload.batch(), strict=True)), options, by_keyword=False).path
+
+
+def step_figures() -> Iterator[Figure]:
+    """Seconds of a step with sync between devices, against DistributedDataParallel on gloo."""
+    with tempfile.TemporaryDirectory() as folder:
+        for workload in WORKLOADS:
+            compile_workload(workload, Path(folder))
+            seconds: dict[Way, list[float]] = {way: [] for way in workload.ways}
+            for _ in range(STEP_ROUNDS):
+                for way in workload.ways:
+                    seconds[way] += run_body("steps", folder, workload.name, way, np=REPLICAS)
+            medians = {str(way): statistics.median(values) for way, values in seconds.items()}
+            title, goal = f"step of {workload.name}, np {REPLICAS}", f"ratio at most {STEP_GOALS[workload.name]:.3f}"
+            yield Figure(title, Way.PLAIN, Way.DDP, goal, medians)
+            if Way.ALONE in workload.ways:
+                yield Figure(title, Way.ALONE, Way.DDP, "none: if sync and optimizer cost nothing", medians)
+            if Way.INDUCTOR in workload.ways:
+                yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
+
+
+def arithmetic_figures() -> Iterator[Figure]:
+    """Forward and backward of one replica by the engines, against eager PyTorch."""
+    peer = "eager PyTorch"
+    with tempfile.TemporaryDirectory() as folder:
+        for workload in WORKLOADS:
+            if workload.name not in PASS_GOALS:
+                continue
+            goals = PASS_GOALS[workload.name]
+            compile_workload(workload, Path(folder))
+            seconds: dict[str, list[float]] = {way: [] for way in (*goals, peer)}
+            for _ in range(PASS_ROUNDS):
+                for way, values in seconds.items():
+                    values += run_body("passes", folder, workload.name, way, str(PASS_RUNS))
+            medians = {way: statistics.median(values) for way, values in seconds.items()}
+            for way, goal in goals.items():
+                title = f"{workload.passes} times forward and backward of {workload.name}"
+                yield Figure(title, way, peer, goal, medians)
+
+
+def memory_figures() -> Iterator[Figure]:
+    """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        pef = compile_workload(GPT2_SMALL, Path(folder))
+        ways = ("sambasim", "ddp")
+        held = {way: float(run_body("memory", way, str(pef), np=MEMORY_REPLICAS)["held_bytes"]) for way in ways}
+    yield Figure("memory, GPT-2 small, np 4", "sambasim", "ddp", "ratio at most 0.55", held, unit="bytes")
+
+
+def overhead_figures() -> Iterator[Figure]:
+    """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
+    steps_s: dict[Overhead, list[float]] = {way: [] for way in Overhead}
+    checkpoints_s: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        compile_workload(WORKLOADS[0], Path(folder))
+        for _ in range(OVERHEAD_ROUNDS):
+            for way in Overhead:
+                measured = run_body("overhead", folder, way, np=2)
+                steps_s[way] += measured["steps_s"]
+                checkpoints_s += measured["checkpoints_s"]
+    medians = {str(way): statistics.median(values) for way, values in steps_s.items()}
+    yield Figure("step of gpt, np 2", Overhead.WATCHED, Overhead.BARE, "ratio at most 1.01", medians)
+    step_s = medians[Overhead.WATCHED]
+    shared_s = step_s + statistics.median(checkpoints_s) / PROMISED_EVERY
+    title = f"step of gpt, np 2, and a checkpoint every {PROMISED_EVERY}"
+    yield Figure(title, "with", "without", "ratio at most 1.03", {"with": shared_s, "without": step_s})
+
+
+def sync_figures() -> Iterator[Figure]:
+    """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying."""
+    choices = ["--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,mpi,mpi-in-place,gloo", "--json"]
+    command = [mpirun(), "-np", "2", *_SAMBASIM, "bench", "collectives", *choices]
+    record = CollectivesRecord.model_validate_json(_output(command))
+    sizes = {size.size_bytes: size for size in record.sizes}
+    for size_bytes, peer, goal in SYNC_GOALS:
+        size = sizes[size_bytes]
+        times_s = {path.path: path.measured_s for path in size.paths} | {_COPY: size.copy_bound_s}
+        medians = {"device": times_s["device"], peer: times_s[peer]}
+        yield Figure(f"sync of {format_bytes(size_bytes)}", "device", peer, goal, medians)
+
+
+def start_figures() -> Iterator[Figure]:
+    """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
+    that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
+    importing = ("import torch", lambda: _execute([sys.executable, "-c", "import torch"]))
+    for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
+        action = (f"sambasim {' '.join(arguments)}", lambda arguments=arguments: _execute([*_SAMBASIM, *arguments]))
+        yield compare(name, action, importing, "ratio below 0.2", runs=7)
+    with tempfile.TemporaryDirectory() as folder:
+        _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--output-folder", folder])
+        pef = Path(folder) / "digits" / "digits.pef"
+        both = [mpirun(), "-np", "2", sys.executable, "-c", "import torch; from mpi4py import MPI"]
+        yield compare(
+            "first step at np 2",
+            ("sambasim run", lambda: _seconds_to_first_step(pef)),
+            ("import torch and MPI", lambda: _execute(both)),
+            "difference at most 2 s",
+            runs=5,
+        )
+        app = [*_SAMBASIM, "app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")]
+        _execute([*app, "compile", "-b", "32", "--pef-name", "app", "--output-folder", folder])
+        pef = Path(folder) / "app" / "app.pef"
+        yield compare(
+            "an app's first step",
+            ("sambasim app … test", lambda: _execute([*app, "test", "-b", "32", "--pef", str(pef)])),
+            ("a plain PyTorch step", lambda: _execute([sys.executable, "-c", _PLAIN_SCRIPT])),
+            "ratio at most 1",
+            runs=5,
+        )
+
+
+def _execute(command: Sequence[str]) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environ, capture_output=True, timeout=_TIMEOUT_S, check=False)
+
+
+def _output(command: Sequence[str]) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, env=environ, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True
+    ).stdout
+
+
+def _seconds_to_first_step(pef: Path) -> float:
+    """From the start of the process to the line about the first step."""
+    command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    began_s = time.perf_counter()
+    with subprocess.Popen([*command, "--pef", str(pef)], env=environ, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            if line.startswith("step 1/"):
+                elapsed_s = time.perf_counter() - began_s
+        process.wait(timeout=_TIMEOUT_S)
+    return elapsed_s
+
+
+FIGURES = {
+    "start": start_figures,
+    "arithmetic": arithmetic_figures,
+    "steps": step_figures,
+    "memory": memory_figures,
+    "sync": sync_figures,
+    "overhead": overhead_figures,
+}
