@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 CAPTURE = "sambasim.compiler.capture"
 ONLY_IN_CAPTURE = ("torch.export", "torch._functorch", "torch._dynamo")
-LIGHT = "cli.main collectives errors hardware ir options records units"
+LIGHT = "cli.main collectives errors hardware ir options pef records units"
 """What may be imported without waiting for torch, numpy, MPI or plotly."""
 
 

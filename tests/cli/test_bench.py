@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.cli import bench
-from sambasim.runtime.measure.paths import PATHS
 from tests.faults.command import Outcome, sambasim
 
 
@@ -43,7 +41,3 @@ def test_one_rank_has_nothing_to_sync(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "error[launch]: one rank alone has nothing to sync" in result.stderr
     assert "try:   mpirun -np 2 sambasim bench collectives --max-bytes 4KiB" in result.stderr
-
-
-def test_the_command_names_the_paths_that_there_are() -> None:
-    assert tuple(PATHS) == bench._PATHS

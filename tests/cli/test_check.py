@@ -13,7 +13,6 @@ from sambasim.errors import OptionError
 from sambasim.samba import context
 from sambasim.samba.checks import job
 from sambasim.samba.checks.findings import reporter
-from sambasim.samba.checks.job import Check
 
 FOUND = (
     "from sambasim.samba.checks.findings import Finding, reporter\nreporter.report(Finding('DP06', 'so', None, 'do'))\n"
@@ -75,11 +74,6 @@ def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[s
     result = _check(tmp_path, "", *flags)
     assert result.exit_code == 2
     assert f"{flags[0]} needs --check" in result.stderr
-
-
-@pytest.mark.parametrize(("accumulated", "kept"), [(1, 4 * 2 + 1), (3, 4 * 2 * 3 + 1)])
-def test_a_short_epoch_makes_half_of_the_steps(accumulated: int, kept: int) -> None:
-    assert len(list(Check(8).short_epoch(2, accumulated)(iter(range(101))))) == kept
 
 
 def test_a_compile_is_not_checked_and_writes_nothing(tmp_path: Path) -> None:

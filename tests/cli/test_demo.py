@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli import demo
-from sambasim.errors import InternalError, MachineError
+from sambasim.errors import MachineError
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 
 
@@ -109,11 +109,3 @@ def test_a_command_that_fails_ends_the_demo(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(MachineError, match="the command above ended with exit code 3"):
         demo.demonstrate(tmp_path, smoke=False)
     assert len(shell.commands) == 2
-
-
-def test_metrics_of_an_earlier_demo_are_not_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(subprocess, "run", Shell(summary("device"), summary("host")))
-    demo.demonstrate(tmp_path, smoke=False)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
-    with pytest.raises(InternalError, match="the run wrote no metrics to "):
-        demo.demonstrate(tmp_path, smoke=False)

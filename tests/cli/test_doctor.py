@@ -106,22 +106,6 @@ def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, answer
     assert doctor.mpi_library().stops_a_run
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("HYDRA build details:\n    Version:                                 5.0.2\n", "MPICH 5.0.2"),
-        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to\n", "Open MPI 5.0.11"),
-        ("", "unknown version"),
-    ],
-)
-def test_the_version_of_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str) -> None:
-    launcher = tmp_path / "mpirun"
-    launcher.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: completed(0, text, ""))
-    assert doctor.mpirun().value == f"{version} ({launcher})"
-
-
 def test_torch_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cpu")
     assert doctor.torch().trouble is None

@@ -45,13 +45,6 @@ def test_underscores_in_flags_are_hyphens() -> None:
     assert "No such option '--no-such-flag'." in result.output
 
 
-def test_flags_that_are_not_given_are_none_and_choices_are_taken_in_any_case() -> None:
-    context = run_command.make_context("run", ["--pef", "x", "--host-sync", "MPI", "--resume", "--no-evaluate"])
-    given = {name: value for name, value in context.params.items() if value not in (None, ())}
-    assert given.pop("output_folder").name == "out"
-    assert given == {"pef": "x", "host_sync": "mpi", "resume": "newest", "evaluate": False}
-
-
 @pytest.mark.parametrize("command", [compile_command, run_command], ids=["compile", "run"])
 def test_every_flag_sets_its_option(command: click.Command) -> None:
     settings = flags_of("compile" if command is compile_command else "run")

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sambasim.cli import launch_scripts
 from sambasim.cli.main import sambasim
-from sambasim.errors import LaunchError, OptionError
+from sambasim.errors import OptionError
 
 MPIRUN = "/mpi/bin/mpirun"
 
@@ -144,20 +144,8 @@ def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
     assert message in str(result.exception)
 
 
-def test_several_tasks_need_an_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "-n", "2", "true"])
-    assert isinstance(result.exception, LaunchError)
-
-
 def test_tools_of_the_device_name_the_command_that_shows_it() -> None:
     for name, command in (("snfadm", "sambasim devices"), ("sntilestat", "sambasim tilestat PEF")):
         result = CliRunner().invoke(sambasim, ["stand-in", name, "-l", "inventory"])
         assert (result.exit_code, result.stdout) == (0, "")
         assert command in result.stderr
-
-
-def test_it_is_no_command_that_help_lists() -> None:
-    assert "stand-in" not in CliRunner().invoke(sambasim, ["--help"]).stdout

@@ -1,7 +1,6 @@
 """`sambasim report`, as typed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from click.testing import CliRunner
 import sambasim
 from sambasim import pef
 from sambasim.cli.report import report_command
-from sambasim.errors import OptionError, PefError
+from sambasim.errors import OptionError
 from tests.pef.samples import write_sample
 from tests.report.test_page import MEASURED, PREDICTED, Page, a_run
 
@@ -52,13 +51,6 @@ def refused(*arguments: str) -> OptionError:
 def test_of_a_pef(path: Path) -> None:
     assert page("logreg").ids("section") == PREDICTED
     assert page(str(path), "--arch", "sn40", "--replicas", "8,1,64").ids("section") == PREDICTED
-
-
-def test_of_a_pef_that_accumulates_more_than_anybody_does(path: Path) -> None:
-    document, weights = pef.read(path), dict(pef.map_weights(path))
-    pef.write(path, replace(document, training_defaults={"training": {"accumulation_steps": 65_536}}), weights)
-    with pytest.raises(PefError, match="accumulates 65536 micro-steps in a step; the most is 4,096"):
-        CliRunner().invoke(report_command, ["logreg", "--html", "p.html"], catch_exceptions=False)
 
 
 def test_of_a_run() -> None:

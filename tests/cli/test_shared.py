@@ -42,11 +42,6 @@ def test_the_stream_of_a_launcher_counts_that_gives_its_ranks_terminals(
     os.close(master)
 
 
-def test_a_file_is_no_terminal() -> None:
-    with open(os.devnull, "w") as opened:
-        assert not is_terminal(opened)
-
-
 class _Cycle:
     def __init__(self) -> None:
         self.itself = self

@@ -163,15 +163,6 @@ def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path
         simulate("digits", "--arch", str(file))
 
 
-def test_a_forward_that_computes_nothing_has_a_time(simulate: Simulate, folder: Path, tmp_path: Path) -> None:
-    model = tmp_path / "same.py"
-    model.write_text("from torch import nn\nclass Same(nn.Module):\n    def forward(self, x):\n        return x\n")
-    data = ["--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[4]"}']
-    compile_it = ["compile", f"{model}:Same", "--inference", "-b", "2", "--output-folder", str(folder), *data]
-    CliRunner().invoke(sambasim, compile_it, catch_exceptions=False)
-    assert "forward" in simulate("same")
-
-
 MODEL = """
 import copy
 from torch import nn

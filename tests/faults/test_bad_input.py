@@ -1,4 +1,4 @@
-"""Every row of the table: the message, the exit code, and what is left. See `kinds` for the rows. And sound input."""
+"""Every row of the table: the message, the exit code, and what is left. And sound input."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,27 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command import sambasim
+from tests.faults.command_lines import COMMAND_LINES
 from tests.faults.fault import Fault
-from tests.faults.kinds.capture import CAPTURE
-from tests.faults.kinds.checkpoints import CHECKPOINTS
-from tests.faults.kinds.data import DATA
-from tests.faults.kinds.files import FILES
-from tests.faults.kinds.flags import FLAGS
-from tests.faults.kinds.model import MODEL
 from tests.faults.texts import TRAIN, net
+from tests.faults.user_code import USER_CODE
 
-ALL = (*FLAGS, *MODEL, *CAPTURE, *DATA, *FILES, *CHECKPOINTS)
 
-
-@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*COMMAND_LINES, *USER_CODE], ids=lambda fault: fault.name)
 def test_bad_input_is_reported(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
     fault.check(tmp_path, compiled)
 
 
 MODELS: Mapping[str, str] = {
-    "a print": net("print('forward')\nreturn self.linear(x)"),
     "a list that grows": net("seen.append(1)\nreturn self.linear(x)", before="seen = []\n\n\n"),
-    "an attribute that is set": net("self.mean = x.mean()\nreturn self.linear(x)"),
     "a dict": net("return {'logits': self.linear(x), 'name': 'net'}"),
     "a branch on a shape": net("h = self.linear(x)\nif x.shape[0] > 2:\n    h = h * 2\nreturn h"),
     "a branch on the mode": net("h = self.linear(x)\nif self.training:\n    h = h * 2\nreturn h"),
@@ -35,8 +27,6 @@ MODELS: Mapping[str, str] = {
         "self.steps += 1\nreturn self.linear(x)",
         init="self.linear = nn.Linear(8, 3)\nself.register_buffer('steps', torch.zeros(()))",
     ),
-    "a mask that selects nothing": net("h = self.linear(x)\nreturn torch.where(h > 0, h, h / 10)"),
-    "a default for an input": net("return self.linear(x) * scale", parameters="x, scale=1.0"),
     "an import inside": net("import math\nreturn self.linear(x) * math.pi"),
 }
 

@@ -1,10 +1,7 @@
 """A PEF that is written is read back, for any program; same input, same bytes; on an error nothing is left."""
 
 import json
-import math
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,18 +47,6 @@ def test_arguments_come_back_with_their_types(argument: Argument) -> None:
     program = with_argument(argument)
     found = parse_manifest(manifest_json(PefDocument(program, weights_sha256="0" * 64))).program
     assert repr(found) == repr(program), "1 is not True, -0.0 is not 0.0, nan is nan"
-
-
-@pytest.mark.parametrize(
-    ("argument", "text"),
-    [
-        (None, b"null"), (True, b"true"), (1, b"1"), (1.0, b"1.0"), (-0.0, b"-0.0"), (math.inf, b"Infinity"),
-        (math.nan, b"NaN"), ("mean", b'"mean"'), (Ref("x"), b'{"name":"x"}'), ((1, (2, ())), b"[1,[2,[]]]"),
-        (TorchConstant("dtype", "float32"), b'{"kind":"dtype","name":"float32"}'),
-    ],
-)  # fmt: skip
-def test_spelling_of_arguments(argument: Argument, text: bytes) -> None:
-    assert b'"args":[' + text + b"]" in manifest_json(PefDocument(with_argument(argument), weights_sha256="0" * 64))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -219,21 +204,6 @@ def test_weights_of_more_than_four_gigabytes(tmp_path: Path, monkeypatch: pytest
         assert (opened.weights_offset % 64, opened.weights_bytes) == (0, 3000)
 
 
-def test_reading_needs_no_torch(tmp_path: Path) -> None:
-    path = write_sample(tmp_path)
-    code = f"""
-import sys
-from pathlib import Path
-from typing import Any
-from sambasim import pef
-path = Path({str(path)!r})
-pef.peek(path), pef.read(path), pef.check(path)
-print(sorted({{"torch", "numpy", "rich", "click"}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
-
-
 def document(**changed: object) -> PefDocument:
     written = replace(sample_document(), weights_sha256="a" * 64, digest="b" * 64)
     return replace(written, **changed)  # type: ignore[arg-type]  # fields by name
@@ -243,30 +213,14 @@ def program(change: Mapping[str, object]) -> Program:
     return replace(sample_document().program, **change)  # type: ignore[arg-type]  # fields by name
 
 
-def _with_another_lr() -> Program:
-    first, *others = sample_document().program.runtime_arguments
-    return program({"runtime_arguments": (replace(first, default=first.default + 1), *others)})
-
-
-def _with_a_line_more() -> Program:
-    graph = sample_document().program.training
-    assert graph is not None
-    nodes = [
-        replace(node, source=replace(node.source, line=node.source.line + 1)) if node.source else node
-        for node in graph.nodes
-    ]
-    return program({"training": replace(graph, nodes=tuple(nodes))})
-
-
 @pytest.mark.parametrize(
     ("part", "changed"),
     [
         ("graph", document(program=program({"batch_size": 99}))),
-        ("source", document(program=_with_a_line_more())),
         ("weights", document(weights_sha256="c" * 64)),
         ("data_source", document(data_source={"target": "other.py:dataset"})),
         ("compile_options", document(program=program({"mesh": (Axis("dp", 8, at_run_time=True),)}))),
-        ("training_defaults", document(program=_with_another_lr())),
+        ("training_defaults", document(training_defaults={"epochs": 4})),
         ("metadata", document(metadata={})),
     ],
 )
@@ -274,7 +228,3 @@ def test_a_change_shows_in_its_part(part: str, changed: PefDocument) -> None:
     before, after = part_digests(document()), part_digests(changed)
     apart = {name for name in PartDigests.model_fields if getattr(before, name) != getattr(after, name)}
     assert apart == {part}
-
-
-def test_what_wrote_it_is_no_part() -> None:
-    assert part_digests(document()) == part_digests(replace(document(), digest="c" * 64))

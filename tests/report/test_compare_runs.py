@@ -102,14 +102,6 @@ def test_tensors_of_one_alone_are_counted_and_not_alike(tmp_path: Path) -> None:
     assert found.notes[0] == "1 digest of common steps only in A, without a counterpart by name"
 
 
-def test_only_the_steps_that_are_asked_for_are_compared(tmp_path: Path) -> None:
-    other = a_step(1, changed={"net__w": changed(PARAMETER)})
-    ours: Replicas = {0: [a_step(1), a_step(2), a_step(3)]}
-    found = compared(tmp_path, ours, {0: [other, a_step(2), a_step(3)]}, steps=range(2, 3))
-    assert found.alike
-    assert (found.steps, found.digests) == (1, 5)
-
-
 def test_what_a_run_begins_with_is_compared_with_the_end_of_the_step_before(tmp_path: Path) -> None:
     only_parameters = dict.fromkeys(("x", "net__relu", "net__loss", "net__w__grad"))
     begins = a_step(1, changed={**only_parameters, "net__w": changed(PARAMETER)}, begins=True)
@@ -154,10 +146,6 @@ def test_the_first_loss_that_differs_is_named() -> None:
     assert [(row.step, row.a, row.b) for row in found.losses] == [(2, 2.0, 2.5), (3, 1.0, None)]
 
 
-def test_two_losses_that_are_no_number_are_alike() -> None:
-    assert compared_metrics(records(3.0, math.nan), records(3.0, math.nan)).alike
-
-
 def test_threads_of_the_summaries_are_said_first() -> None:
     summary = a_run_with_metrics().summary
     assert summary is not None
@@ -175,10 +163,3 @@ def test_a_run_that_ended_early_is_compared_as_far_as_it_went() -> None:
     assert not found.alike
     assert found.verdict == "alike: losses of 1 step, as far as both go"
     assert found.notes[0] == "A ends after step 1"
-
-
-def test_losses_of_a_long_run_are_told_in_a_few_rows() -> None:
-    found = compared_metrics(
-        records(*(1.0 for _ in range(100))), records(*(1.0 if n < 10 else 2.0 for n in range(100)))
-    )
-    assert [row.step for row in found.losses] == [11, 12, 13, 15, 19, 27, 43, 75, 100]

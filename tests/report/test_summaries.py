@@ -142,10 +142,3 @@ def test_the_plot_has_a_line_for_each_path_with_its_name_at_the_end() -> None:
     heights = [float(words[name].get("y", "")) for name in ("gloo", "device", "copy bound")]
     assert heights == sorted(heights)
     assert all(lower - upper >= 15 for upper, lower in pairwise(heights))
-
-
-def test_a_single_size_and_none_can_be_drawn() -> None:
-    one = RECORD.model_copy(update={"sizes": RECORD.sizes[:1]})
-    assert len(list(ElementTree.fromstring(collectives_plot(one)).iter(f"{SVG}circle"))) == 3
-    none = RECORD.model_copy(update={"sizes": ()})
-    assert len(list(ElementTree.fromstring(collectives_plot(none)).iter(f"{SVG}polyline"))) == 0

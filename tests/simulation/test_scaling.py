@@ -138,13 +138,3 @@ def test_more_bytes_are_never_quicker(
     few, many = (group_sync(path, size, placement, BUDGET) for size in sorted((one, other)))
     assert few.reduce_s <= many.reduce_s
     assert few.gather_s <= many.gather_s
-
-
-@given(_clusters(), st.integers(10, 30))
-def test_groups_of_any_size_are_never_reduced_quicker_through_the_host(cluster: ClusterSpec, power: int) -> None:
-    program = sample_program()
-    groups = tuple(replace(group, numel=1 << power) for group in program.groups)
-    program = replace(program, groups=groups)
-    for replicas in (3, 8, 23, 300):
-        host, device = (_scaled(replicas, path, cluster, program).predicted_s for path in (SyncPath.HOST, SyncPath.RDU))
-        assert device <= host

@@ -1,0 +1,163 @@
+"""Bad command lines: wrong flags, and files and checkpoints that are missing, damaged or of something else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.faults.command import sambasim
+from tests.faults.fault import Fault
+from tests.faults.texts import TRAIN, net
+
+_WEIGHTS = "run --pef net --weights w.safetensors"
+
+
+def _save(tensors: dict[str, Tensor]) -> Callable[[Path], object]:
+    return lambda folder: save_file(tensors, folder / "w.safetensors")
+
+
+_SYNTHETIC = "run --pef net --data synthetic --no-evaluate --steps 4"
+
+
+def _train(folder: Path) -> None:
+    """Checkpoints after steps 1 and 2 of a run of the PEF `net`."""
+    outcome = sambasim([*_SYNTHETIC.split()[:-1], "2", "--checkpoint-dir", "saved", "--checkpoint-every", "1"], folder)
+    assert outcome.exit_code == 0, outcome.stderr
+
+
+COMMAND_LINES: tuple[Fault, ...] = (
+    Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
+    Fault("no PEF", "run --steps 3", ("Missing option '-p' / '--pef'.", "try:   sambasim run --help")),
+    Fault("a word for a number", "compile -b four", ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")),
+    Fault(
+        "-ws for a run",
+        "run --pef pair -ws 2",
+        ("-ws is for compile", "a run has as many as mpirun starts", "mpirun -np 2 sambasim run"),
+        pefs=("pair",),
+    ),
+    Fault(
+        "losses that are not finite, of an inference",
+        "run --pef net --inference --on-nonfinite skip --debug-numerics",
+        (
+            "2 options are wrong:",
+            "on_nonfinite (from --on-nonfinite): is for training, and this is inference",
+            "leave out --on-nonfinite",
+            "debug_numerics (from --debug-numerics): is for training",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "digests beside a trace",
+        "run --pef net --record-digests d --trace t.json",
+        ("record_digests (from --record-digests): takes most of the time of a step", "leave out --record-digests or"),
+        pefs=("net",),
+    ),
+    Fault(
+        "too few replicas to emulate",
+        "run --pef pair --emulate-replicas 1",
+        (
+            "at least 2 replicas (-ws 2), and --emulate-replicas 1 was asked for",
+            "try:   sambasim run --pef pair --emulate-replicas 2",
+        ),
+        pefs=("pair",),
+    ),
+    Fault(
+        "replicas to emulate of a PEF for one",
+        "run --pef net --emulate-replicas 2",
+        (
+            "this PEF has no REDUCE and GATHER sections",
+            "compile it with --data-parallel -ws 2",
+            "sambasim run --pef net\n",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "data parallelism of a PEF for one",
+        "run --pef net --data-parallel",
+        (
+            "--data-parallel needs REDUCE and GATHER sections, and the PEF net has none",
+            "compile it with --data-parallel",
+        ),
+        pefs=("net",),
+    ),
+    Fault(
+        "not a zip",
+        "run --pef net.pef",
+        ("error[pef]: net.pef breaks rule 2", "it begins with b'hell', so it is no PEF", "that sambasim compile wrote"),
+        {"net.pef": "hello"},
+        exit_code=3,
+    ),
+    Fault(
+        "weights that are not there",
+        _WEIGHTS,
+        ("error[weights]: the weights file w.safetensors is not there", "--weights FILE.safetensors, made by --save"),
+        pefs=("net",),
+        exit_code=3,
+    ),
+    Fault(
+        "weights of another model",
+        _WEIGHTS + " --inference --predictions p.safetensors",
+        (
+            "w.safetensors does not fit the PEF net: missing linear.bias; not in the model head.weight, norm.bias",
+            "use the weights of a run of this model",
+        ),
+        pefs=("net",),
+        prepare=_save({"linear.weight": torch.ones(3, 8), "head.weight": torch.ones(2), "norm.bias": torch.ones(3)}),
+        exit_code=3,
+    ),
+    Fault(
+        "the PEF below a file",
+        f"{TRAIN} --output-folder net.py",
+        ("the PEF cannot be written to net.py/net/net.pef", "HERE/net.py is not a folder", "--output-folder FOLDER"),
+        {"net.py": net("raise RuntimeError('not called')")},
+    ),
+    Fault(
+        "the metrics on a full disk",
+        "run --pef net --metrics /dev/full",
+        ("error[machine]: the metrics file /dev/full cannot be written any more: No space left", "free space"),
+        pefs=("net",),
+    ),
+    Fault(
+        "to resume from nowhere",
+        f"{_SYNTHETIC} --resume auto",
+        ("--resume", "needs the folder of the checkpoints", "add --checkpoint-dir DIR"),
+        pefs=("net",),
+    ),
+    Fault(
+        "a folder that is no checkpoint",
+        f"{_SYNTHETIC} --resume empty",
+        ("error[option]: empty is no checkpoint and holds none", "--resume DIR/step-…"),
+        pefs=("net",),
+        prepare=lambda folder: (folder / "empty").mkdir(),
+    ),
+    Fault(
+        "a new run among the checkpoints of another",
+        f"{_SYNTHETIC} --checkpoint-dir saved",
+        ("error[option]: saved holds checkpoints of an earlier run, the newest step-0000000002", "add --resume"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "two courses of one run in a folder",
+        f"{_SYNTHETIC} --checkpoint-dir saved --resume saved/step-0000000001",
+        ("saved holds 1 later checkpoints than that of step 1", "name another --checkpoint-dir"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "a checkpoint that is not there",
+        f"{_SYNTHETIC} --checkpoint-dir saved --resume=elsewhere",
+        ("there is no checkpoint elsewhere", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+    Fault(
+        "another seed in the midst of an epoch",
+        f"{_SYNTHETIC} --checkpoint-dir saved --resume --seed 9",
+        ("within epoch 1, and training.seed = 9 (checkpoint: 0)", "resume with the options"),
+        pefs=("net",),
+        prepare=_train,
+    ),
+)

@@ -1,1 +1,0 @@
-"""The table of bad input, one module for each way in."""

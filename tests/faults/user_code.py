@@ -1,0 +1,241 @@
+"""Bad models and data: what a user's file does that cannot be built, captured, trained or read."""
+
+from tests.faults.fault import Fault
+from tests.faults.texts import COMPILE, SAMPLES, TRAIN, dataset, net
+
+_LOSS = "--set loss.name=net.py:wrong"
+_STEP = "error[capture]: the training step cannot be captured"
+_RNN = "self.rnn = nn.LSTM(1, 3, batch_first=True)"
+_PACKED = """lengths = (x > -9).sum(1)
+packed = nn.utils.rnn.pack_padded_sequence(x.unsqueeze(-1), lengths, batch_first=True)
+return self.rnn(packed)[1][0][0]"""
+_OPERATOR = """@torch.library.custom_op("faults::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x):
+    return x.clone()
+
+
+double.register_autograd(lambda context, gradient: gradient * 2)
+
+
+"""
+_RUN = "run --pef net --data net.py:samples"
+_DAMAGED = "if i == 11:\n    raise OSError('image 11 is damaged')\nreturn torch.randn(8), i % 3"
+
+USER_CODE: tuple[Fault, ...] = (
+    Fault(
+        "a file that is not Python",
+        TRAIN,
+        ("its module raised SyntaxError: '(' was never closed", "where: HERE/net.py:", "return self.linear(x"),
+        {"net.py": net("return self.linear(x")},
+    ),
+    Fault(
+        "layers that do not fit the samples",
+        TRAIN,
+        (
+            "the model does not run on the example batch: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+            "where: HERE/net.py:17: return self.linear(x)",
+            "check the model against its inputs, which were float32[4, 8], int64[4]",
+        ),
+        {"net.py": net(init="self.linear = nn.Linear(7, 3)")},
+    ),
+    Fault(
+        "a loss that does not depend on parameters",
+        COMPILE,
+        ("does not depend on any parameter that requires a gradient", "check requires_grad, detach()"),
+        {"net.py": net("return F.cross_entropy(self.linear(x).detach(), y)", parameters="x, y")},
+    ),
+    Fault(
+        "a loss that is no tensor",
+        f"{COMPILE} {_LOSS}",
+        ("the loss function returns a float, not a tensor", "without .item()"),
+        {"net.py": net(before="def wrong(outputs, target):\n    return 3.0\n\n\n")},
+    ),
+    Fault(
+        "nothing returned",
+        TRAIN,
+        ("the model returns None", "where: HERE/net.py:16: def forward(self, x):", "return a loss, (loss, outputs"),
+        {"net.py": net("self.linear(x)")},
+    ),
+    Fault(
+        "no parameters",
+        TRAIN,
+        ("the model has no parameters to train", "compile it with --inference"),
+        {"net.py": net("return x[:, :3]", init="pass")},
+    ),
+    Fault(
+        "parameters on another device",
+        TRAIN,
+        (
+            "the model has 2 things that a PEF cannot hold:",
+            "the parameter linear.weight is on the device meta",
+            "the parameter linear.bias is on the device meta",
+            "build the model on the CPU",
+        ),
+        {"net.py": net(init="self.linear = nn.Linear(8, 3, device='meta')")},
+    ),
+    Fault(
+        "lazy parameters",
+        TRAIN,
+        ("the parameter linear.weight has no shape yet: its module is lazy", "nn.Linear(…) instead of nn.LazyLinear"),
+        {"net.py": net(init="self.linear = nn.LazyLinear(3)")},
+    ),
+    Fault(
+        "a sparse embedding",
+        TRAIN,
+        ("the module table is Embedding(sparse=True)", "leave out sparse=True: nn.Embedding(10, 3)"),
+        {
+            "net.py": net(
+                "return self.table((x > 0).long()).mean(1)", init="self.table = nn.Embedding(10, 3, sparse=True)"
+            )
+        },
+    ),
+    Fault(
+        "a boolean mask",
+        TRAIN,
+        (
+            f"{_STEP}: a shape that depends on the values",
+            "net.py:18: return h - h[h > 0].mean()",
+            "torch.where(mask, a, b)",
+        ),
+        {"net.py": net("h = self.linear(x)\nreturn h - h[h > 0].mean()")},
+    ),
+    Fault(
+        "a packed sequence",
+        TRAIN,
+        (f"{_STEP}: a packed sequence", "net.py:18: packed = nn.utils.rnn.pack_padded_sequence", "on the padded batch"),
+        {"net.py": net(_PACKED, init=_RNN)},
+    ),
+    Fault(
+        "a parameter changed in place",
+        TRAIN,
+        (
+            f"{_STEP}: a parameter that is changed in place",
+            "net.py:18: self.linear.weight.clamp_(-1, 1)",
+            "register_buffer()",
+        ),
+        {"net.py": net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)")},
+    ),
+    Fault(
+        "activation checkpointing",
+        TRAIN,
+        (f"{_STEP}: activation checkpointing", "net.py:20: return checkpoint(self.linear, x", "call the block itself"),
+        {
+            "net.py": net(
+                "return checkpoint(self.linear, x, use_reentrant=False)",
+                before="from torch.utils.checkpoint import checkpoint\n\n\n",
+            )
+        },
+    ),
+    Fault(
+        "random numbers of NumPy",
+        TRAIN,
+        (f"{_STEP}: Python code that depends on the value of a tensor", "net.py:20: return", "torch.rand"),
+        {"net.py": net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n")},
+    ),
+    Fault(
+        "complex numbers on the way",
+        TRAIN,
+        ("error[operator]: a PEF cannot hold aten._fft_r2c.default", "net.py:17: return", "the imaginary part"),
+        {"net.py": net("return self.linear(torch.fft.rfft(x).abs())", init="self.linear = nn.Linear(5, 3)")},
+    ),
+    Fault(
+        "an operator of the user's own",
+        TRAIN,
+        ("error[operator]: a PEF cannot hold faults.double.default", "return torch.ops", "PyTorch's own operators"),
+        {"net.py": net("return torch.ops.faults.double(self.linear(x))", before=_OPERATOR)},
+    ),
+    Fault(
+        "several at once",
+        TRAIN,
+        (
+            f"{_STEP}, for 4 reasons:",
+            "HERE/net.py:17: x *= 2   (an input that is changed in place)",
+            "HERE/net.py:19: if h.sum() > 0:   (a branch on the value of a tensor)",
+            "HERE/net.py:21: if h.max() > 3:   (a branch on the value of a tensor)",
+            "HERE/net.py:23: return h / h.max().item()   (the value of a tensor as a Python number)",
+            "try:   make a new tensor",
+            "torch.where(condition, a, b)",
+            "keep it a tensor",
+        ),
+        {
+            "net.py": net(
+                "x *= 2\nh = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nif h.max() > 3:\n    h = h - 1\n"
+                "return h / h.max().item()"
+            )
+        },
+    ),
+    Fault(
+        "too few samples for a batch",
+        TRAIN,
+        ("the training data has 3 samples, fewer than one batch of 4", "--batch-size 3 or less"),
+        {"net.py": net(samples=SAMPLES.replace("16", "3"))},
+    ),
+    Fault(
+        "no target for the loss",
+        TRAIN,
+        ("the loss cross_entropy needs a target, and a sample gives one value", "give (x, label) in the dataset"),
+        {"net.py": net(samples="return TensorDataset(torch.randn(16, 8))")},
+    ),
+    Fault(
+        "fewer values than the model needs",
+        TRAIN,
+        (
+            "error[data]: forward(x, mask) needs mask, and a sample gives x and the target of the loss",
+            "where: HERE/net.py:16: def forward(self, x, mask):",
+            "give it in every sample",
+        ),
+        {"net.py": net("return self.linear(x * mask)", parameters="x, mask")},
+    ),
+    Fault(
+        "a sample that raises, in a run",
+        _RUN + " --metrics m.jsonl --save w.safetensors",
+        (
+            "sample 11 of HERE/net.py:samples raised OSError: image 11 is damaged",
+            "where: HERE/net.py:13: raise OSError('image 11 is damaged')",
+            "dataset[11]",
+        ),
+        {"net.py": dataset(_DAMAGED)},
+        pefs=("net",),
+        may_leave=("m.jsonl",),
+    ),
+    Fault(
+        "a sample that is no number, in a run",
+        _RUN + " --save w.safetensors --metrics m.jsonl",
+        (
+            "error[numerics]: the loss of step ",
+            " is not finite: nan",
+            "where: epoch 1, step ",
+            "nothing of it was saved",
+            "try:   sambasim run --pef net --data net.py:samples --save w.safetensors --metrics m.jsonl",
+            " --debug-numerics to see where it begins, or ",
+            "--on-nonfinite skip",
+        ),
+        {"net.py": dataset("return torch.randn(8) / (0.0 if i == 11 else 1.0) * 0.0, i % 3")},
+        pefs=("net",),
+        may_leave=("m.jsonl",),
+    ),
+    Fault(
+        "labels out of range",
+        _RUN + " --save w.safetensors",
+        (
+            "the samples hold values that the model cannot take (IndexError: Target",
+            "target goes from",
+            "and went up to 2 when compiled",
+            "where: the operator aten.nll_loss_forward.default",
+            "correct the samples, or enlarge the model",
+        ),
+        {"net.py": dataset("return torch.randn(8), 7 + i % 3")},
+        pefs=("net",),
+    ),
+    Fault(
+        "too few samples for all replicas",
+        "run --pef pair --emulate-replicas 5",
+        ("has 16 samples, but one step takes 20: batch 4 × 1 accumulation steps × 5 replicas", "fewer replicas"),
+        pefs=("pair",),
+    ),
+)
