@@ -86,31 +86,11 @@ def test_commands_parse(page: Path) -> None:
         assert _problem(words) is None, " ".join(words)
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("mpirun -np 2 sambasim run --reduce-on-rdu --pef digits", None),
-        ("sambasim run --pef digits --reduce-on-rdus", "--reduce-on-rdus"),
-        ("sambasim bench collectives --schedules", "--schedules"),
-        ("sambasim inspect digits more", "left over: more"),
-        ("sambasim trian", "no command trian"),
-    ],
-)
-def test_a_wrong_command_is_found(line: str, problem: str | None) -> None:
-    found = _problem(line.split())
-    assert found is None if problem is None else problem in (found or "")
-
-
 def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
     (config,) = (body for language, body in _BLOCK.findall(TEXTS[README]) if language == "toml")
     (tmp_path / "net.toml").write_text(config, encoding="utf-8")
     options = compile_options(tmp_path / "net.toml", None, [], {"data_parallel": True})
     assert options.training.batch_size == 32
-
-
-def test_several_commands_of_a_line_are_all_seen() -> None:
-    block = "```console\n$ sambasim inspect a | head && sambasim verify a  # look\n3 sections\n```\n"
-    assert list(_commands(block)) == [["sambasim", "inspect", "a"], ["head"], ["sambasim", "verify", "a"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -68,19 +68,6 @@ def test_only_capture_uses_the_export_of_torch() -> None:
             assert capture_names(file.read_text(encoding="utf-8")) == [], file
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ndef f():\n    return torch.export.export(m, ())",
-        "import torch as t\nt.export.export(m, ())",
-        "from torch import export as e\ne.export(m, ())",
-        "from torch._functorch.aot_autograd import aot_export_joint",
-    ],
-)
-def test_a_use_is_found_however_it_is_written(source: str) -> None:
-    assert capture_names(source)
-
-
 def test_every_package_has_a_layer() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     layers = {name for layer in linter["contracts"][0]["layers"] for name in re.split(r" [:|] ", layer)}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -85,25 +84,6 @@ def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "started 2 ranks, but" in found.trouble
     assert found.remedy is not None
     assert found.remedy.endswith("-np 2 sambasim run ...")
-
-
-@pytest.mark.parametrize(
-    ("answer", "trouble"),
-    [
-        (completed(1, "", "first\nlast words\n"), "last words"),
-        (completed(1, "", ""), "it ended with exit code 1"),
-        (subprocess.TimeoutExpired("mpirun", 30), "mpirun did not answer within 30 s"),
-    ],
-)
-def test_a_probe_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, answer: object, trouble: str) -> None:
-    def run(command: Sequence[str], **_: object) -> object:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert doctor.launch("MPICH 5.0.2").trouble == trouble
-    assert doctor.mpi_library().stops_a_run
 
 
 def test_torch_by_version(monkeypatch: pytest.MonkeyPatch) -> None:

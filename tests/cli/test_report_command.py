@@ -48,16 +48,10 @@ def refused(*arguments: str) -> OptionError:
     return result.exception
 
 
-def test_of_a_pef(path: Path) -> None:
+def test_of_a_pef_a_run_or_both(path: Path) -> None:
     assert page("logreg").ids("section") == PREDICTED
     assert page(str(path), "--arch", "sn40", "--replicas", "8,1,64").ids("section") == PREDICTED
-
-
-def test_of_a_run() -> None:
     assert page("run.jsonl").ids("section") == MEASURED
-
-
-def test_of_both() -> None:
     assert set(page("logreg", "--run", "run.jsonl").ids("section")) == {*PREDICTED, *MEASURED}
 
 

@@ -1,14 +1,11 @@
 """What commands share: whether output goes to a terminal, and imports that are exempt from garbage collection."""
 
-import gc
 import os
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 
-from sambasim.cli.shared import kept_imports
 from sambasim.cli.terminal import is_terminal
 from tests.support.mpi import run_job
 
@@ -40,25 +37,6 @@ def test_the_stream_of_a_launcher_counts_that_gives_its_ranks_terminals(
     with open(slave, "w") as stream:
         assert is_terminal(stream) is expected
     os.close(master)
-
-
-class _Cycle:
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_objects_of_an_import_are_not_collected_and_later_ones_are() -> None:
-    with kept_imports():
-        assert not gc.isenabled()
-        early = weakref.ref(_Cycle())
-    late = weakref.ref(_Cycle())
-    gc.collect()
-    assert gc.isenabled()
-    assert early() is not None
-    assert late() is None
-    with pytest.raises(ImportError), kept_imports():
-        raise ImportError("no such module")
-    assert gc.isenabled()
 
 
 _OWN = """

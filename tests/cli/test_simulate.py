@@ -163,30 +163,15 @@ def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, tmp_path: Path
         simulate("digits", "--arch", str(file))
 
 
-MODEL = """
-import copy
-from torch import nn
-
-class Encoder(nn.Module):
-    def __init__(self, width=128):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True)
-        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(2))
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-
+def test_a_recurrent_model_at_a_batch_larger_than_its_data(simulate: Simulate, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("""from torch import nn
+class Net(nn.LSTM):
     def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.lstm(x)[0].square().mean()
-"""
-
-
-def test_a_model_of_copied_layers_at_a_batch_larger_than_its_data(simulate: Simulate, tmp_path: Path) -> None:
-    file = tmp_path / "encoder.py"
-    file.write_text(MODEL, encoding="utf-8")
-    model = [f"{file}:Encoder", "--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[16, 128]"}']
-    options = [*model, "--set", "data.samples=8", "--set", "optimizer.name=adamw", "-b", "512"]
-    printed = simulate(*options)
+        return super().forward(x)[0].square().mean()
+""")
+    model = [f"{tmp_path}/net.py:Net", *(["--set", "model.args.input_size=8", "--set", "model.args.hidden_size=8"])]
+    data = ["--set", "data.source=synthetic", "--set", 'data.inputs={x="float32[16, 8]"}', "--set", "data.samples=8"]
+    printed = simulate(*model, *data, "--set", "optimizer.name=adamw", "-b", "512")
     assert "batch 512" in printed
     assert "range" not in printed, "no calibration row is recurrent"
     assert "the dependency of each time step on the last is ignored" in printed

@@ -70,17 +70,6 @@ def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> N
     assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)
 
 
-def test_too_few_replicas_are_an_error_with_the_correct_command(folder: Path) -> None:
-    command = [*SAMBASIM, "run", "--reduce-on-rdu", "--pef", "out/digits/digits.pef"]
-    result = run_job(command, cwd=folder)
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
-        "error[launch]: this PEF was compiled for at least 2 replicas (-ws 2), and 1 was started",
-        "  try:   mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef",
-    ]
-    assert result.elapsed_s < 10
-
-
 def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder: Path) -> None:
     _done(sambasim(["compile", "--pef-name", "alone"], folder))
     result = run_mpi(3, [*SAMBASIM, "run", "--pef", "alone"], cwd=folder)

@@ -4,16 +4,14 @@ python -m tests.faults.sweep --runs 150 --seed 1        make faults
 """
 
 import json
-import os
 import random
 import re
 import shlex
-import signal
+import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -28,14 +26,12 @@ from tests.support.mpi import Result, mpirun, run_job
 
 STEPS = 60
 SAVE_EVERY = 7
-FAULT_FILE = "fault-"
-"""With a rank behind it: a file that tells this rank what to do to itself."""
-
-MODEL = f'''
+MODEL = '''
 """A model and its data. A thread waits for a file that names a fault, and causes it at whatever moment that is."""
 
 import ctypes
 import os
+import signal
 import threading
 import time
 
@@ -51,12 +47,16 @@ class Injected(RuntimeError):
 
 def _wait(main):
     rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
-    path = "{FAULT_FILE}" + rank
-    while not os.path.exists(path):
+    while not os.path.exists("fault-" + rank):
         time.sleep(0.001)
-    if open(path).read() == "exit":
+    os.rename("fault-" + rank, "injected")
+    fault = open("injected").read()
+    if fault.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[fault])
+    elif fault == "os._exit(86)":
         os._exit(86)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Injected))
+    else:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Injected))
 
 
 class Samples(Dataset):
@@ -88,8 +88,6 @@ COMPILE = (
     "--set loss.name=cross_entropy --set optimizer.name=adamw"
 )
 
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-
 
 class Fault(StrEnum):
     """What happens to a rank."""
@@ -104,13 +102,9 @@ class Fault(StrEnum):
 class Moment(StrEnum):
     """When it happens."""
 
-    START = "start"
     STEP = "mid-step"
     CHECKPOINT = "mid-checkpoint"
     END = "end"
-
-
-_SIGNALS = {Fault.KILL: signal.SIGKILL, Fault.TERMINATE: signal.SIGTERM, Fault.STOP: signal.SIGSTOP}
 
 
 def command(words: str) -> list[str]:
@@ -118,90 +112,21 @@ def command(words: str) -> list[str]:
     return [sys.executable, "-m", "sambasim", *shlex.split(words)]
 
 
-def lay_out(folder: Path, pef: bytes | None) -> None:
-    """The folder that a run is started in."""
-    (folder / "net.py").write_text(MODEL)
-    if pef is not None:
-        path = folder / "out" / "net" / "net.pef"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(pef)
-
-
-def compile_model(folder: Path) -> bytes:
-    """The PEF, compiled in `folder`."""
-    folder.mkdir()
-    lay_out(folder, None)
-    run_job(command(COMPILE), cwd=folder, timeout=120).check()
-    return (folder / "out" / "net" / "net.pef").read_bytes()
-
-
-def inject(fault: Fault, rank: int, folder: Path) -> int | None:
-    """Cause `fault` in `rank` of the job that runs in `folder`, or in the process without a rank. Returns its pid; None
-    if there is none any more."""
-    pid = min(processes(folder, rank), default=None)
-    if fault in _SIGNALS:
-        try:
-            if pid is not None:
-                os.kill(pid, _SIGNALS[fault])
-        except ProcessLookupError:
-            return None
-        return pid
-    file = folder / f"{FAULT_FILE}{rank}"
-    file.with_suffix(".new").write_text("exit" if fault is Fault.EXIT else "raise")
-    file.with_suffix(".new").rename(file)
-    return pid
-
-
-def processes(folder: Path, rank: int) -> Sequence[int]:
-    """The `python -m sambasim` processes that run in `folder` as `rank`, or without a rank."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if not entry.name.isdecimal() or (entry / "cwd").resolve() != folder.resolve():
-                continue
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            environ = dict(
-                pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair
-            )
-        except OSError:
-            continue
-        ranks = [int(environ[key.encode()]) for key in _RANKS if key.encode() in environ]
-        is_sambasim = {b"-m", b"sambasim"} <= set(words) and not words[0].endswith((b"mpirun", b"mpiexec"))
-        if is_sambasim and (not ranks or ranks[0] == rank):
-            found.append(int(entry.name))
-    return found
-
-
-def wait_for(moment: Moment, folder: Path, random: float, last_step: int, patience_s: float = 60.0) -> bool:
+def wait_for(moment: Moment, folder: Path, random: float) -> bool:
     """Return at `moment` of the run in `folder`; False if it does not come. `random`, 0 to 1, chooses within it."""
-    until = time.monotonic() + patience_s
-    if moment is Moment.START:
-        while not processes(folder, 0) and time.monotonic() < until:
-            time.sleep(0.01)
-        time.sleep(random * 4)
-        return True
-    step = {Moment.STEP: 1 + int(random * (last_step - 10)), Moment.CHECKPOINT: 1, Moment.END: last_step}[moment]
+    until = time.monotonic() + 60.0
+    step = {Moment.STEP: 1 + int(random * (STEPS - 10)), Moment.CHECKPOINT: 1, Moment.END: STEPS}[moment]
     metrics = folder / "metrics.jsonl"
-    while not _has_step(metrics, step):
-        if time.monotonic() > until:
+    while f'"step":{step},' not in _text(metrics) or (moment is Moment.CHECKPOINT and not _is_saving(folder)):
+        if time.monotonic() > until or (moment is Moment.CHECKPOINT and f'"step":{STEPS},' in _text(metrics)):
             return False
-        time.sleep(0.002)
-    if moment is Moment.CHECKPOINT:
-        while not _is_saving(folder / "saved"):
-            if time.monotonic() > until or _has_step(metrics, last_step):
-                return False
-        time.sleep(random * 0.01)
-    else:
-        time.sleep(random * (0.05 if moment is Moment.STEP else 0.3))
+        time.sleep(0.0005)
+    time.sleep(random * {Moment.STEP: 0.05, Moment.CHECKPOINT: 0.01, Moment.END: 0.3}[moment])
     return True
 
 
-def _is_saving(saved: Path) -> bool:
-    return saved.is_dir() and any(name.endswith(".partial") for name in os.listdir(saved))
-
-
-def _has_step(metrics: Path, step: int) -> bool:
-    return metrics.exists() and f'"step":{step},' in metrics.read_text(errors="replace")
+def _is_saving(folder: Path) -> bool:
+    return any((folder / "saved").glob("*.partial"))
 
 
 SYNC_TIMEOUT_S = 5
@@ -214,7 +139,6 @@ _OF_MPIRUN = {
     Fault.TERMINATE: ("SIGTERM", "(signal 15)", "signal 15", "died"),
     Fault.EXIT: ("EXIT CODE: 86", "EXIT STRING", "died", "non-zero status", "exit code 86", "Exit code:    86"),
 }
-_MPI_SEGMENTS = re.compile(r"left shared memory behind: \[('mpich_shm_\w+'(?:, )?)+\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,69 +177,35 @@ def cases(count: int, seed: int) -> list[Case]:
     made = []
     for number in range(count):
         moment = list(Moment)[number % len(Moment)]
-        fault = list(Fault)[number % len(Fault)]  # their numbers have no common divisor
+        fault = list(Fault)[number % len(Fault)]  # 3 and 5 have no common divisor
         ranks = draw.choice((2, 4))
         sync = draw.choice(("--reduce-on-rdu", "", "--host-sync parameter-server"))
         made.append(Case(number, ranks, sync, fault, moment, draw.randrange(ranks), draw.random()))
     return made
 
 
-def play(case: Case, pef: bytes, state_sha256: str, folder: Path, slack_s: float = BUSY_S) -> Verdict:
+def play(case: Case, state_sha256: str, folder: Path, slack_s: float) -> Verdict:
     """Run, inject, check, and resume to the end. A job may take `slack_s` longer to end than promised.
 
     state_sha256: of a run without faults
     """
-    lay_out(folder, pef)
-    job = _Job(_run(case, f"--sync-timeout {SYNC_TIMEOUT_S}"), folder)
-    reached = wait_for(case.moment, folder, case.random, STEPS)
-    injected_s = time.monotonic()
-    pid = inject(case.fault, case.rank, folder) if reached else None
-    result = job.join()
-    ended_s = job.ended_s - injected_s
-    verdict = Verdict(case, pid is not None and ended_s > 0, result.returncode, max(ended_s, 0.0), stderr=result.stderr)
-    for file in folder.glob(f"{FAULT_FILE}*"):
-        file.unlink()
-    if job.problem is not None and not (case.moment is Moment.START and _is_of_mpi(job.problem)):
-        verdict.problems.append(job.problem)
-    else:
-        if job.problem is None:
-            _check_end(verdict, result, folder, slack_s)
-        _check_checkpoints(verdict, folder)
-        _resume(verdict, state_sha256, folder)
-    return verdict
-
-
-def _is_of_mpi(problem: str) -> bool:
-    """Whether only segments that MPI made while it started were left. They are removed."""
-    if _MPI_SEGMENTS.search(problem) is None:
-        return False
-    for name in re.findall(r"mpich_shm_\w+", problem):
-        Path("/dev/shm", name).unlink(missing_ok=True)
-    return True
-
-
-class _Job:
-    """A job that runs in a thread. What `run_job` finds wrong is `problem`."""
-
-    def __init__(self, words: list[str], folder: Path) -> None:
-        self._result: Result | None = None
-        self.problem: str | None = None
-        self.ended_s = 0.0
-        self._thread = threading.Thread(target=self._play, args=(words, folder))
-        self._thread.start()
-
-    def join(self) -> Result:
-        self._thread.join()
-        return self._result or Result(-1, "", "", 0.0)
-
-    def _play(self, words: list[str], folder: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(run_job, _run(case, f"--sync-timeout {SYNC_TIMEOUT_S}"), cwd=folder, timeout=180)
         began_s = time.monotonic()
-        try:
-            self._result = run_job(words, cwd=folder, timeout=180)
-            self.ended_s = began_s + self._result.elapsed_s
-        except BaseException as error:  # pytest.fail's, which is no Exception
-            self.problem = str(error)
-            self.ended_s = time.monotonic()
+        if wait_for(case.moment, folder, case.random):
+            (folder / "new").write_text(case.fault)
+            (folder / "new").rename(folder / f"fault-{case.rank}")
+        injected_s = time.monotonic() - began_s
+    if problem := job.exception():  # pytest.fail's too, which is no Exception
+        return Verdict(case, True, -1, 0.0, problems=[str(problem)])
+    result = job.result()
+    hit = (folder / "injected").exists()
+    verdict = Verdict(case, hit, result.returncode, max(0.0, result.elapsed_s - injected_s), stderr=result.stderr)
+    (folder / f"fault-{case.rank}").unlink(missing_ok=True)
+    _check_end(verdict, result, folder, slack_s)
+    _check_checkpoints(verdict, folder)
+    _resume(verdict, state_sha256, folder)
+    return verdict
 
 
 def _run(case: Case, more: str) -> list[str]:
@@ -330,7 +220,7 @@ def _check_end(verdict: Verdict, result: Result, folder: Path, slack_s: float) -
     """It ends in time, with an exit code and a root cause."""
     case = verdict.case
     limit_s = slack_s + DEATH_S
-    in_mpi = case.fault is Fault.STOP and case.moment in (Moment.START, Moment.END)
+    in_mpi = case.fault is Fault.STOP and case.moment is Moment.END
     if case.fault is Fault.STOP:
         limit_s += LEAST_LIMIT_S + case.ranks if in_mpi else SYNC_TIMEOUT_S
     finished = '"summary"' in _text(folder / "metrics.jsonl")
@@ -406,28 +296,24 @@ def main(runs: int, seed: int, only: int | None, slack: float) -> None:
 
 def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
     """Play each of `chosen` in a folder of its own."""
-    pef, state_sha256, verdicts = compile_model(place / "model"), {}, []
+    (place / "net.py").write_text(MODEL)
+    run_job(command(COMPILE), cwd=place, timeout=120).check()
+    state_sha256: dict[int, str] = {}
+    verdicts = []
     for case in chosen:
-        ranks = case.ranks
-        if ranks not in state_sha256:
-            state_sha256[ranks] = _undisturbed(ranks, place / f"undisturbed{ranks}", pef)
+        if case.ranks not in state_sha256:
+            words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
+            result = run_job([mpirun(), "-np", str(case.ranks), *command(words)], cwd=place, timeout=120).check()
+            state_sha256[case.ranks] = json.loads(result.stdout)["state_sha256"]
         folder = place / str(case.number)
-        folder.mkdir()
-        verdict = play(case, pef, state_sha256[ranks], folder, slack_s)
+        shutil.copytree(place / "out", folder / "out")
+        (folder / "net.py").write_text(MODEL)
+        verdict = play(case, state_sha256[case.ranks], folder, slack_s)
         verdicts.append(verdict)
         state = "; ".join(verdict.problems).splitlines()[0][:100] if verdict.problems else "as promised"
         hit = f"exit {verdict.exit_code:4}, {verdict.ended_s:4.1f} s" if verdict.hit else "ended before"
         print(f"{case}  {hit}, {verdict.checkpoints} checkpoints: {state}", flush=True)
     return verdicts
-
-
-def _undisturbed(ranks: int, folder: Path, pef: bytes) -> str:
-    folder.mkdir()
-    lay_out(folder, pef)
-    words = f"run --pef net --steps {STEPS} --threads 1 --no-evaluate --json"
-    result = run_job([mpirun(), "-np", str(ranks), *command(words)], cwd=folder, timeout=120).check()
-    digest: str = json.loads(result.stdout)["state_sha256"]
-    return digest
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""The environment of a command: streams that are closed or full, readers that exit, locales, clocks. Real processes."""
+"""The environment of a command: streams that are closed or full, readers that exit, locales. Real processes."""
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -116,26 +115,3 @@ def _stdout(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
     """What the command prints; it must succeed."""
     _shell(f"SAMBASIM {command} >stdout", folder, env).check()
     return (folder / "stdout").read_bytes()
-
-
-_CLOCK = """
-import itertools, time
-_readings = itertools.count()
-time.time = lambda: max(0.0, 100.0 - 7.0 * next(_readings))
-time.time_ns = lambda: int(time.time() * 1e9)
-open("clock_was_changed", "w").close()
-"""
-"""A clock that stands near 1970 and goes backwards, for every Python that starts."""
-
-
-def test_no_duration_and_no_name_depends_on_the_clock(folder: Path) -> None:
-    (folder / "clock").mkdir()
-    (folder / "clock" / "usercustomize.py").write_text(_CLOCK)
-    (folder / "clock" / "sitecustomize.py").write_text(_CLOCK)
-    env = {"PYTHONPATH": f"{folder / 'clock'}{os.pathsep}{Path(__file__).parents[2]}", "TZ": ":nowhere/at all"}
-    _shell(f"SAMBASIM {TRAIN} --pef-name new", folder, env).check()
-    assert (folder / "clock_was_changed").exists()
-    command = [*shlex.split(_PYTHON), "run", "--pef", "pair", "--log-dir", "logs", "--trace", "t.json"]
-    result = run_mpi(2, [*command, "--metrics", "m.jsonl"], cwd=folder, env=env).check()
-    assert "samples/s" in result.stdout
-    assert "-" not in result.stdout.split("steps in ")[1].split(":")[0], "no time is negative"

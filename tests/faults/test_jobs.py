@@ -10,8 +10,8 @@ import pytest
 
 from tests.faults.command import outcome_of, sambasim
 from tests.faults.fault import check_left, check_message, contents
-from tests.faults.texts import TRAIN, dataset, net
-from tests.support.mpi import run_job, run_mpi
+from tests.faults.texts import dataset
+from tests.support.mpi import run_mpi
 from tests.support.whole import whole_case
 
 _SAMBASIM = (sys.executable, "-m", "sambasim")
@@ -102,22 +102,6 @@ def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_on
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= 2
     check_left(folder, before, may_leave=("failed_at", "m.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("command", "fragments"),
-    [
-        ("compile --data-paralel", ("error[usage]: No such option '--data-paralel'", "sambasim compile --help")),
-        whole_case(TRAIN, ("a branch on the value of a tensor", "net.py:18: if h.sum() > 0:", "torch.where")),
-    ],
-)
-def test_alone_only_the_error_is_printed(command: str, fragments: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(net("h = self.linear(x)\nif h.sum() > 0:\n    h = h * 2\nreturn h"))
-    before = contents(tmp_path)
-    result = run_job([*_SAMBASIM, *command.split()], cwd=tmp_path, env={"PYTHONDONTWRITEBYTECODE": "1"})
-    check_message(outcome_of(result), fragments)
-    assert result.stdout == ""
-    check_left(tmp_path, before)
 
 
 def test_an_internal_error_prints_its_traceback_for_the_bug_report(

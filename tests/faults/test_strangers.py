@@ -85,27 +85,20 @@ def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path
         assert f"the PEF was compiled for the device {arch!r}, which does not ship with sambasim" in outcome.stderr
 
 
-@pytest.mark.parametrize("tiles", [0, 9])
-def test_tiles_that_there_are_not_are_refused(tiles: int, folder: Path) -> None:
-    change(folder, lambda f: f["compile_options"].update(num_tiles=tiles))
-    outcome = run(folder, "--steps 1 --data synthetic --trust")
-    assert outcome.exit_code == 3
-    assert "tiles of SN30, which has 8" in outcome.stderr
-
-
 @pytest.mark.parametrize(
     ("edit", "text"),
     [
         (lambda f: f["data_source"].update(workers=1 << 40), "data.workers = 1099511627776: must be at most 256"),
         (lambda f: f["program"]["evaluation"]["inputs"].append("A" * 100_000), "… "),
+        (lambda f: f["compile_options"].update(num_tiles=9), "tiles of SN30, which has 8"),
     ],
-    ids=["more workers than any machine has", "a long name"],
+    ids=["more workers than any machine has", "a long name", "more tiles than the device has"],
 )
 def test_what_is_wrong_in_the_file_is_an_error_of_the_file(
     edit: Callable[[Fields], object], text: str, folder: Path
 ) -> None:
     change(folder, edit)
-    outcome = run(folder, "--steps 1 --data synthetic")
+    outcome = run(folder, "--steps 1 --data synthetic --trust")
     assert outcome.exit_code == 3, outcome.stderr
     assert text in outcome.stderr
     assert len(outcome.stderr) < 3000

@@ -7,8 +7,8 @@ import pytest
 from tests.faults.sweep import cases, sweep
 from tests.support.whole import is_whole
 
-_DEFAULT = (5, 6)
-"""With two replicas, rank 1 is killed in a step, or terminated as it saves a checkpoint."""
+_DEFAULT = (6, 25)
+"""With two replicas, rank 1 is terminated in a step, or killed as it saves a checkpoint."""
 
 
 @pytest.mark.timeout(900)

@@ -136,21 +136,6 @@ def test_tensors_of_any_stride_and_with_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({weight_name(): torch.zeros(3, 2)}, "must be a dense float32[2, 3] on the CPU, and is torch.float32[3, 2]"),
-        ({weight_name(): torch.zeros(2, 3, device="meta")}, "on meta"),
-        ({weight_name(): torch.zeros(2, 3).to_sparse()}, "torch.sparse_coo"),
-    ],
-)
-def test_wrong_weights_are_refused(change: dict[str, torch.Tensor], text: str, tmp_path: Path) -> None:
-    with pytest.raises(InternalError) as caught:
-        pef.write(tmp_path / "x.pef", sample_document(), sample_weights() | change)
-    assert text in caught.value.what
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         ({"data_source": {"rate": float("nan")}}, UserError, "cannot be written as JSON"),

@@ -1,5 +1,6 @@
-"""Reading back what a run wrote: metrics and digests. Errors name the file and the line."""
+"""Reading back what a run wrote: metrics and digests, where errors name the file and the line; and a trace's tracks."""
 
+import json
 import math
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from sambasim.errors import ArtifactError, OptionError
 from sambasim.records.digests import RUN_FILE, ValueDigest, is_recording, read_recording, replica_file
 from sambasim.records.metrics import read_run
+from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.recordings import a_run, a_step, write_recording
 
@@ -25,13 +27,10 @@ def metrics_lines() -> list[str]:
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
-    assert read_run(write_metrics(tmp_path, "".join(metrics_lines()))) == a_run_with_metrics()
-
-
-def test_a_run_that_was_stopped_in_a_line(tmp_path: Path) -> None:
-    run = read_run(write_metrics(tmp_path, "".join(metrics_lines())[:-20]))
-    assert run.summary is None
-    assert run.steps == a_run_with_metrics().steps
+    text = "".join(metrics_lines())
+    assert read_run(write_metrics(tmp_path, text)) == a_run_with_metrics()
+    stopped = read_run(write_metrics(tmp_path, text[:-20]))
+    assert (stopped.summary, stopped.steps) == (None, a_run_with_metrics().steps)
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
@@ -83,14 +82,19 @@ def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
     assert error.value.where == f"{file}:2"
 
 
-def test_another_run_file_is_told(tmp_path: Path) -> None:
-    folder = write_recording(tmp_path / "a", {0: [a_step(1)]})
-    (folder / RUN_FILE).write_text('{"kind": "other"}', encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"run.json is not what sambasim run --record-digests writes: kind"):
-        read_recording(folder)
-
-
 def test_a_folder_of_something_else_is_no_recording(tmp_path: Path) -> None:
     assert not is_recording(tmp_path)
     with pytest.raises(OptionError, match=r"run.json cannot be read: No such file"):
         read_recording(tmp_path)
+    (tmp_path / RUN_FILE).write_text('{"kind": "other"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"run.json is not what sambasim run --record-digests writes: kind"):
+        read_recording(tmp_path)
+
+
+def test_every_track_that_is_used_has_a_thread_of_its_own() -> None:
+    spans = [TraceSpan(track, "busy", 5, 9) for track in (Track.COLLECTIVES, Track.HOST)]
+    processes = [TraceProcess(rank, f"replica {rank}, measured", spans) for rank in range(2)]
+    events = json.loads(trace_json(processes, {"kind": "measured"}))["traceEvents"]
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert named == {(0, 1): "host", (0, 4): "collectives", (1, 1): "host", (1, 4): "collectives"}
+    assert [event["tid"] for event in events if event["ph"] == "X"] == [1, 4, 1, 4]

@@ -16,7 +16,6 @@ from sambasim.report.inspect import (
     inspection,
     options_table,
     section_facts,
-    symbols_table,
 )
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 
@@ -103,12 +102,6 @@ def test_tables_show_everything(tmp_path: Path) -> None:
     assert re.search(r"\b4 +OPT +logreg__opt_4 +1 +1\.5 KiB +1\.0 KiB", text)
     assert re.search(r"logreg__mask +constant +bool\[3\] +5120 +3 B", text)
     assert re.search(r"view +aten\.t\.default +2 +logreg\.py:7", text)
-
-
-def test_many_symbols_are_cut_and_it_says_so(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path)
-    many = facts.model_copy(update={"symbols": facts.symbols * 4})
-    assert "and 24 more; --json lists all of them" in printed(symbols_table(many))
 
 
 def test_text_from_a_file_is_neither_markup_nor_control() -> None:

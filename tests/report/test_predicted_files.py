@@ -3,19 +3,14 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sambasim.cli.main import sambasim
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
-from sambasim.ir.program import Program
-from sambasim.pef import read
 from sambasim.report.sambatune import section_report_csv, summary_json
 from sambasim.report.simulation import MOST_REPLICAS, predicted_trace
 from sambasim.simulation.scaling import ScaledStep, scale
@@ -27,27 +22,18 @@ from tests.support.trace_format import read_trace
 Rows = list[dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    folder = tmp_path_factory.mktemp("out")
-    arguments = ["compile", "--data-parallel", "-b", "32", "--output-folder", str(folder), "--json"]
-    result = CliRunner().invoke(sambasim, arguments, catch_exceptions=False)
-    return read(Path(json.loads(result.stdout)["pef"])).program
-
-
-def _scaled(program: Program, arch: str = "sn30", replicas: int = 1, micro_steps: int = 1) -> ScaledStep:
-    device = load_device(arch)
-    budget = budget_of(device, load_calibration())
-    alone = predict_step(program, budget, "o3", load_calibration(), None, micro_steps)
-    return scale(program, alone, place(replicas, device, None, load_cluster(device.cluster)), SyncPath.RDU)
+def _scaled(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> ScaledStep:
+    device, program = load_device("sn30"), sample_program()
+    alone = predict_step(program, budget_of(device, load_calibration(), 4), "o3", load_calibration(), None, micro_steps)
+    return scale(program, alone, place(replicas, device, 4, load_cluster("sn30-8")), path)
 
 
 def _rows(scaled: ScaledStep) -> Rows:
     return list(csv.DictReader(io.StringIO(section_report_csv(scaled.step))))
 
 
-def test_a_row_for_each_section_and_their_sum_is_the_step(program: Program) -> None:
-    scaled = _scaled(program, micro_steps=3)
+def test_a_row_for_each_section_and_their_sum_is_the_step() -> None:
+    scaled = _scaled(micro_steps=3)
     rows = _rows(scaled)
     assert [row["section_id"] for row in rows] == [str(number) for number in range(len(scaled.step.sections))]
     assert [row["section_type"] for row in rows] == [section.kind for section in scaled.step.sections]
@@ -58,8 +44,8 @@ def test_a_row_for_each_section_and_their_sum_is_the_step(program: Program) -> N
         assert float(row["predicted_latency_s"]) == pytest.approx(max(parts[:2]) + sum(parts[2:]))
 
 
-def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> None:
-    scaled = _scaled(program)
+def test_rates_and_shares_are_within_what_the_device_has() -> None:
+    scaled = _scaled()
     budget = scaled.step.budget
     for row, section in zip(_rows(scaled), scaled.step.sections, strict=True):
         rates = [float(row[f"predicted_ddr_{way}_bytes_per_s"]) for way in ("read", "write")]
@@ -67,13 +53,13 @@ def test_rates_and_shares_are_within_what_the_device_has(program: Program) -> No
         assert sum(rates) * section.price.predicted_s == pytest.approx(section.load.traffic_bytes)
         assert 0 <= float(row["predicted_pcu_utilization"]) <= 1
         assert 0 <= float(row["predicted_pmu_utilization"]) <= 1
-        assert int(row["predicted_pcu_count"]) == 1280
+        assert int(row["predicted_pcu_count"]) == 640
     products = [row for row in _rows(scaled) if float(row["predicted_pcu_utilization"]) > 0]
     assert {row["section_type"] for row in products} == {"FWD", "BCKWD"}
 
 
-def test_the_parts_of_the_summary_add_up(program: Program) -> None:
-    scaled = _scaled(program, replicas=4)
+def test_the_parts_of_the_summary_add_up() -> None:
+    scaled = _scaled(replicas=4)
     told = json.loads(summary_json(scaled, "digits"))
     predicted = told["predicted"]
     assert told["remarks"][0] == f"Host takes {predicted['predicted_host_share']:.1%} of the total latency (predicted)."
@@ -85,16 +71,10 @@ def test_the_parts_of_the_summary_add_up(program: Program) -> None:
     assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(scaled.samples_per_s)
 
 
-def _scaled_sample(replicas: int, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> ScaledStep:
-    device, program = load_device("sn30"), sample_program()
-    alone = predict_step(program, budget_of(device, load_calibration(), 4), "o3", load_calibration(), None, micro_steps)
-    return scale(program, alone, place(replicas, device, 4, load_cluster("sn30-8")), path)
-
-
 @given(st.integers(1, 40), st.sampled_from(SyncPath), st.integers(1, 3))
 @settings(max_examples=25)
 def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path: SyncPath, micro_steps: int) -> None:
-    scaled = _scaled_sample(replicas, path, micro_steps)
+    scaled = _scaled(replicas, path, micro_steps)
     trace = read_trace(predicted_trace(scaled, "logreg", "abc"))
     assert len(trace.processes) == min(replicas, MOST_REPLICAS)
     for replica in trace.processes:
@@ -107,7 +87,7 @@ def test_every_prediction_is_a_trace_that_ends_when_it_says(replicas: int, path:
 
 
 def test_it_says_that_it_is_predicted_and_of_what() -> None:
-    trace = read_trace(predicted_trace(_scaled_sample(6), "logreg", "abc"))
+    trace = read_trace(predicted_trace(_scaled(6), "logreg", "abc"))
     assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", "abc")
     assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
     assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (6, 4)

@@ -15,7 +15,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.scaling import ScaledStep, Track, scale
 from sambasim.simulation.step import predict_step
-from sambasim.simulation.sync import SyncPath, group_sync
+from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
 DEVICE = load_device("sn30")
@@ -128,13 +128,3 @@ def test_more_units_and_bandwidth_are_never_slower(
         replace(BUDGET, launch_s=BUDGET.launch_s / factor),
     ):
         assert _scaled(replicas, path, cluster, budget=better).predicted_s <= before * (1 + 1e-9)
-
-
-@given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), st.integers(0, 10**12), st.integers(0, 10**12))
-def test_more_bytes_are_never_quicker(
-    replicas: int, path: SyncPath, cluster: ClusterSpec, one: int, other: int
-) -> None:
-    placement = place(replicas, DEVICE, 4, cluster)
-    few, many = (group_sync(path, size, placement, BUDGET) for size in sorted((one, other)))
-    assert few.reduce_s <= many.reduce_s
-    assert few.gather_s <= many.gather_s
