@@ -94,24 +94,16 @@ def test_the_config_of_the_readme_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_make_targets_exist(page: Path) -> None:
+def test_targets_tests_and_modules_that_are_named_exist(page: Path) -> None:
     targets = re.findall(r"^([\w%-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = {words[1] for words in _commands(TEXTS[page]) if words[:1] == ["make"] and len(words) > 1}
     named |= set(re.findall(r"`make ([a-z-]+)`", TEXTS[page]))
     assert named - {*targets} == set()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_are_named_exist(page: Path) -> None:
     for name in set(_TEST.findall(TEXTS[page])):
         path, _, function = name.partition("::")
         file = ROOT / path
         assert file.exists(), name
         assert not function or f"def {function}(" in file.read_text(encoding="utf-8"), name
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_modules_that_are_named_exist(page: Path) -> None:
     for name in set(re.findall(r"`((?:sambasim|[a-z]+)/[\w/]+(?:\.py|/))`", TEXTS[page])):
         assert any((folder / name).exists() for folder in (ROOT, ROOT / "sambasim")), name
 

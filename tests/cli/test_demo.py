@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli import demo
-from sambasim.errors import MachineError
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
 
 
@@ -101,11 +100,3 @@ def test_smoke_trains_three_steps_and_asks_for_no_accuracy(monkeypatch: pytest.M
     exit_code, _ = invoke(monkeypatch, shell, "--smoke", "--output-folder", str(tmp_path))
     assert [line.endswith("--steps 3") for line in shell.commands] == [False, True, True]
     assert exit_code == 0
-
-
-def test_a_command_that_fails_ends_the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shell = Shell(summary("device"), summary("host"), fails_at=1)
-    monkeypatch.setattr(subprocess, "run", shell)
-    with pytest.raises(MachineError, match="the command above ended with exit code 3"):
-        demo.demonstrate(tmp_path, smoke=False)
-    assert len(shell.commands) == 2

@@ -33,13 +33,10 @@ def refused(*arguments: str) -> OptionError:
     return result.exception
 
 
-def test_tables_by_name_and_by_path(path: Path) -> None:
+def test_tables_and_json_by_name_and_by_path(path: Path) -> None:
     output = inspect("logreg")
     assert "training: sections (6)" in output
     assert inspect(str(path)) == output
-
-
-def test_json_is_one_line(path: Path) -> None:
     output = inspect("logreg", "--json")
     assert output.count("\n") == 1
     fields = json.loads(output)

@@ -99,6 +99,15 @@ def test_what_is_compiled_in_takes_a_compile(
         ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
         ({"predictions": Path("p.safetensors")}, [], "needs inference"),
         ({"pef": ""}, [], 'pef = "" (from --pef)'),
+        ({"host_sync": "gloo", "reduce_on_rdu": True}, [], 'host_sync = "gloo" (from --host-sync): is sync through'),
+        ({"parameter_servers": 1}, [], "add --host-sync parameter-server"),
+        ({"reduce_on_rdu": True, "parameter_servers": 1}, [], "leave out --reduce-on-rdu, and add --host-sync"),
+        (
+            {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
+            [],
+            "needs ranks of its own, and an emulation has one process",
+        ),
+        ({"host_sync": "mpi", "inference": True}, [], "is for training, and this is inference"),
     ],
 )
 def test_a_wrong_override_is_named(flags: Mapping[str, object], overrides: Sequence[str], text: str) -> None:
@@ -134,28 +143,3 @@ def test_invalid_options_in_the_pef_are_an_error_of_the_pef() -> None:
     with pytest.raises(PefError) as caught:
         resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
     assert re.search(r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d", caught.value.what)
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (
-            {"host_sync": "gloo", "reduce_on_rdu": True},
-            'host_sync = "gloo" (from --host-sync): is sync through the host, and --reduce-on-rdu is sync between',
-        ),
-        ({"parameter_servers": 1}, "add --host-sync parameter-server"),
-        (
-            {"reduce_on_rdu": True, "parameter_servers": 1},
-            "leave out --reduce-on-rdu, and add --host-sync parameter-server",
-        ),
-        (
-            {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
-            "needs ranks of its own, and an emulation has one process",
-        ),
-        ({"host_sync": "mpi", "inference": True}, "is for training, and this is inference"),
-    ],
-)
-def test_flags_of_host_sync_that_contradict_others(flags: Mapping[str, object], text: str) -> None:
-    with pytest.raises(OptionError) as refused:
-        run_options({"pef": "digits", **flags}, [])
-    assert text in str(refused.value)

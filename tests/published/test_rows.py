@@ -7,8 +7,6 @@ from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
 from sambasim.hardware.budget import load_calibration
-from sambasim.hardware.spec import load_device
-from sambasim.published.rows import published_rows
 from tests.support.whole import whole
 
 MOST_OF_ONE, MOST_IN_THE_MEAN, MOST_SECTIONS = 0.20, 0.08, 0.25
@@ -19,11 +17,6 @@ def _validated(*arguments: str) -> dict[str, object]:
     assert result.exit_code == 0
     record: dict[str, object] = json.loads(result.stdout)
     return record
-
-
-def test_every_row_names_a_device_that_there_is() -> None:
-    assert len(published_rows()) == 8
-    assert all(load_device(row.device).name == "SN30" for row in published_rows())
 
 
 def test_rows_of_one_layer_are_near() -> None:

@@ -10,6 +10,8 @@ from sambasim.quickstart.digits import digits
 def test_the_images_are_the_1797_and_always_split_alike() -> None:
     train, held_out = digits()
     assert (len(train), len(held_out)) == (1437, 360)
+    description = open_source(DataOptions(source="digits"), None).description
+    assert description == "digits: 1,437 samples to train, 360 held out"
     image, label = train[0]
     assert (image.dtype, image.shape) == (torch.float32, (1, 8, 8))
     assert (label.dtype, label.shape) == (torch.int64, ())
@@ -29,8 +31,3 @@ def test_reading_many_at_once_is_reading_each() -> None:
     for (image, label), index in zip(train.__getitems__([5, 0, 1436]), (5, 0, 1436), strict=True):
         assert torch.equal(image, train[index][0])
         assert label == train[index][1]
-
-
-def test_it_is_the_builtin_source() -> None:
-    source = open_source(DataOptions(source="digits"), None)
-    assert source.description == "digits: 1,437 samples to train, 360 held out"

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
-from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
+from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.compare import MetricsCompared, RunsCompared, comparison
 from sambasim.report.compare.runs import compare_metrics, compare_runs
 from tests.report.test_page import a_run as a_run_with_metrics
@@ -110,36 +110,20 @@ def test_what_a_run_begins_with_is_compared_with_the_end_of_the_step_before(tmp_
     assert (found.only_in_a, found.steps, found.digests) == (0, 1, 6)
 
 
-def test_a_run_that_begins_later_is_alike_and_said_to(tmp_path: Path) -> None:
-    found = compared(tmp_path, {0: [a_step(1), a_step(2)]}, {0: [a_step(2)]})
-    assert found.alike
-    assert found.verdict == "alike: 1 step, 1 replica, 5 digests"
-    assert found.notes == ("B begins at step 2",)
-
-
-def a_metrics_step(number: int, loss: float, step_s: float = 1.0) -> StepRecord:
-    return StepRecord(step=number, epoch=1, loss=loss, lr=0.1, step_s=step_s, sync_s=0.0, samples_per_s=1.0)
-
-
-def records(*losses: float, summary: SummaryRecord | None = None, accuracy: float | None = None) -> RunRecords:
-    steps = tuple(a_metrics_step(number, loss, step_s=number / 7) for number, loss in enumerate(losses, 1))
-    evaluation = EvaluationRecord(step=1, epoch=1, samples=4, loss=1.0, accuracy=accuracy, evaluation_s=0.1)
-    return RunRecords(steps, (evaluation,), summary)
+def records(*losses: float, summary: SummaryRecord | None = None, step_s: float = 1.0) -> RunRecords:
+    steps = tuple(
+        StepRecord(step=number, epoch=1, loss=loss, lr=0.1, step_s=step_s, sync_s=0.0, samples_per_s=1.0)
+        for number, loss in enumerate(losses, 1)
+    )
+    return RunRecords(steps, (), summary)
 
 
 def compared_metrics(a: RunRecords, b: RunRecords) -> MetricsCompared:
     return compare_metrics(("a.jsonl", a), ("b.jsonl", b))
 
 
-def test_times_are_not_compared() -> None:
-    one = records(3.0, 2.0)
-    slower = RunRecords(tuple(r.model_copy(update={"step_s": 9.0}) for r in one.steps), one.evaluations, None)
-    found = compared_metrics(one, slower)
-    assert found.alike
-    assert found.verdict == "alike: losses of 2 steps"
-
-
-def test_the_first_loss_that_differs_is_named() -> None:
+def test_the_first_loss_that_differs_is_named_and_times_are_not_compared() -> None:
+    assert compared_metrics(records(3.0, 2.0), records(3.0, 2.0, step_s=9.0)).verdict == "alike: losses of 2 steps"
     found = compared_metrics(records(3.0, 2.0, 1.0), records(3.0, 2.5, math.nan))
     assert not found.alike
     assert found.verdict == "they first differ at step 2: loss 2.0 and 2.5, 2.0e-01 apart"
@@ -156,10 +140,3 @@ def test_threads_of_the_summaries_are_said_first() -> None:
         f"not comparable bit by bit: {threads}; they first differ at step 1: loss 3.0 and 2.0"
     )
     assert [fact.name for fact in found.results] == ["weights_sha256"]
-
-
-def test_a_run_that_ended_early_is_compared_as_far_as_it_went() -> None:
-    found = compared_metrics(records(3.0), records(3.0, 2.0))
-    assert not found.alike
-    assert found.verdict == "alike: losses of 1 step, as far as both go"
-    assert found.notes[0] == "A ends after step 1"

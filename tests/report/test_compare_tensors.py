@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sambasim.ir.graph import Graph
-from sambasim.ir.types import TensorType
 from sambasim.pef import PefDocument, map_weights, read, write
 from sambasim.report.compare import PefsCompared, TensorApart, tensor_difference
 from sambasim.report.compare.tensors import compare_pefs, compare_tensors
@@ -137,15 +136,3 @@ def test_the_names_of_values_and_their_lines_are_no_difference_of_the_graph(tmp_
     found = compared(tmp_path, with_training(replace(graph, nodes=nodes)))
     assert not found.alike
     assert found.verdict == "they differ only in layout or metadata"
-
-
-def test_a_symbol_of_another_shape_is_told(tmp_path: Path) -> None:
-    document = sample_document()
-    symbols = dict(document.program.symbols)
-    symbols["logreg__mask"] = replace(symbols["logreg__mask"], type=TensorType("bool", (1,)))
-    weights = {**sample_weights(), "logreg__mask": torch.tensor([True])}
-    found = compared(tmp_path, replace(document, program=replace(document.program, symbols=symbols)), weights)
-    assert found.symbols == ("the symbols: logreg__mask is constant bool[3] in A, and constant bool[1] in B",)
-    assert found.verdict == f"they differ in {found.symbols[0]}"
-    (apart,) = found.weights
-    assert (apart.name, apart.why) == ("logreg__mask", "type")

@@ -16,11 +16,9 @@ from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.page import measured_page, predicted_page
-from sambasim.report.page.overview import shown
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
-from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
@@ -152,11 +150,13 @@ def test_the_browser_is_told_to_ask_nobody_and_to_run_nothing_else(text: str) ->
         assert f"'sha256-{digest}'" in policy
 
 
-def test_plotly_is_not_left_its_way_to_a_server(text: str) -> None:
-    """Its default is a button that shares the chart on a cloud."""
+def test_the_script_knows_every_hover_and_leaves_plotly_no_way_to_a_server(text: str) -> None:
+    """Plotly's default is a button that shares the chart on a cloud."""
     script = Page(text).scripts[2]
     assert 'showSendToCloud: false, plotlyServerURL: ""' in script
     assert "modeBarButtons: [" in script
+    hovers = script.partition("const hovers = {")[2].partition("\n  };")[0]
+    assert re.findall(r"^    (\w+): \(", hovers, re.MULTILINE) == list(Hover)
 
 
 def test_it_is_small_and_the_same_each_time(text: str) -> None:
@@ -227,31 +227,11 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
         assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
 
 
-def test_the_script_knows_every_hover(text: str) -> None:
-    hovers = Page(text).scripts[2].partition("const hovers = {")[2].partition("\n  };")[0]
-    assert re.findall(r"^    (\w+): \(", hovers, re.MULTILINE) == list(Hover)
-
-
 def test_a_forward_has_no_sync() -> None:
     page = Page(predicted_page(predicted(inference_program()), DIGEST))
     assert page.ids("section") == PREDICTED
     assert "replicas exchange nothing" in "".join(page.words)
     assert "scaling-speed" not in page.ids("div")
-
-
-@pytest.mark.parametrize("arch", ["sn30", "sn40l"])
-def test_every_device_has_a_page(arch: str) -> None:
-    words = "".join(Page(predicted_page(predicted(arch=arch, tiles=None), DIGEST)).words)
-    assert load_device(arch).name in words
-    assert ("no published step of SN" in words) == (arch != "sn30")
-
-
-def test_the_timeline_is_that_of_a_full_node() -> None:
-    prediction = predicted(tiles=None)
-    assert prediction.scaled[SyncPath.RDU][shown(prediction)].placement.replicas == 8
-    lone = predicted(replicas=(1,))
-    assert shown(lone) == 0
-    assert "The step, one replica" in predicted_page(lone, DIGEST)
 
 
 def test_a_run_that_failed_has_no_summary() -> None:

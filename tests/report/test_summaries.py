@@ -57,9 +57,6 @@ def test_two_columns_and_what_backs_one_of_them(capsys: pytest.CaptureFixture[st
         "samples/s": ["3.2 k", "6.4 k"],
     }
     assert lines[-1] == "predicted: rows of somebody"
-
-
-def test_hidden_sync_has_a_row_where_there_is_any(capsys: pytest.CaptureFixture[str]) -> None:
     assert cells(printed(run(hidden_sync_s=0.004), capsys))["sync during the backward"] == ["1.0 ms", "0.0 us"]
 
 

@@ -15,7 +15,7 @@ from sambasim.simulation.compiled import CompiledStep, predict_compiled
 from sambasim.simulation.scaling import scale
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
-from tests.pef.samples import inference_program, sample_program
+from tests.pef.samples import sample_program
 from tests.support.examples import example_options
 
 CALIBRATION, DEVICE = load_calibration(), load_device("sn30")
@@ -85,12 +85,6 @@ def test_each_section_has_its_own_time(compiled: tuple[Program, Level, Budget]) 
     alone = _step(program, budget, replicas=1).by_section_s(sections)
     exchanged = {s.index for s in sections if s.kind in (SectionKind.REDUCE, SectionKind.GATHER)}
     assert set(by_section_s) - set(alone) == exchanged
-
-
-def test_a_forward_alone_is_a_whole_step_of_a_program_without_training() -> None:
-    step = _step(inference_program(), budget_of(DEVICE, CALIBRATION))
-    assert step.update_s == pytest.approx(0.0)
-    assert step.scaled.predicted_s == pytest.approx(step.forward_s)
 
 
 @pytest.mark.parametrize("path", SyncPath)
