@@ -1,8 +1,4 @@
-"""From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes.
-
-PyTorch's handler of SIGCHLD raises the death of a worker process wherever the main process happens to be: in an
-operator, a collective or a checkpoint, which then seem to have failed. Here it is raised when a batch is read.
-"""
+"""From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
 import signal
 import threading
@@ -35,11 +31,8 @@ _SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop 
 
 
 def collate(samples: Sequence[object]) -> Batch:
-    """One batch of samples, by torch's default_collate.
-
-    Python floats become float32, not float64. Returns a Failure, which `bind` raises, if samples do not fit together
-    without widening a dtype.
-    """
+    """One batch of samples, by torch's default_collate; Python floats become float32. Returns a Failure, which `bind`
+    raises, if samples do not fit together without widening a dtype."""
     for sample in samples:
         if isinstance(sample, Failure):
             return sample
@@ -80,12 +73,8 @@ def _narrowed(batch: object, sample: object) -> Batch:
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
-    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name.
-
-    ignore_rest: a sample may hold further values, such as labels for an inference PEF
-
-    Raises DataError if the names or their number differ, if a value is not a tensor, or if reading failed.
-    """
+    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name. Raises
+    DataError if they do not fit. `ignore_rest`: a sample may hold further values, such as labels."""
     if isinstance(batch, Failure):
         raise batch.error()
     if isinstance(batch, Mapping):
@@ -129,10 +118,8 @@ def _batched_kind(value: object) -> str:
 
 
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
-    """The batch, checked: `batch_size` samples of each input's dtype and shape.
-
-    Only wider floating-point dtypes are converted. Raises DataError with the input, what it is, and what the PEF takes.
-    """
+    """The batch, checked: `batch_size` samples of each input's dtype and shape; only wider floats are converted. Raises
+    DataError."""
     checked: dict[str, Tensor] = {}
     for spec in inputs:
         given = batch[spec.name]

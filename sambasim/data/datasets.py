@@ -1,7 +1,7 @@
 """Datasets: the user's, with errors attributed to a sample; plain tensors, read in batches; and random samples.
 
-PyTorch turns an exception of a DataLoader's worker process into text. So a failure is returned as a value: as a Failure
-in place of a sample (WatchedDataset) or of a batch (`batches.collate`), which `batches.bind` raises.
+A failure is returned as a Failure in place of a sample or a batch, because PyTorch turns a worker's exception into
+text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,11 +56,8 @@ class Samples(list[object]):
 
 
 class WatchedDataset(Dataset[object]):
-    """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages.
-
-    `__getitem__` raises a failure as DataError; `__getitems__`, which a DataLoader calls, returns it as a Failure among
-    the samples. Messages give the index in the user's dataset.
-    """
+    """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages. `__getitem__`
+    raises a failure as DataError; `__getitems__` returns it as a Failure among the samples."""
 
     def __init__(self, dataset: MapStyle, name: str, chosen: Sequence[int] | None = None) -> None:
         self.dataset = dataset
@@ -98,18 +95,15 @@ class WatchedDataset(Dataset[object]):
 
 
 class TensorBatches:
-    """Batches of a TensorDataset, by one selection of rows from each tensor instead of sample by sample.
-
-    The bits are those of stacked samples, in a tenth of the time.
-    """
+    """Batches of a TensorDataset, by one selection of rows from each tensor: the same bits in a tenth of the time."""
 
     def __init__(self, tensors: Sequence[Tensor], chosen: Sequence[int]) -> None:
         self._tensors = tuple(tensors)
         self._chosen = torch.as_tensor(chosen, dtype=torch.int64)
 
     def batches(self, order: Sequence[int], batch_size: int) -> Iterator[list[Tensor]]:
-        """One tensor `[batch_size, …]` for each value of a sample. `order` lists positions in `chosen`; a last partial
-        batch is dropped."""
+        """One tensor `[batch_size, …]` for each value of a sample, without a last partial batch. `order`: positions in
+        `chosen`."""
         rows = self._chosen[torch.as_tensor(order, dtype=torch.int64)]
         row_bytes = sum(tensor[:1].nbytes for tensor in self._tensors)
         ahead = max(1, _AHEAD_BYTES // max(1, row_bytes * batch_size))
@@ -128,10 +122,7 @@ def tensor_batches(dataset: object) -> TensorBatches | None:
 
 
 class SyntheticDataset(Dataset[dict[str, Tensor]]):
-    """Random samples. Sample i is a pure function of (seed, i), the same on every rank and in every run.
-
-    Floats are normal with mean 0 and standard deviation 1; integers and booleans are uniform.
-    """
+    """Random samples, a function of (seed, i) only. Floats are standard normal; integers and booleans are uniform."""
 
     def __init__(self, inputs: Sequence[InputSpec], samples: int = DEFAULT_SAMPLES, seed: int = 0) -> None:
         self.inputs = tuple(inputs)

@@ -1,7 +1,5 @@
-"""Samples from `.npz` and `.safetensors` files: named arrays whose first axis is the samples.
-
-Files may come from anyone: numpy unpickles no objects, and the sizes that an `.npz` file claims must fit into memory.
-"""
+"""Samples from `.npz` and `.safetensors` files, which may come from anyone: numpy unpickles no objects, and the sizes
+that an `.npz` file claims must fit into memory."""
 
 import os
 import zipfile
@@ -43,10 +41,7 @@ class ArraysDataset(Dataset[dict[str, Tensor]]):
 
 
 def open_file(path: Path, inputs: Sequence[InputSpec] | None) -> ArraysDataset:
-    """The samples of a file: the arrays named by `inputs`, or all of them in the file's order.
-
-    Raises DataError if the file cannot be read, lacks an input, or has arrays with different numbers of samples.
-    """
+    """The samples of a file: the arrays named by `inputs`, or all of them in the file's order. Raises DataError."""
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
     wanted = None if inputs is None else [spec.name for spec in inputs]

@@ -33,10 +33,8 @@ class Source:
 
 
 def open_source(options: DataOptions, inputs: InputSpecs | None) -> Source:
-    """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling.
-
-    Raises DataError if there is none, if it fails, and if it gives no samples to train or to evaluate.
-    """
+    """Open the data source that `options` name. `inputs` are the PEF's, per sample; None when compiling. Raises
+    DataError."""
     if options.source is None:
         raise DataError(
             "no data source is named", remedy="--set data.source=module:function, or FILE.npz, or synthetic"

@@ -53,11 +53,8 @@ def summary(error: BaseException) -> str:
 
 
 def load_object(target: str, what: str) -> object:
-    """The object that a target names. `what` is its purpose in messages: "model", "loss" or "data source".
-
-    A file's module is loaded once, under a name that depends on the file's name only. Raises ModelError for a model or
-    a loss, else DataError, with the user's file and line if the module raises.
-    """
+    """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss" or "data source".
+    Raises ModelError for a model or a loss, else DataError, with the user's file and line if the module raises."""
     error = _ERRORS.get(what, DataError)
     problem = target_problem(target)
     if problem:
@@ -68,10 +65,7 @@ def load_object(target: str, what: str) -> object:
 
 
 def call_object(target: str, args: Mapping[str, object], what: str) -> object:
-    """Call the object that a target names with `args`.
-
-    Raises as `load_object` does, and if it is not callable, if the arguments do not fit, or if the call raises.
-    """
+    """Call the object that a target names with `args`. Raises as `load_object` does."""
     error = _ERRORS.get(what, DataError)
     function = load_object(target, what)
     if not callable(function):

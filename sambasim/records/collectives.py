@@ -1,13 +1,4 @@
-"""The result of `sambasim bench collectives`: one JSON line.
-
-    algorithm bandwidth   bytes of the buffer / time
-    bus bandwidth         algorithm bandwidth × 2 (n - 1) / n for n ranks: the least that the slowest link carried
-    copy bound            the time that all ranks need to copy (n + 1) / 2 buffers together, at the same time: an
-                          all-reduce in memory reads n buffers and writes one; a copy reads and writes equal bytes
-
-Bandwidths are defined as in PERFORMANCE.md of nccl-tests. A time is the median over runs; the time of a run is that of
-its slowest rank. Everything is measured.
-"""
+"""The result of `sambasim bench collectives`: one JSON line. DEFINITIONS says how its numbers are defined."""
 
 from typing import Literal
 
@@ -21,13 +12,8 @@ DEFINITIONS = (
 
 
 class PathRecord(Record):
-    """One path at one size.
-
-    measured_s, least_s: the median over runs, and the fastest run, which is the better estimate on a busy machine
-    result: what every rank has afterwards
-    checked: how results were compared with the reference: "bits" equal to those of the addition tree, or within the
-        "rounding" error of any order of additions
-    """
+    """One path at one size. `least_s`: the fastest run; `result`: what every rank has afterwards; `checked`: against
+    the reference, with "bits" equal to those of the addition tree, or within the "rounding" error of any order."""
 
     path: str
     result: Literal["mean", "sum"]

@@ -1,10 +1,8 @@
 """The files of `sambasim run --record-digests FOLDER`, which `sambasim compare` reads.
 
-    run.json          everything that decides the bits of the run; rank 0 writes it before the first step
-    replica-R.jsonl   the initial state of replica R, then a line for each recorded step
-
-Each line is written with one call, so a run that dies leaves the lines of its finished steps. JSON has no infinity and
-no NaN: such a norm is null, and `not_finite` counts the elements that cause it.
+run.json holds what decides the bits of the run; replica-R.jsonl the initial state of replica R, then a line for each
+recorded step, written whole. A norm that is infinite or NaN is null, and `not_finite` counts the elements that cause
+it.
 """
 
 import re
@@ -34,13 +32,8 @@ What = Literal["parameter", "buffer", "state", "input", "value", "loss", "gradie
 
 
 class ValueDigest(NamedTuple):
-    """The digest of one tensor at one point of a step. In JSON, a list in this order.
-
-    micro_step, section: counted from 0; None after the update, and before the first step
-    digest: of dtype, shape and bytes (BLAKE2b, 8 bytes, hexadecimal)
-    norm: L2 norm in float64; None if it is not finite
-    not_finite: number of elements that are infinite or NaN
-    """
+    """The digest of one tensor at one point of a step. In JSON, a list in this order. `digest` is of dtype, shape and
+    bytes (BLAKE2b, 8 bytes), `norm` L2 in float64. Micro-step and section count from 0; None after the update."""
 
     what: What
     name: str
@@ -53,9 +46,7 @@ class ValueDigest(NamedTuple):
 
 class StepDigests(Record):
     """A recorded step, counted from 1. With `begins`, the initial state, as the step before the first recorded one.
-
-    `loss` is the mean over replicas; None if it is not finite, and for the initial state.
-    """
+    `loss` is the mean over replicas; None if it is not finite, and for the initial state."""
 
     step: int
     begins: bool = False
@@ -72,13 +63,8 @@ class SectionName(NamedTuple):
 
 
 class RecordedRun(Record):
-    """The content of run.json: everything that decides the bits of a run, and what was recorded.
-
-    options: the effective run options, by dotted name
-    exempt_from_exactness: why the bits may differ from those of other runs
-    last_step: the last step to record
-    sees: which values are recorded; an engine that compiles sections together hides those inside
-    """
+    """The content of run.json: everything that decides the bits of a run, and what was recorded. `options` go by dotted
+    name; `sees`: an engine that compiles sections together hides the values inside."""
 
     kind: Literal["digests"] = "digests"
     by: str
@@ -113,10 +99,7 @@ class Recording:
     replicas: tuple[int, ...]
 
     def steps(self, replica: int) -> Iterator[StepDigests]:
-        """The steps of one replica, a line at a time. An incomplete last line, as a killed run leaves it, is ignored.
-
-        Raises OptionError if the file cannot be read, and ArtifactError for an invalid line.
-        """
+        """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError."""
         path = self.folder / replica_file(replica)
         try:
             with path.open(encoding="utf-8") as lines:

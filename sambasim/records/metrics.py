@@ -1,7 +1,4 @@
-"""The lines of `sambasim run --metrics`, one JSON record each: steps, evaluations, checkpoints, and the summary.
-
-Every time is measured on this machine, except in a PredictedRecord, whose field names say so.
-"""
+"""The lines of `sambasim run --metrics`, one JSON record each. Every time is measured, except in a PredictedRecord."""
 
 import json
 import math
@@ -63,10 +60,8 @@ class CheckpointRecord(Record):
 
 
 class BytesRecord(Record):
-    """Bytes that gradient sync moved on all ranks together. Each byte is counted once, by its receiver.
-
-    `peer` is between devices of one node; `network` is carried by MPI, within one machine too.
-    """
+    """Bytes that gradient sync moved on all ranks together, counted by their receiver. `peer` is between devices of one
+    node; `network` is carried by MPI, within one machine too."""
 
     device_to_host: int
     host_to_device: int
@@ -87,12 +82,9 @@ class PlacementRecord(Record):
 
 
 class PredictedRecord(Record):
-    """One step of this run as `sambasim simulate` predicts it for devices; nothing is measured.
-
-    `predicted_by_kind_s` is the time of sections on one device over all micro-steps. It includes all of REDUCE and
-    GATHER, of which a part overlaps with the backward. `predicted_step_s` is the sum of host, FWD, BCKWD, GRADNORM, OPT
-    and `predicted_sync_s`, the part of the sync that does not overlap.
-    """
+    """One step of this run as `sambasim simulate` predicts it for devices. `predicted_by_kind_s` includes all of REDUCE
+    and GATHER; `predicted_step_s` is the sum of host, FWD, BCKWD, GRADNORM, OPT and `predicted_sync_s`, the part of the
+    sync that does not overlap."""
 
     predicted_for: str
     predicted_step_s: float
@@ -169,11 +161,8 @@ Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
 class PredictionRecord(Record):
-    """A pass over a data set with `--inference`. `loss` and `accuracy` are those of an evaluation, for a PEF with a
-    loss.
-
-    `held_out`: only the held-out samples of `data` were predicted. `weights` is None for the weights in the PEF.
-    """
+    """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss` and `accuracy` are
+    those of an evaluation, for a PEF with a loss. `weights` is None for the weights in the PEF."""
 
     kind: Literal["prediction"] = "prediction"
     pef_digest: str
@@ -202,10 +191,8 @@ class RunRecords:
 
 
 def read_run(path: Path) -> RunRecords:
-    """The records in `path`. An incomplete last line, as a stopped run leaves it, is ignored.
-
-    Raises OptionError if the file cannot be read, and ArtifactError with the line number if it is not a metrics file.
-    """
+    """The records in `path`, without an incomplete last line. Raises OptionError, or ArtifactError with the line
+    number."""
     try:
         text = read_text(path, LARGEST_RECORDS_BYTES)
     except (OSError, UnicodeDecodeError) as error:

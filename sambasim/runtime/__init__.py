@@ -1,4 +1,1 @@
-"""PEF -> NUMBERS: ranks, device memory, executor, sharding, gradient sync, metrics.
-
-Importing this package imports neither torch nor MPI: the modules do, when they are used.
-"""
+"""Running a PEF: ranks, device memory, executor, sharding, gradient sync, metrics. Imports neither torch nor MPI."""

@@ -19,10 +19,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory in this process; returns whether it does.
-
-    Otherwise the pages of large activations are returned to the system, and faulted in again in every step.
-    """
+    """Let glibc keep freed memory in this process, so that pages are not faulted in again in every step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -38,10 +35,7 @@ SMALLER = "run with fewer replicas, or compile a smaller model or batch"
 
 
 def check_device(document: PefDocument) -> None:
-    """Raises MachineError if the device that the PEF names has less memory than one replica needs.
-
-    `compile` checks the same, but a PEF may come from a release with another device description.
-    """
+    """Raises MachineError if the device that the PEF names has less memory than one replica needs."""
     if document.compile_options.get("arch") is None:
         return
     device, needed = device_of(document.compile_options), document.program.device_bytes
@@ -69,11 +63,7 @@ def check_node_memory(
 
 
 def check_memory(demands: Sequence[Demand], what: str = DEVICES, remedy: str = SMALLER) -> None:
-    """Raises MachineError if the ranks of a node together need more memory than is available there.
-
-    demands: one for each rank; `free_bytes` is `available_bytes` on its machine
-    what: the subject of the error
-    """
+    """Raises MachineError about `what` if the ranks of a node together need more memory than is available there."""
     for index in sorted({demand.node_index for demand in demands}):
         on_node = [demand for demand in demands if demand.node_index == index]
         needed = sum(demand.needed_bytes for demand in on_node)
@@ -94,10 +84,7 @@ def cores_of_this_process() -> frozenset[int]:
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
     """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or else a node's cores divided by its
-    replicas; the minimum over all ranks, and at least 1.
-
-    replicas_here: replicas in this process. An emulation of N gets the count that N ranks would get.
-    """
+    replicas, at least 1. `replicas_here`: replicas in this process."""
     text = environ.get("OMP_NUM_THREADS", "")
     chosen = int(text) if text.isdecimal() else 0
     everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), chosen))

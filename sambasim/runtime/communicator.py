@@ -1,7 +1,4 @@
-"""The only file that uses MPI: `connect`, and the communicator of a job of several ranks.
-
-mpi4py is imported inside functions, because it loads the MPI library, which only `run` needs and some machines lack.
-"""
+"""The only file that uses MPI. Functions import mpi4py, because it loads the MPI library, which some machines lack."""
 
 import atexit
 import ctypes
@@ -56,12 +53,8 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
-    """Collective. Start MPI and connect the ranks of this job. Without mpirun it needs no MPI.
-
-    command: what was typed, without mpirun, for the remedies of errors
-
-    Raises LaunchError if the launcher is not of the MPI that mpi4py is linked to, or if there is a launcher and no MPI;
-    MachineError if there is too little shared memory for MPI to start.
+    """Collective. Start MPI and connect the ranks of this job; without mpirun it needs no MPI. Raises LaunchError if
+    the launcher does not fit the MPI, MachineError if MPI lacks shared memory. `command`: what was typed, for remedies.
     """
     names_before = shared_memory.mapped_names()
     try:
@@ -106,10 +99,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def linked_library() -> str:
-    """Name and version of the MPI that mpi4py is linked to, without starting it.
-
-    Raises LaunchError if none can be loaded.
-    """
+    """Name and version of the MPI that mpi4py is linked to, not started. Raises LaunchError if there is none."""
     try:
         return library_name(_load_library())
     except (ImportError, RuntimeError) as error:
@@ -281,8 +271,8 @@ class MpiCommunicator(Communicator):
         MPI.Finalize()
 
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
-        """Collective: `receive` becomes the sum of every rank's `send`, or for None of every rank's `receive`, in MPI's
-        order of addition. Only benchmarks use it."""
+        """Collective: MPI's sum of every rank's `send` (None: of every `receive`) into `receive`. Only benchmarks use
+        it."""
         from mpi4py import MPI
 
         self._world.Allreduce(MPI.IN_PLACE if send is None else send, receive)

@@ -244,8 +244,7 @@ _REMEDIES = {
 
 
 class Probes(StepObserver):
-    """A probe for each replica of this process. Instructions are bound before the replicas exist; `watching` then sets
-    the replicas."""
+    """A probe for each replica of this process; `watching` sets the replicas, after instructions were bound."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

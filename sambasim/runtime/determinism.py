@@ -1,7 +1,6 @@
 """Repeatable runs: one number of threads, deterministic kernels, and seeds for all random numbers.
 
-Matrix products have other bits at other thread counts. Random numbers are a function of (seed, rank, step, micro-step,
-stream): a replica seeds its generators before it reads a batch, and again before it runs a graph that draws numbers.
+Random numbers are a function of (seed, rank, step, micro-step, stream).
 """
 
 import hashlib
@@ -15,11 +14,8 @@ import torch
 
 
 def make_repeatable(threads: int) -> None:
-    """Use `threads` intra-op threads and deterministic kernels in this process from now on.
-
-    Without deterministic kernels, some scatters add by atomic operations in the order in which threads arrive. torch
-    then also fills uninitialised memory, which costs a pass over every tensor.
-    """
+    """Use `threads` intra-op threads and deterministic kernels in this process from now on. Torch would then also fill
+    uninitialised memory, which costs a pass over every tensor."""
     torch.set_num_threads(threads)
     torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` would import a compiler, in seconds
     torch._C._set_deterministic_fill_uninitialized_memory(False)

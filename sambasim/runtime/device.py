@@ -1,8 +1,5 @@
-"""The device memory of one replica: symbols at the byte offsets that the PEF gives them.
-
-The storage is private memory, or this rank's part of a window that all ranks of the node can read. Activations are
-torch allocations instead, freed at their last use.
-"""
+"""The device memory of one replica: symbols at the byte offsets that the PEF gives them, in private or shared memory.
+Activations are torch allocations instead, freed at their last use."""
 
 from functools import cached_property
 
@@ -21,10 +18,7 @@ Storage = NDArray[np.uint8]
 
 
 def private_storage(size_bytes: int) -> Storage:
-    """Zeroed private memory, page-aligned like a shared window, in huge pages if possible.
-
-    Raises MachineError if there is too little memory.
-    """
+    """Zeroed private memory, page-aligned, in huge pages if possible. Raises MachineError if there is too little."""
     try:
         pages = private_pages(size_bytes)
     except (OSError, OverflowError) as error:
@@ -44,10 +38,8 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 class DeviceMemory:
-    """Typed views of one replica's device memory. Views share the storage; none copies.
-
-    `shared`, if given, holds parameters and constants at the same offsets: the storage of another replica of the node.
-    """
+    """Typed views of one replica's device memory; none copies. `shared`, if given, holds parameters and constants at
+    the same offsets: the storage of another replica of the node."""
 
     def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
         self._program = program
@@ -67,8 +59,7 @@ class DeviceMemory:
         return view
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
-        """A flat tensor of `group`, in place: "parameter", "gradient" or a state of its optimizer, `group.numel`
-        elements."""
+        """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
         place = self._shared if region == "parameter" else self._bytes
         return _view(place, group.regions[region], TensorType(group.dtype, (group.numel,)))
 

@@ -1,7 +1,7 @@
 """The evaluation graph on held-out samples, during a run and for `run --inference`.
 
-Each sample is used once, with the running statistics of replica 0. Rank r of N takes the samples r, r + N, …; padding
-of its last batch is discarded. Evaluation uses buffers of its own, so it changes nothing in the run.
+Rank r of N takes the samples r, r + N, …, with the running statistics of replica 0; padding of its last batch is
+discarded.
 """
 
 import time
@@ -93,10 +93,8 @@ class Evaluator:
         return total
 
     def predict(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """For each batch of `rank`: its sums, and the model's outputs without padding.
-
-        Outputs whose first axis is not the batch are left out: the loss, and means over a batch.
-        """
+        """For each batch of `rank`: its sums, and the model's outputs without padding. Outputs whose first axis is not
+        the batch are left out."""
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch)

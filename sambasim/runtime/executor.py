@@ -53,16 +53,9 @@ _UNBOUND = "an update of a graph without a transport or optimizers"
 
 
 class Updated(NamedTuple):
-    """The results of an update.
-
-    losses: of all replicas, in rank order
-    request: the largest request of any rank
-    norm: of the mean gradients before clipping; None if the program does not clip
-    exposed_s: seconds of communication after this rank's pass ended, including waiting for other processes
-    hidden_s: seconds of communication during the pass
-    began_ns: when it began: this rank's pass had ended
-    applied: False for a step that was skipped
-    """
+    """The results of an update: the losses of all replicas, the largest request, the norm of the gradients before
+    clipping (or None), the seconds of communication after the pass ended and during it, when it began, and whether it
+    was applied, not skipped."""
 
     losses: Sequence[float]
     request: int
@@ -74,18 +67,9 @@ class Updated(NamedTuple):
 
 
 class Executor:
-    """One graph bound to tensors.
-
-    tensor_of: the tensor of every symbol that the graph reads or stores. It must always return the same tensor, whose
-        contents may change between passes
-    engine: compiles the pass when the executor is created; None calls torch's operators one by one
-    wanted: the symbol of the only output that a pass returns; None for all outputs
-    transport, optimizers: carry out communication and updates; None for a graph that only computes
-    observer: replaces the functions of the pass's instructions (`StepObserver.bind`). To receive the other calls, it
-        must be set with `observe`
-
-    Raises PefError for a node that this torch cannot execute, and MachineError if the graph cannot be compiled.
-    """
+    """One graph bound to tensors. `tensor_of`: the tensor of every symbol, always the same one. `engine`: compiles the
+    pass; None calls torch's operators one by one. `wanted`: the symbol of the only output that a pass returns; None for
+    all."""
 
     def __init__(
         self,
@@ -119,8 +103,7 @@ class Executor:
             self.bind_update(self._transport, self._optimizers)
 
     def replace_pass(self, graph: Graph) -> None:
-        """Run `graph` from the next forward on: the same graph with other constants. The update stays bound, so a step
-        that has begun goes on."""
+        """Run `graph`, the same graph with other constants, from the next forward on. The update stays bound."""
         self._bind_pass(graph)
 
     def _bind_pass(self, graph: Graph, engine: "Inductor | None" = None, observer: StepObserver | None = None) -> None:
@@ -205,15 +188,9 @@ class Executor:
     def run_pass(
         self, tangent: Tangent = None, *, accumulate: bool = False, last: bool = False
     ) -> Steps[dict[str, Tensor]]:
-        """Run all sections of the pass in order; returns the outputs by symbol.
-
-        tangent: the gradient that the backward starts from
-        accumulate: add to the gradients in memory instead of overwriting them
-        last: the update comes next, so communication may overlap with this pass
-
-        Raises DataError if an operator fails because of the values of the inputs, MachineError if memory runs out, and
-        PefError if an operator returns another number of tensors than its node states.
-        """
+        """Run all sections of the pass in order; returns the outputs by symbol. Raises DataError for values of the
+        data. `tangent`: what the backward starts from; `accumulate`: add to the gradients; `last`: the update comes
+        next."""
         self._live = self._registers.initial.copy()
         self._begin_from(tangent)
         lines, overlapped = self._pass.adding if accumulate else self._pass.writing, self._overlapped if last else ()
@@ -226,10 +203,7 @@ class Executor:
         return outputs
 
     def forward(self) -> dict[str, Tensor]:
-        """Run the forward sections only; returns the outputs by symbol. Raises what `run_pass` does.
-
-        Buffers are updated at the end. Activations are kept until `backward` or the next pass.
-        """
+        """Run the forward sections only, as `run_pass`. Activations are kept until `backward` or the next pass."""
         self._live = self._registers.initial.copy()
         finished(self._run(self._pass.writing.by_section[: self._forward_parts], 0, self._live))
         outputs = self._outputs(self._of_forward)
@@ -237,9 +211,7 @@ class Executor:
         return outputs
 
     def backward(self, tangent: Tangent, *, accumulate: bool) -> dict[str, Tensor]:
-        """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol.
-
-        Raises what `run_pass` does."""
+        """Run the backward sections after `forward`; returns the gradients of inputs that require one, by symbol."""
         if not self._live:
             raise InternalError("a backward without a forward before it")
         self._begin_from(tangent)
@@ -251,8 +223,7 @@ class Executor:
         return outputs
 
     def begin_step(self, number: int, rate: float) -> None:
-        """Begin optimizer step `number` (from 1); call it before the last pass of the step. `rate` multiplies the
-        learning rates. Returns when gradients may be overwritten."""
+        """Begin optimizer step `number` (from 1), before its last pass. Returns when gradients may be overwritten."""
         transport, optimizers = self._transport, self._optimizers
         if transport is None or optimizers is None:
             raise InternalError(_UNBOUND)
@@ -262,11 +233,8 @@ class Executor:
             one.begin_step()
 
     def update(self, losses: Sequence[float], request: int = 0) -> Steps[Updated]:
-        """Run the update sections; afterwards every replica has the parameters of the next step.
-
-        losses: of this rank's replica
-        request: what this rank asks of the run; all ranks receive the largest one
-        """
+        """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
+        rank's replica; `request`: what this rank asks of the run."""
         return self._end_step(self._update if self._observer is None else self._observed_update, losses, request)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
@@ -358,8 +326,7 @@ class Executor:
         return operator_error(instruction.node, error, inputs, tensors)
 
     def _outputs(self, outputs: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
-        """The tensors of outputs, given by symbol and register. One that shares memory with a symbol is copied, because
-        the next step overwrites it."""
+        """The tensors of outputs, by symbol and register; copied if they share memory with a symbol."""
         found = {}
         for symbol, register in outputs:
             value = self._value(register)

@@ -1,8 +1,4 @@
-"""The handler table: how the runtime executes each operator of a program.
-
-A handler takes nodes and a binding, and returns one instruction. All ATen operators share one handler; each
-communication and each part of an optimizer step has its own. Nothing else decides what a node does.
-"""
+"""The handler table: how the runtime executes each operator of a program."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +24,8 @@ from sambasim.runtime.transports.values import Line, joined, mean_of, of_root, s
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The objects that the nodes of one graph work on.
-
-    values: the types of the graph's values
-    stores: for each value that is a gradient, the tensors to store it in
-    transport, optimizers: None for a graph that only computes
-    """
+    """What the nodes of one graph work on. `stores`: for each gradient, the tensors to store it in; `transport` and
+    `optimizers` are None for a graph that only computes."""
 
     registers: RegisterFile
     values: Mapping[str, TensorType]
@@ -185,8 +177,7 @@ def _total_norm(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _optimizer(nodes: Sequence[Node], binding: Binding) -> Instruction:
-    """One optimizer step on the owned slice of a group. Clipped gradients are read twice: in pieces that stay in the
-    caches of as many cores as there are threads."""
+    """One optimizer step on the owned slice. Clipped gradients are read twice: in pieces that stay in the caches."""
     (node,) = nodes
     optimizers = binding.optimizers
     if optimizers is None:

@@ -27,11 +27,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def private_pages(size_bytes: int) -> mmap.mmap:
-    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError if the system
-    does not give so much.
-
-    Forked processes, such as data loaders, do not inherit it; otherwise each later write would copy a page.
-    """
+    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError. Forked
+    processes do not inherit it; otherwise each later write would copy a page."""
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         with suppress(OSError, AttributeError):  # not available on every system
@@ -48,8 +45,7 @@ class Again:
     _reserved_bytes: int
 
     def gather(self, ranges: Iterable[Range]) -> int:
-        """Collapse the small pages in `ranges` of the view into huge ones, keeping the contents. They are allocated, so
-        ranges should be in use. Returns the bytes of the huge pages that lie wholly in a range."""
+        """Collapse the small pages in `ranges` of the view into huge ones. Returns the bytes of the huge pages."""
         huge, asked = huge_bytes(), 0
         for start, stop in merged(ranges):
             first = self.view.ctypes.data + start
@@ -69,8 +65,7 @@ class Again:
 
 
 def mapped_again(part: ByteArray) -> Again | None:
-    """A second mapping of `part`, page-aligned shared memory, at an address that allows huge pages. None if there are
-    no huge pages, the part is too small, or it cannot be mapped."""
+    """A second mapping of `part`, page-aligned shared memory, at an address for huge pages; None if that fails."""
     huge = huge_bytes()
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if not huge or part.nbytes < 2 * huge or limited:  # a smaller part may contain no whole huge page

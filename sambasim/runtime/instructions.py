@@ -1,8 +1,4 @@
-"""Instructions over numbered registers, and how a node of an ATen operator becomes one.
-
-The function, the registers of its operands and results, and what to store and free are decided here, once. A step then
-only makes one call after another (`engine.straight_line`).
-"""
+"""Instructions over numbered registers, and how a node of an ATen operator becomes one."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,16 +31,8 @@ _KINDS: Mapping[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Call `function` with the registers `operands`, and put what it returns into the registers `results`.
-
-    node: the node that it executes; the first one, if it executes several
-    single: the function returns one tensor, not several
-    results: a register for each returned tensor; None for one that is never read (an operator that draws random numbers
-        runs anyway)
-    stores: (register, destination) of gradients that are complete after this instruction
-    frees: registers that no later instruction reads
-    communication: begins with the operands; `function` then finishes it and takes no operands
-    """
+    """Call `function` with the registers `operands`, and put its results into the registers `results` (None: never
+    read). `node`: the first node that it executes; `single`: one tensor; `freed`: registers to clear afterwards."""
 
     node: Node
     function: Callable[..., object]
@@ -186,10 +174,8 @@ def _call_with_keywords(function: Callable[..., object], names: tuple[str, ...],
 def _packing(
     function: Callable[..., object], operands: list[int], node: Node, registers: RegisterFile
 ) -> Callable[..., object]:
-    """`function`, taking the items of list arguments (`cat`, `stack`, `index`) as separate operands at the end.
-
-    The plan says which operands to pack into which argument.
-    """
+    """`function` with the items of list arguments (`cat`, `stack`, `index`) as separate operands at the end, by a plan
+    of what to pack."""
     lists = [(position, argument) for position, argument in enumerate(node.args) if _is_list(argument)]
     if not lists:
         return function

@@ -40,10 +40,8 @@ from sambasim.runtime.weights import save_weights
 
 
 class TrainingJob:
-    """Trains the PEF at `path`. Collective: every rank of `communicator` creates one and calls `run`.
-
-    `activity` is this rank's line of the status file; remedies repeat `command`, which was typed without mpirun.
-    """
+    """Trains the PEF at `path`. Collective: every rank creates one and calls `run`. `activity` is this rank's line of
+    the status file; remedies repeat `command`, which was typed without mpirun."""
 
     def __init__(
         self,
@@ -127,10 +125,8 @@ class TrainingJob:
         return summary
 
     def _claim(self) -> Claim | None:
-        """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0.
-
-        Raises OptionError if the run shall resume from a folder that does not exist.
-        """
+        """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
+        OptionError."""
         options = self._setup.options.checkpoint
         if options.dir is None:
             return None

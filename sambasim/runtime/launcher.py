@@ -41,8 +41,8 @@ class Launcher:
 
     @property
     def wait_for_report_s(self) -> float:
-        """How long a failed rank waits for rank 0 to report the error, before it exits: some launchers end all ranks
-        once one has exited with an error. Ranks fail the same check within a second or two (estimate)."""
+        """How long a failed rank waits for rank 0 to report the error (estimate): some launchers end all ranks at the
+        first exit."""
         return _REPORTING_S if self.rank > 0 and self.name in (_OPEN_MPI, _PMIX) else 0.0
 
     @property
@@ -110,10 +110,8 @@ def fitting_mpirun(executable: Path, library: str) -> str:
 
 
 def check_family(environ: Mapping[str, str], library_version: str, *, command: Sequence[str], executable: Path) -> None:
-    """Raise LaunchError if the launcher is Open MPI's and the library is of MPICH's family.
-
-    Call before MPI starts, where that library would end the process. The arguments are those of `check_launcher`.
-    """
+    """As `check_launcher`, before MPI starts: Open MPI's launcher with a library of MPICH's family, which would end the
+    process."""
     launcher = find_launcher(environ)
     library = library_name(library_version)
     if launcher is not None and launcher.name == _OPEN_MPI and library.startswith(_MPICH_FAMILY):
@@ -123,13 +121,8 @@ def check_family(environ: Mapping[str, str], library_version: str, *, command: S
 def check_launcher(
     environ: Mapping[str, str], world_size: int, library_version: str, *, command: Sequence[str], executable: Path
 ) -> None:
-    """Raise LaunchError if the launcher started another number of ranks than MPI sees.
-
-    world_size: the size of COMM_WORLD
-    library_version: the result of `MPI_Get_library_version`
-    command: what was typed, without mpirun, for the remedy
-    executable: the running Python
-    """
+    """Raise LaunchError if the launcher started another number of ranks than MPI sees. `command`: what was typed,
+    without mpirun; `executable`: the running Python."""
     launcher = find_launcher(environ)
     if launcher is None or launcher.world_size == world_size:
         return
@@ -155,13 +148,8 @@ def _refusal(launcher: Launcher, but: str, library: str, command: Sequence[str],
 def check_world_size(
     world_size: int, minimum: int, *, command: Sequence[str], data_parallel: bool, emulated: bool = False
 ) -> None:
-    """Raise LaunchError if a PEF cannot run with this many replicas.
-
-    world_size: the number of ranks, or of emulated replicas
-    minimum: the least number of replicas that the PEF was compiled for (`-ws`)
-    command: what was typed, without mpirun, for the remedy
-    data_parallel: whether the PEF has REDUCE and GATHER sections
-    """
+    """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
+    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections."""
     if world_size < minimum:
         raise LaunchError(
             f"this PEF was compiled for at least {minimum} replicas (-ws {minimum}), "

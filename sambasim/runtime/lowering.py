@@ -26,10 +26,8 @@ _MERGED = ("comm.reduce_scatter", "comm.all_gather")
 
 
 def lower(nodes: Sequence[Node], binding: Binding, keep: Iterable[str]) -> list[Instruction | None]:
-    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed.
-
-    Raises PefError for an operator or a constant that this torch does not have.
-    """
+    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed. Raises
+    PefError."""
     lowered: list[Instruction | None] = []
     for node in nodes:
         instruction = handler_of(node.operator)([node], binding)

@@ -1,8 +1,7 @@
 """The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
 
-Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of 65,536 elements of a
-group, and the block sums are added in order. A replica sums the blocks of the slices that it owns, and no slice cuts a
-block. So the bits are the same whichever rank adds, and however many ranks share the work.
+Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of a group, and the block
+sums in order; no slice cuts a block. So the bits do not depend on which rank adds.
 """
 
 import ctypes
@@ -20,8 +19,7 @@ from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.runtime.kernels.build import Build, build
 
 CHUNK_ELEMENTS = 131_072
-"""Elements that are summed at a time. The data then stays in a core's cache between kernels; with fewer elements, the
-calls cost more than the arithmetic."""
+"""Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""
 
 
 _BLOCK_ELEMENTS = 64
@@ -43,9 +41,8 @@ Sum: TypeAlias = Callable[[], None]
 """Adds the operands that it was made for, at each call."""
 
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
-"""`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`; all are flat,
-contiguous and of one length, and `out` may be one of the operands. `near`: all operands are in the core's own cache,
-which changes no bit. Pointers are prepared once, because for small operands that takes longer than the sum."""
+"""`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`, which may be
+one of the operands. `near`: all operands are in the core's own cache, which changes no bit."""
 
 
 class TreeMean:
@@ -58,11 +55,8 @@ class TreeMean:
         """A buffer for a result that is used immediately."""
 
     def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        """A function that writes the mean of `operands` to `out`; all are flat and of one length.
-
-        out: may be one of the operands: each element is read from all before it is written
-        near: all operands lie in the core's own cache
-        """
+        """A function that writes the mean of `operands` to `out`; all are flat and of one length, and `out` may be one
+        of the operands. `near`: all operands lie in the core's own cache."""
         return self._add_up(operands, out, self._finish, self._number, near)
 
     def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
@@ -86,10 +80,8 @@ def tree_mean_build(dtype: torch.dtype) -> Build:
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
-    """The kernel for operands of `dtype`. `steps` are pairs of operand positions: each adds the second to the first.
-
-    None if there is nothing to add, for other dtypes, and without a C compiler.
-    """
+    """The kernel in C for operands of `dtype`; None if there is nothing to add, for other dtypes, and without a C
+    compiler."""
     if not steps or dtype not in _REALS:
         return None
     library = tree_mean_build(dtype).library
@@ -161,10 +153,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
-    """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`; all are flat and of one length.
-
-    `out` may be one of the operands.
-    """
+    """Write the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be one of them."""
     TreeMean(additions(len(operands)), divisor, out.dtype).of(operands, out)()
 
 

@@ -27,12 +27,8 @@ _MOST_REPLICAS = 8
 
 
 class LossWatch:
-    """Checks the losses of each step after it was reported; all ranks come to the same result.
-
-    command: the command line including mpirun, for the remedy
-    newest: returns the name of the newest checkpoint, if there is one
-    goes_on: whether `command` itself resumes from that checkpoint
-    """
+    """Checks the losses of each step after it was reported; all ranks come to the same result. `newest` returns the
+    name of the newest checkpoint; `goes_on`: whether `command` itself resumes from it."""
 
     def __init__(
         self,
@@ -53,8 +49,7 @@ class LossWatch:
 
     @property
     def is_skipping(self) -> bool:
-        """Whether the last step was skipped. Then the parameters may be the cause, so they are saved only at the end of
-        the run."""
+        """Whether the last step was skipped. Then only the end of the run is saved: the parameters may be the cause."""
         return self._in_a_row > 0
 
     def check(self, step: Step, losses: Sequence[float]) -> None:
@@ -85,8 +80,7 @@ class LossWatch:
             )
 
     def check_parameters(self, name: str | None, position: Position) -> None:
-        """Check before a checkpoint is written, because it would in time replace good ones. Raises NumericsError if
-        `name`, a non-finite parameter, is not None."""
+        """Check before a checkpoint is written. Raises NumericsError if `name`, a non-finite parameter, is not None."""
         if name is None or self._choice == "ignore":
             return
         loss = "" if self.is_skipping else ", whose loss still was"

@@ -1,7 +1,4 @@
-"""The observer interface of a step: for the status file, traces, digests, numerics and section times.
-
-Executors, replicas and transports call the observer if one is set; without one, a step only tests for None.
-"""
+"""The observer interface of a step: for the status file, traces, digests, numerics and section times."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +18,8 @@ R = TypeVar("R")
 
 
 class StepObserver:
-    """Override the methods of interest; all of them do nothing here.
-
-    `replica` is the number of a replica, or the rank of a process without one. Times are those of `perf_counter_ns`.
-    """
+    """Override the methods of interest. `replica` is the number of a replica, or the rank of a process without one.
+    Times are those of `perf_counter_ns`."""
 
     detailed: bool = True
     """Whether it uses the spans of all tracks and their arguments. If not, it may get only spans of `COLLECTIVES`."""

@@ -41,10 +41,7 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
 def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
-    """A value for every runtime argument: from this run, else the program's default.
-
-    Raises InternalError for a hyperparameter that the program does not take.
-    """
+    """A value for every runtime argument: from this run, else the program's default."""
     bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
     given: dict[str, float | int | bool] = {
         f"{one.name}__{name}": value
@@ -100,16 +97,14 @@ class Scalars:
 
 
 def divides_exactly(dtype: str) -> bool:
-    """Whether an update that divides its gradient has the same bits as a division before it: for narrow dtypes, kernels
-    would not round the quotient."""
+    """Whether an update that divides its gradient has the bits of a division before it; narrow dtypes would not be
+    rounded."""
     return dtype in ("float32", "float64")
 
 
 def slice_update(parameter: Tensor, states: Mapping[str, Tensor], scalars: Scalars, divisor: int = 1) -> SliceUpdate:
-    """A function that updates `parameter` and `states`, flat and of one length, with the current values of `scalars`.
-
-    It divides the gradient by `divisor`, in place.
-    """
+    """A function that updates `parameter` and `states`, flat, with the current values of `scalars`. It divides the
+    gradient by `divisor`, in place."""
     if parameter.numel() == 0:
         return lambda gradient: None
     update, keywords = scalars.entry.update, scalars.keywords
@@ -148,11 +143,8 @@ PIECE_ELEMENTS = 32_768
 
 
 def draw(seed: int, step: int, group: int, tensor: int, start: int, stop: int) -> Tensor:
-    """Random int32 from 0 to 65,535, one for each element from `start` to `stop`, multiples of 16.
-
-    step: the optimizer step, from 1
-    group, tensor: the number of the group, and of the tensor in it; parameters have 0
-    """
+    """Random int32 from 0 to 65,535, one for each element from `start` to `stop`, multiples of 16. `step` counts from
+    1; `tensor` is the number of the tensor in the group, 0 for parameters."""
     # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
     words = np.array([start // _DRAWS_OF_A_COUNTER, group, tensor, 0], dtype=np.uint64)
     generator = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=words)
@@ -163,11 +155,8 @@ def draw(seed: int, step: int, group: int, tensor: int, start: int, stop: int) -
 
 
 def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
-    """Round `values` (float32, overwritten) to `out` (bfloat16); all are flat and of one length.
-
-    Numbers that bfloat16 can represent, infinities and NaN keep their value. A finite number beyond the largest
-    bfloat16 may become infinite, as when it is rounded to nearest.
-    """
+    """Round `values` (float32, overwritten) to `out` (bfloat16). Numbers that bfloat16 can represent, infinities and
+    NaN keep their value."""
     lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
     bits = values.view(torch.int32)
     bits.add_(draws).bitwise_and_(_LOST_BITS_MASK)
@@ -183,12 +172,8 @@ def wide_update(
     group: int,
     start: int,
 ) -> SliceUpdate:
-    """As `slice_update`, computed in float32, for parameters and states of 16 bits.
-
-    scratch: float32 buffers that all slices share; grows as needed
-    seed: for stochastic rounding; None rounds to nearest
-    group, start: the number of the group, and the offset of the slice in it, a multiple of 64
-    """
+    """As `slice_update`, computed in float32, for parameters and states of 16 bits. `scratch`: float32 buffers that all
+    slices share; `seed`: None rounds to nearest; `group`, `start`: where the slice is, for the random bits."""
     stored = [parameter, *states.values()]
     while len(scratch) <= len(stored):
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
@@ -236,10 +221,8 @@ class Optimizers:
             scalars.begin(step, rate)
 
     def slice(self, group: ParameterGroup, start: int, stop: int, divisor: int = 1) -> SliceUpdate:
-        """A function that updates elements `start` to `stop` of `group`, both multiples of 64, in every step.
-
-        It divides the gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`.
-        """
+        """A function that updates elements `start` to `stop` of `group`, multiples of 64, in every step. It divides the
+        gradient by `divisor`, in place: another than 1 only for a dtype that `divides_exactly`."""
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
         states = {

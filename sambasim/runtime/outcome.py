@@ -1,7 +1,4 @@
-"""What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices.
-
-Predicted times stand beside measured ones and are never mixed with them.
-"""
+"""What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
 
 from collections.abc import Mapping
 
@@ -116,8 +113,7 @@ def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str |
 def predicted(
     program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
 ) -> CompiledStep | str:
-    """A step of all replicas of `placement`; or why there is no prediction. It raises nothing, so that a failed
-    prediction does not lose what was measured."""
+    """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
     try:
         calibration = load_calibration()
         budget = budget_of(inventory.device, calibration, inventory.tiles)
@@ -153,10 +149,7 @@ def exempt(setup: Setup, team: Team) -> list[str]:
 
 
 def _weights_sha256(setup: Setup, team: Team) -> str:
-    """Collective. The digest of the parameters; a parameter server has only some of them.
-
-    Raises PeerError if replicas have different parameters.
-    """
+    """Collective. The digest of the parameters. Raises PeerError if replicas have different ones."""
     is_whole = setup.works and team.memory.has_own_parameters
     own = weights_sha256(setup.program, team.memory) if is_whole else None
     found = [(rank, sha) for rank, sha in enumerate(setup.communicator.all_gather_object(own)) if sha is not None]

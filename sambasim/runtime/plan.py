@@ -1,8 +1,6 @@
 """The steps of a run: how many, on which samples of each epoch, and with which learning rate.
 
-Each replica gets the same number of samples and uses them in whole steps. So an epoch drops what does not divide
-evenly: samples over the replicas, a last partial batch, and an incomplete last accumulation. A run that resumes within
-an epoch continues with the samples that are left of it, at any number of replicas.
+Each replica gets the same number of samples and uses them in whole steps; an epoch drops what does not divide evenly.
 """
 
 import math
@@ -14,10 +12,8 @@ from sambasim.options.training import ScheduleOptions, TrainingOptions
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The progress of a run: `step` optimizer steps in all, and `used` samples of `epoch`, which counts from 0.
-
-    The used samples are the first ones in the epoch's order, whichever replica had them.
-    """
+    """The progress of a run: `step` optimizer steps in all, and the first `used` samples in the order of `epoch`, from
+    0."""
 
     step: int = 0
     epoch: int = 0
@@ -29,10 +25,8 @@ BEGINNING = Position()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a run. `left_out` counts the samples of a whole epoch that no replica uses.
-
-    `steps` is the number of the last step, counted from the beginning, even if this run resumes later.
-    """
+    """The steps of a run; `steps` is the number of the last one, also in a resumed run. `left_out` counts the samples
+    of a whole epoch that no replica uses."""
 
     world_size: int
     batch_size: int

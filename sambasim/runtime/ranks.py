@@ -110,11 +110,8 @@ class FailureNotice:
 
 @dataclass(frozen=True, slots=True)
 class SharedWindow:
-    """Memory of a node: one part for each rank, zeros at first, and all ranks may access all parts.
-
-    parts: by local rank, as long as that rank asked for; each starts on a multiple of WINDOW_ALIGNMENT_BYTES
-    sync: a memory fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read.
-    """
+    """Memory of a node: one part for each rank, zeros at first, and all ranks may access all parts. `sync` is a memory
+    fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
 
     parts: tuple[ByteArray, ...]
     local_rank: int = 0
@@ -168,9 +165,9 @@ class Communicator(Topology, ABC):
 
     @abstractmethod
     def all_gather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` holds `counts[rank]` bytes; if
-        it is this rank's part of `receive`, nothing is copied. Raises InternalError if lengths and counts do not agree,
-        or if `send` overlaps `receive` elsewhere."""
+        """Collective: `receive` becomes the `send` of every rank, in rank order. `send` may be this rank's part of
+        `receive`. Raises InternalError if lengths and counts do not agree, or if `send` overlaps `receive` elsewhere.
+        """
 
     @abstractmethod
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
@@ -190,12 +187,8 @@ class Communicator(Topology, ABC):
 
     @abstractmethod
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
-        """Collective: a window with `size_bytes` of this rank, until `close`. Sizes may differ.
-
-        touched: the byte ranges of this rank's part that will be used, and need memory; all by default
-
-        Raises MachineError, the same on every rank, if a node lacks the shared memory.
-        """
+        """Collective: a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on
+        every rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
 
     @abstractmethod
     def announce_failure(self, notice: FailureNotice) -> None:

@@ -61,10 +61,8 @@ _OUTPUTS: Mapping[SymbolKind, What] = {SymbolKind.GRADIENT: "gradient", SymbolKi
 
 
 class Seen(NamedTuple):
-    """A tensor to record: its role in the step, its name, and the section that computes it.
-
-    `value` is its name in the graph, for a value in a register; None for a tensor in device memory.
-    """
+    """A tensor to record, and the section that computes it. `value` is its name in the graph, for a value in a
+    register; None for a tensor in device memory."""
 
     what: What
     name: str
@@ -73,10 +71,7 @@ class Seen(NamedTuple):
 
 
 def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]:
-    """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes.
-
-    By then a gradient is in device memory, and the other values are in registers because a later section reads them.
-    """
+    """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes."""
     sections, _ = pass_and_update(graph)
     section_of = {
         result: section.index
@@ -113,8 +108,8 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
 
 
 def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequence[Seen]:
-    """What to record of one value: under its own name only if it has no other. (A gradient in memory is a sum over
-    micro-steps, so its value is recorded too.)"""
+    """What to record of one value: under its own name only if it has no other, or is one summand of a gradient in
+    memory."""
     shown = any(one.value is not None for one in named)
     return [*([Seen("value", value, section, value)] if leaves and not shown else ()), *named]
 
@@ -191,10 +186,8 @@ _AT_FIRST = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 
 class RunDigests(StepRecorder):
-    """Records the requested steps in `folder`. Collective.
-
-    Raises OptionError if the run has none of the requested steps, and MachineError if digests cannot be written.
-    """
+    """Records the requested steps in `folder`. Collective. Raises OptionError if the run has none of these steps, and
+    MachineError if digests cannot be written."""
 
     def __init__(self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, folder: Path) -> None:
         program = setup.program

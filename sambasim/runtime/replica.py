@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """Replica `rank` of a run with `seed`.
-
-    shard: its part of the data; None for a parameter server without a replica
-    engine: compiles its sections; None calls torch's operators one by one
-    overlaps: whether communication may overlap with the backward
-    skips_nonfinite: apply a step only if the losses of all replicas are finite
-    observer: replaces the functions of the pass's instructions
-    """
+    """Replica `rank` of a run with `seed`. `shard`: its data; None for a parameter server without a replica.
+    `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not finite."""
 
     def __init__(
         self,
@@ -100,16 +94,8 @@ class Replica:
         return self._shard is not None
 
     def step(self, step: int, update: int, rate: float, micro_steps: int, request: Callable[[], int]) -> Steps[Updated]:
-        """Run one step.
-
-        step: counts from 0
-        update: number of the optimizer step, from 1; skipped steps do not count
-        rate: multiplies the learning rates
-        micro_steps: the number of passes
-        request: called after the passes: what this rank asks of the run
-
-        Raises what reading a batch and executing the program raise.
-        """
+        """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
+        learning rates. `request` is called after the passes: what this rank asks of the run."""
         guard, detailed, exchanged = self._guard, self._detailed, None
         if guard is not None:
             guard.save()
@@ -225,10 +211,8 @@ def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
 
 
 def place_weights(program: Program, memory: DeviceMemory, weights: Mapping[str, Tensor]) -> None:
-    """Copy parameters, buffers and constants into device memory. Optimizer states start as zeros.
-
-    Parameters that lie in another replica's memory are skipped: that replica copies them.
-    """
+    """Copy parameters, buffers and constants into device memory; optimizer states start as zeros. Parameters that lie
+    in another replica's memory are skipped: that replica copies them."""
     for name, tensor in weights.items():
         if memory.has_own_parameters or program.symbols[name].kind not in SHARED_KINDS:
             memory.tensor(name).copy_(tensor)

@@ -1,7 +1,4 @@
-"""The observer interface of a run, the metrics file, and text files that are written in whole lines.
-
-Rank 0 has the observers that print and the metrics file; every rank may have a log.
-"""
+"""The observer interface of a run, the metrics file, and text files that are written in whole lines."""
 
 import io
 import json
@@ -107,11 +104,8 @@ class RunObservers(RunObserver):
 
 
 class MetricsFile(RunObserver):
-    """Writes every record as one JSON line, whole or not at all. The file is created with the first record.
-
-    Only a run that ends without an error writes a summary. A resumed run keeps the records of the steps before it.
-    Raises OptionError if the file cannot be created, and MachineError if the disk is full.
-    """
+    """Writes every record as one JSON line, whole or not at all; a resumed run keeps the records of the steps before
+    it. Raises OptionError if the file cannot be created, and MachineError if the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -186,10 +180,7 @@ def print_whole_lines() -> None:
 
 
 class LineFile:
-    """A text file in UTF-8 that grows by whole, unbuffered lines. Its folder is created. Raises OSError.
-
-    append: keep the lines of an existing file
-    """
+    """A text file that grows by whole, unbuffered lines. Its folder is created. Raises OSError."""
 
     def __init__(self, path: Path, *, append: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,10 +203,8 @@ class LineFile:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, and create its folder. Raises OSError.
-
-    The target of a link is written in place: it may be /dev/stdout.
-    """
+    """Write a file that appears whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written
+    in place."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return

@@ -24,14 +24,9 @@ from sambasim.runtime.transports.host import Roles, roles_of
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One rank's view of a run.
-
-    roles: which ranks have replicas, and which are parameter servers
-    emulated: replicas that this process runs, more than one in an emulation only
-    inventory, placement: the simulated machine, and where the replicas are on it
-    arguments: the runtime arguments of the program
-    threads: intra-op threads of a rank
-    """
+    """One rank's view of a run. `emulated`: replicas that this process runs, more than one in an emulation only;
+    `inventory`, `placement`: the simulated machine, and where the replicas are on it; `arguments`: the program's
+    runtime arguments; `threads`: intra-op threads of a rank."""
 
     path: Path
     options: RunOptions
@@ -120,10 +115,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
 
 
 def check_trusted(path: Path, document: PefDocument, options: RunOptions, communicator: Communicator) -> None:
-    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given.
-
-    Rank 0 decides for all ranks, so that they agree.
-    """
+    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given."""
     trusted = options.trust or (communicator.rank == 0 and is_compiled_here(document.digest))
     if not communicator.broadcast_object(trusted):
         raise OptionError(

@@ -1,8 +1,8 @@
 """The training data of one replica: its shard, its batches and their random seeds.
 
-Each epoch, torch's DistributedSampler orders the samples by seed and epoch. Replica r of R gets samples r, r + R, … of
-that order; `plan` counts what does not divide evenly and is dropped. So the samples that all replicas have used after
-some steps are the beginning of that order, and a resumed run distributes the rest, at any number of replicas.
+Each epoch, torch's DistributedSampler orders the samples; replica r of R gets samples r, r + R, … of that order. So the
+samples that all replicas have used are its beginning, and a resumed run distributes the rest, at any number of
+replicas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,7 @@ _SeededBatch = list[int]
 
 
 class Shard:
-    """The batches of replica `rank` of `world_size`, by input name, checked against the inputs of the graph.
-
-    Each step has `accumulation_steps` batches.
-    """
+    """The batches of replica `rank` of `world_size`, by input name, checked; `accumulation_steps` in each step."""
 
     def __init__(
         self,
@@ -70,8 +67,7 @@ class Shard:
         self._indices = dataset.chosen
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
-        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step, from
-        0."""
+        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
         self._batches = 0
         self._order.set_epoch(epoch)
         left = list(self._order)[used:]

@@ -1,8 +1,5 @@
-"""The shared memory of this node: how much is free, whether a window can be created, and unlinking its files.
-
-A segment is a file in /dev/shm. Once every process that needs it has mapped it, its name is removed: the memory is
-freed with the last mapping, however the processes end. (MPICH leaves 2 MB behind when a job is aborted or killed.)
-"""
+"""The shared memory of this node, /dev/shm: how much is free, whether a window can be created, and unlinking its files.
+Names are removed once all ranks have mapped them, so that the memory is freed however the processes end."""
 
 import errno
 import mmap

@@ -43,10 +43,7 @@ class Mode(StrEnum):
 
 
 class StepwiseReplica:
-    """The replica of this rank. Creating it is collective, and so is an OPT in a mode other than ALONE.
-
-    Without a training graph, FWD runs the evaluation graph.
-    """
+    """The replica of this rank. Creating it is collective, and so is an OPT in a mode other than ALONE."""
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._program = program
@@ -98,14 +95,9 @@ class StepwiseReplica:
     def run(
         self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
     ) -> Mapping[str, Tensor]:
-        """Run the sections of `kinds`: returns the outputs of FWD, and the gradients of inputs of BCKWD, by symbol.
-
-        inputs: by symbol, for FWD
-        tangent: what a backward starts from: of the type of the loss, or by symbol where there are several
-        mode: how an OPT syncs; the same on all ranks
-
-        Raises OptionError for a BCKWD without a forward, or an OPT without a backward before it.
-        """
+        """Run the sections of `kinds`; returns the outputs of FWD and the gradients of inputs of BCKWD, by symbol.
+        `tangent`: what a backward starts from; `mode`: how an OPT syncs, the same on all ranks. Raises OptionError for
+        a BCKWD without a forward."""
         if SectionKind.FWD in kinds:
             place_inputs(self._memory, inputs)
         if STEP.issubset(kinds) and not self._unused_backwards:
@@ -155,8 +147,7 @@ class StepwiseReplica:
             self._communicator.node_barrier()
 
     def write(self, symbol: str, value: Tensor) -> None:
-        """Set `symbol` to `value`. Each rank writes its own slice of sliced states; the first rank of a node writes
-        what the node shares. Call `meet` before and after."""
+        """Set `symbol` to `value`; the first rank of a node writes what it shares. Call `meet` before and after."""
         if self._program.symbols[symbol].kind in SHARED_KINDS and not self._memory.has_own_parameters:
             return
         place = self._memory.tensor(symbol)

@@ -62,13 +62,8 @@ class Team:
 def assemble(
     setup: Setup, sources: Sequence[Source], listener: RunObserver, observer: StepObserver | None = None
 ) -> Team:
-    """Collective. Create the replicas of this process, with the weights of the PEF in device memory.
-
-    sources: one for each replica
-    observer: replaces the functions of the instructions of their passes
-
-    Raises MachineError if there is too little memory.
-    """
+    """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
+    MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
     program, communicator, way = setup.program, setup.communicator, _way(setup)
     allocated = allocate(program, communicator, way, setup.emulated)
     _place_weights(setup, allocated.memories)

@@ -1,7 +1,5 @@
-"""`torch.distributed` with gloo, for the model's and the dataset's own use, and for `--host-sync gloo`.
-
-It needs neither environment variables nor a fixed port: the system chooses a free one, which rank 0 broadcasts by MPI.
-"""
+"""`torch.distributed` with gloo, for the user's code and `--host-sync gloo`, at a free port that rank 0 broadcasts by
+MPI."""
 
 import atexit
 import os
@@ -24,8 +22,8 @@ _ANY_OUTSIDE_ADDRESS = ("192.0.2.1", 9)  # reserved for documentation (RFC 5737)
 
 
 def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Collective. Initialize the default process group with the job's ranks. The store, and every collective of the
-    group, waits `timeout_s` for a peer. Raises MachineError if the ranks cannot reach each other."""
+    """Collective. Initialize the default process group with the job's ranks; collectives wait `timeout_s` for a peer.
+    Raises MachineError if the ranks cannot reach each other."""
     timeout = timedelta(seconds=timeout_s)
     one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
     if one_host:
@@ -53,7 +51,7 @@ def bring_up(communicator: Communicator, timeout_s: float = DEFAULT_TIMEOUT_S) -
 
 def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
     """Initialize the default process group at the first call of `torch.distributed` that needs it, if `connect` returns
-    a communicator. Until then `is_initialized` is False, and the app may create a group itself."""
+    a communicator. Until then the app may create one."""
     ask = distributed_c10d._get_default_group
 
     def asked() -> dist.ProcessGroup:
@@ -75,9 +73,8 @@ def take_down() -> None:
 
 
 def _use_loopback() -> None:
-    """Let gloo use the loopback interface, so that it needs neither a network nor a host name that resolves.
-
-    The variable stays set, because gloo reads it again for each group that the user creates."""
+    """Let gloo use the loopback interface, so that it needs no network. The variable stays set: gloo reads it for each
+    group."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         os.environ.setdefault(_INTERFACE_KEY, loopback[0])

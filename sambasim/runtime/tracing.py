@@ -1,7 +1,6 @@
 """Measured times of steps: the trace of `run --trace`, the clocks that it compares, and the times of sections.
 
-A trace covers a few steps of every rank, in one file. The first two steps are skipped if there are enough, because they
-include one-time work. After the last traced step the ranks compare their clocks, and rank 0 writes the spans of all.
+The first two steps are skipped if there are enough, because they include one-time work.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -193,11 +192,8 @@ class Clock:
 
 
 def compare_clocks(communicator: Communicator, now_ns: Callable[[], int] = perf_counter_ns) -> tuple[Clock, ...]:
-    """Collective. The clocks of all ranks; `now_ns` reads that of this one.
-
-    Of several round trips with rank 0 the quickest counts, to within half of its time (Cristian, Distributed Computing
-    3, 1989). Ranks of one booted kernel read one clock, unless their measured distance says otherwise.
-    """
+    """Collective. The clocks of all ranks. Of several round trips with rank 0 the quickest counts, to within half of
+    its time (Cristian, Distributed Computing 3, 1989). Ranks of one booted kernel read one clock."""
     rank = communicator.rank
     boots = communicator.all_gather_object(_boot())
     communicator.barrier()

@@ -15,10 +15,8 @@ from sambasim.runtime.transports.in_process import Hub, finished, run_together
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of a training loop. `model_s` covers forward and backward; `steps` includes skipped steps.
-
-    In a resumed run, the seconds and `loss_last` cover this process, everything else the whole run.
-    """
+    """Totals of a training loop; `steps` includes skipped ones, `model_s` forward and backward. In a resumed run, the
+    seconds and `loss_last` cover this process, everything else the whole run."""
 
     training_s: float = 0.0
     model_s: float = 0.0
@@ -37,11 +35,8 @@ def _nothing() -> int:
 
 
 class Trainer:
-    """Trains the replicas of this process: one, all of them in an emulation, or none on a parameter server.
-
-    hub: connects the replicas of this process
-    request: what this rank asks of the run; after each step all ranks know the largest request
-    """
+    """Trains the replicas of this process: one, all of an emulation, or none on a parameter server. `hub` connects
+    them; `request`: what this rank asks of the run."""
 
     def __init__(
         self,

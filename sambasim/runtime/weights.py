@@ -22,10 +22,7 @@ _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 
 
 def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
-    """Write parameters and buffers for the module's `load_state_dict`, tied names included, atomically.
-
-    Raises OptionError or MachineError if the file cannot be written.
-    """
+    """Write parameters and buffers for the module's `load_state_dict`, atomically. Raises OptionError, MachineError."""
     tensors = {
         torch_name: memory.tensor(symbol.name).clone()
         for symbol in program.symbols.values()
@@ -36,10 +33,8 @@ def save_weights(path: Path, program: Program, memory: DeviceMemory) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
-    """Write a safetensors file atomically, and create its folders.
-
-    Raises OptionError if it cannot be written, with `what` it holds and the `remedy`; MachineError if the disk is full.
-    """
+    """Write a safetensors file atomically, and create its folders. Raises OptionError with `what` it holds and the
+    `remedy`; MachineError if the disk is full."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,10 +59,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
-    """The parameters and buffers of `program`, by symbol, from a weights file.
-
-    Raises WeightsError for tensors that are missing, unknown or of another type.
-    """
+    """The parameters and buffers of `program`, by symbol, from a weights file. Raises WeightsError if unfit."""
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
         raise WeightsError(f"the weights file {path} is {there}", remedy="--weights FILE.safetensors, made by --save")
@@ -114,10 +106,8 @@ def weights_sha256(program: Program, memory: DeviceMemory) -> str:
 
 
 def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: int) -> str:
-    """Over parameters, buffers and optimizer states in name order, and the number of optimizer steps.
-
-    `tensor_of` is called once for each symbol, in name order; its result is read before the next call.
-    """
+    """Over parameters, buffers and optimizer states in name order, and the number of optimizer steps. The result of
+    `tensor_of` is read before its next call."""
     digest = _digest(program, _STATE, tensor_of)
     digest.update(steps.to_bytes(8, "little"))
     return digest.hexdigest()

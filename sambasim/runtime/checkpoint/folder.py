@@ -111,10 +111,8 @@ def sync_folder(path: Path) -> None:
 
 
 class Claim:
-    """An exclusive lock on a folder, until `release` or the end of the process.
-
-    It is a POSIX record lock: forked processes, such as data workers, do not inherit it, and it works on NFS.
-    """
+    """An exclusive lock on a folder, until `release` or the end of the process. It is a POSIX record lock: forked
+    processes, such as data workers, do not inherit it, and it works on NFS."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError, and BlockingIOError if another process holds the lock."""
@@ -143,10 +141,8 @@ class Claim:
 
 
 def claim(folder: Path, communicator: Communicator) -> Claim | None:
-    """Collective. Create `folder`, lock it for this run and clean it up. Returns the lock on rank 0, None elsewhere.
-
-    Raises, on all ranks alike, OptionError if another run holds the lock and MachineError if it cannot be created.
-    """
+    """Collective. Create `folder`, lock it for this run and clean it up; returns the lock on rank 0. Raises, on all
+    ranks alike, OptionError if another run holds the lock and MachineError if it cannot be created."""
     held: Claim | None = None
     fault: UserError | None = None
     if communicator.rank == 0:

@@ -1,7 +1,4 @@
-"""The format of a checkpoint, 2.0: the schema of `checkpoint.json`, pieces of tensors in shards, and reading them.
-
-A reader checks everything before it uses anything.
-"""
+"""The format of a checkpoint, 2.0: `checkpoint.json`, pieces of tensors, and reading them, all checked first."""
 
 import hashlib
 import math
@@ -100,11 +97,8 @@ class ShardModel(StrictModel):
 
 
 class Manifest(StrictModel):
-    """All of `checkpoint.json`. `format`, `version` and `writer` keep their meaning in every later version.
-
-    `options` are the resolved options of data, loss, optimizer and training; `tensors` go by symbol name, `shards` by
-    file name.
-    """
+    """All of `checkpoint.json`. `format`, `version` and `writer` keep their meaning in every later version. `tensors`
+    go by symbol name, `shards` by file name."""
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
     version: str = FORMAT_VERSION
@@ -228,9 +222,7 @@ class _Place(NamedTuple):
 
 class Checkpoint:
     """The complete checkpoint in the folder `path`. Tensors are flat and go by symbol name, buffers by `buffer_name`.
-
-    Raises CheckpointError. Does not read the elements of tensors: `check_content` does.
-    """
+    Raises CheckpointError. `check_content` checks the elements."""
 
     def __init__(self, path: Path) -> None:
         self.manifest = manifest = _read_manifest(path)

@@ -87,12 +87,7 @@ class Resumption:
 
 def find(setup: Setup, samples: int) -> Resumption | None:
     """Collective. The checkpoint that the options ask to resume from; None for a run that starts from the beginning.
-
-    samples: the size of the training data
-
-    Raises CheckpointError if it is damaged or of another PEF; OptionError if there is none, or if the run cannot resume
-    from it as the options ask.
-    """
+    Raises CheckpointError or OptionError."""
     options, communicator = setup.options.checkpoint, setup.communicator
     if options.resume is None:
         if options.dir is not None:
@@ -120,9 +115,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. Make `checkpoint` the state of `team`. A replica that it does not have gets the buffers of replica 0.
-
-    A rank restores parameters in every memory of its own, and of the optimizer's states the slices that it updates.
-    """
+    A rank restores the parameters in its memory, and the optimizer states of the slices that it updates."""
     program, transport = setup.program, team.transport
     memories = {
         id(memory): memory for memory in (*team.memories, transport.memory) if memory.has_own_parameters
@@ -142,16 +135,9 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
 
 
 def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator) -> tuple[Checkpoint, list[str]]:
-    """Collective. The checkpoint to resume from, and notices about those that were passed over.
-
-    The ranks share the work of checking every byte of it.
-
-    resume: AUTO, NEWEST, or the path of a checkpoint or of a folder of checkpoints
-    checkpoint_dir: where this run writes its own
-
-    Raises CheckpointError if the one that is named, or the newest, is damaged, and for AUTO if all are; OptionError
-    if there is none.
-    """
+    """Collective. The checkpoint to resume from, checked by all ranks together, and notices about those that were
+    passed over. `resume`: AUTO, NEWEST, or the path of a checkpoint or of a folder of them. Raises CheckpointError for
+    damage, OptionError if there is none."""
     candidates = _candidates(resume, checkpoint_dir)
     if communicator.broadcast_object(candidates) != candidates:
         raise OptionError(

@@ -1,8 +1,5 @@
-"""Saving checkpoints: when, which tensors, and how they get to disk.
-
-Every rank writes one shard into a folder with another name. Once every file is on disk, rank 0 renames the folder. So a
-checkpoint is complete or does not exist.
-"""
+"""Saving checkpoints: every rank writes one shard into a hidden folder, which rank 0 renames once every file is on
+disk."""
 
 import errno
 import hashlib
@@ -40,10 +37,8 @@ T = TypeVar("T")
 
 
 class Saver:
-    """Saves checkpoints as the options of `setup` ask. Collective: every rank has one and makes the same calls.
-
-    `losses` decides whether non-finite parameters may be saved; `claim` is rank 0's lock on the folder.
-    """
+    """Saves checkpoints as the options of `setup` ask. Every rank has one and makes the same calls. `losses` decides
+    whether non-finite parameters may be saved; `claim` is rank 0's lock on the folder."""
 
     def __init__(
         self,
@@ -109,11 +104,9 @@ class Saver:
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
     def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
-        """Save a checkpoint now; returns its path. `goes_on`: training continues after it.
-
-        If that fails, existing checkpoints stay, and --on-checkpoint-failure decides: the run continues and this
-        returns None, or it raises MachineError. Raises NumericsError for non-finite parameters, as --on-nonfinite says.
-        """
+        """Save a checkpoint now; returns its path. Existing ones stay if that fails: then --on-checkpoint-failure
+        decides whether this returns None or raises MachineError. Raises NumericsError for non-finite parameters, as
+        --on-nonfinite says."""
         began_s = time.perf_counter()
         setup = self._setup
         self._losses.check_parameters(self._nonfinite_parameter(), position)
@@ -188,11 +181,8 @@ def write(
     activity: Activity = UNWATCHED,
     claim: Claim | None = None,
 ) -> Manifest:
-    """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest.
-
-    Raises MachineError, the same on all ranks, if a rank fails. Then nothing of it is left, and an existing checkpoint
-    at `path` stays.
-    """
+    """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest. Raises
+    MachineError on all ranks if one fails; then nothing of it is left."""
     rank, count = communicator.rank, communicator.world_size
     file = folder.partial_of(path) / f"shard-{rank:05}-of-{count:05}.safetensors"
     activity.waits("waiting for peers to begin a checkpoint")

@@ -1,10 +1,7 @@
-"""The engine that compiles units of sections with torch's inductor.
+"""The engine that compiles units of sections with torch's inductor. Its bits are its own; it draws the same random
+numbers as the plain engine.
 
-The engine's bits are its own. It draws the same random numbers as the plain engine: dropout stays torch's operator, and
-operators that draw keep their order.
-
-Large products may use oneDNN instead of MKL: for the shapes of linear layers, oneDNN is 5 to 10 % faster on an AMD CPU;
-on an Intel CPU, MKL is 2 to 10 % faster, and 25 % for the gradients of weights.
+For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Intel CPU, MKL is faster.
 """
 
 # torch._inductor, torch.library and torch.backends are untyped.
@@ -87,8 +84,7 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 _KEPT = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
-"""Operators that keep torch's oneDNN kernel: inductor's C++ took two to three times as long on an Intel CPU with
-AVX-512, and as long on an AMD CPU."""
+"""Operators that keep torch's oneDNN kernel: inductor's C++ took up to three times as long."""
 
 
 KEPT_TAG = "sambasim keeps " + " ".join(str(operator) for operator in _KEPT)
@@ -97,11 +93,8 @@ KEPT_TAG = "sambasim keeps " + " ".join(str(operator) for operator in _KEPT)
 
 @cache
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """Inductor's decomposition table without the kept operators. Importing it takes seconds.
-
-    It registers a fallback for the kept operators in this process. A torch.compile by the user is not affected, because
-    inductor's own table decomposes these operators first.
-    """
+    """Inductor's decomposition table without the kept operators, with a fallback for these. Importing it takes seconds.
+    A torch.compile by the user is not affected, because inductor's own table decomposes them first."""
     from torch._inductor.decomposition import decompositions as table
     from torch._inductor.lowering import make_fallback
 
@@ -130,9 +123,8 @@ def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[st
 def rebuild(
     nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
 ) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`, with large products by oneDNN where that is faster.
-
-    Names are numbered by position, so that equal layers give equal code and inductor's cache finds it."""
+    """A module from `inputs` to a tuple of `outputs`. Names are numbered by position, so that equal layers give equal
+    code and inductor's cache finds it."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
@@ -210,14 +202,9 @@ class Inductor:
         keep: Iterable[str],
         symbols: Mapping[str, Tensor],
     ) -> list[Part]:
-        """Compile a pass; returns its parts, one or more for each unit of sections.
-
-        plain: the instructions of `nodes` for the plain engine
-        sections: the kind and number of nodes of each section
-        symbols: the input tensors of the graph
-
-        Raises MachineError if a region cannot be compiled.
-        """
+        """Compile a pass; returns its parts, one or more for each unit of sections. Raises MachineError. `plain`: the
+        instructions of the plain engine; `sections`: kind and number of nodes of each; `symbols`: the inputs of the
+        graph."""
         taken = [position for position, one in enumerate(plain) if one is None]
         nodes, drawn = _name_unread_draws(nodes)
         units = choose_units(sections)

@@ -1,17 +1,4 @@
-"""A pass as straight-line Python: one generated function per part, one line per instruction.
-
-    def run(registers):
-        r = registers
-        r[6] = f0(r[2], r[3], r[5])
-        unpack(f1(r[6], r[4]), t1, r); r[6] = None
-        r[9] = f2(r[7]); keep(r[9], d2); r[7] = None
-
-An interpreter loop took a quarter of a step where operators take microseconds. The generated text contains nothing from
-the PEF but register numbers, which this package assigns: functions, destinations and constants are passed by name.
-
-The first pass that writes gradients is observed: it shows how results lie in memory. From then on, kernels write
-gradients to their destinations where they can (see `routes`).
-"""
+"""A pass as straight-line Python: one generated function per part, one line per instruction."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,10 +38,8 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def by_part(instructions: Sequence[Instruction | None], sizes: Sequence[tuple[int, int]]) -> list[Part]:
-    """Split `instructions` into parts; None entries are dropped.
-
-    sizes: for each unit, its number of sections and of instructions, None entries included
-    """
+    """Split `instructions` into parts; None entries are dropped. `sizes`: by unit, its number of sections and
+    instructions."""
     parts: list[Part] = []
     start = done = 0
     for sections, size in sizes:
@@ -86,9 +71,7 @@ class Misfit(Exception):
 
 class StraightLine:
     """`part` as one Python function of the registers. `accumulate`: add gradients instead of overwriting them.
-
-    function: None until `compile`. It raises what an operator raises, or Misfit; `failed` then returns the instruction
-    """
+    `function` is None until `compile`; if it raises, `failed` returns the instruction."""
 
     def __init__(self, part: Part, *, accumulate: bool) -> None:
         self.sections = part.sections
@@ -128,11 +111,8 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 def operator_error(
     node: Node, raised: Exception, inputs: Iterable[Symbol], tensors: Mapping[str, Tensor]
 ) -> SambasimError:
-    """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol).
-
-    DataError if an input contains integers (class indices, tokens) that are negative or larger than at compile time;
-    MachineError if memory ran out.
-    """
+    """The error for `raised`, which `node`'s operator raised while `inputs` held `tensors` (by symbol): DataError for
+    integers out of range, MachineError if memory ran out."""
     said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
     text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
@@ -227,11 +207,8 @@ class Lines:
 
 
 class PassLines:
-    """The code of passes that write gradients, and of passes that add to them.
-
-    stores: the destinations of gradients by value
-    keep: values that the pass returns; they must not share memory with a gradient
-    """
+    """The code of passes that write gradients, and of passes that add to them. `stores`: the destinations of gradients
+    by value; `keep`: values that the pass returns, which must not share memory with a gradient."""
 
     def __init__(self, parts: Sequence[Part], stores: Mapping[str, Sequence[Tensor]], keep: Iterable[str]) -> None:
         self._parts = parts

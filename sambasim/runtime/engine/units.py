@@ -1,11 +1,8 @@
 """Chooses what inductor compiles together: units of sections, and in each unit the regions of nodes.
 
-Nothing is fused across units, so a single section is too small: the forward is one unit and the backward at most four.
-At the end of a unit, its gradients are complete and can be reduced while the next unit computes.
-
-Some nodes keep torch's own kernel. Recurrent layers only work where torch records gradients, which compiled code does
-not. Products that are only gradients come last in their unit, because their kernels write directly into the gradient's
-group; so do the views that only these products read.
+The forward is one unit and the backward at most four. At the end of a unit, its gradients are complete and can be
+reduced while the next unit computes. Recurrent layers keep torch's kernels, because they need recorded gradients.
+Products that are only gradients come last in their unit: their kernels write directly into the group.
 """
 
 from collections import defaultdict
@@ -31,11 +28,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Nodes that are compiled together, by position.
-
-    views: view nodes of other regions that are evaluated again here, which costs nothing
-    inputs, outputs: values
-    """
+    """Nodes that are compiled together, by position, with the values they read and return. `views`: nodes of other
+    regions that are evaluated again here, which costs nothing."""
 
     views: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -65,11 +59,8 @@ def choose_units(sections: Sequence[tuple[SectionKind, int]]) -> list[Unit]:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Plans the steps of every unit.
-
-    taken: positions of views of symbols, which are already evaluated and have no step
-    needed: values that are stored as gradients or returned by the pass, so regions must output them
-    """
+    """Plans the steps of every unit. `taken`: positions of views of symbols, which have no step; `needed`: values that
+    regions must output."""
 
     nodes: Sequence[Node]
     taken: Collection[int]
@@ -132,8 +123,7 @@ class Steps:
         return tuple(sorted(views)), tuple(inputs)
 
     def _gradient_products(self) -> set[int]:
-        """The products that are only gradients, the views from them to the gradient, and the views that only they
-        read."""
+        """The products that are only gradients, the views up to the gradient, and the views that only they read."""
         readers: dict[str, list[int]] = defaultdict(list)
         for position, node in enumerate(self.nodes):
             for name in set(node_references(node)):

@@ -35,9 +35,7 @@ class Build:
 
 @cache
 def build(name: str, *definitions: str) -> Build:
-    """Build and load `name`.c with `definitions`, such as "REAL=float", once per process.
-
-    A library from an earlier build is loaded without a compiler."""
+    """Build and load `name`.c with `definitions`, such as "REAL=float", once per process, or load an earlier build."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
     key = hashlib.blake2b("\n".join([source.read_text(encoding="utf-8"), *flags]).encode(), digest_size=8).hexdigest()
@@ -109,10 +107,7 @@ def _keep(built: Path, kept: Path) -> bool:
 
 
 def cache_folder(name: str) -> Path | None:
-    """The user's cache folder for compiled code of `name`; None if it cannot be created.
-
-    Every CPU model has its own, because home folders may be shared and code is compiled for one model.
-    """
+    """The user's cache folder for code compiled for this CPU model; None if it cannot be created."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = root / "sambasim" / name / _cpu_digest()
@@ -123,10 +118,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def use_inductor_cache() -> None:
-    """Let inductor store compiled code in the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another one.
-
-    If the folder cannot be created or written, torch uses one in /tmp.
-    """
+    """Let inductor store compiled code in the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another one."""
     if os.environ.get(INDUCTOR_CACHE_VARIABLE):
         return
     folder = cache_folder("inductor")

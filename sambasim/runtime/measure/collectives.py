@@ -42,11 +42,8 @@ def runs_of_turns(runs: int) -> Sequence[int]:
 
 
 def order(count: int, turn: int) -> Sequence[int]:
-    """The order of `count` candidates in turn number `turn`.
-
-    A candidate affects the next one through the caches and the core frequency. So the order alternates and
-    rotates, and no turn begins with the one that ended the previous turn.
-    """
+    """The order of `count` candidates in turn `turn`: rotated and alternating, as each affects the next through the
+    caches."""
     forward = [(place + turn) % count for place in range(count)]
     return forward[::-1] if turn % 2 else forward
 
@@ -80,11 +77,8 @@ def default_runs(size_bytes: int) -> int:
 
 
 def measure(communicator: Communicator, request: Request, report: Callable[[str], None]) -> CollectivesRecord:
-    """Collective, for two ranks or more. `report` is called with the progress.
-
-    Sizes for which a node lacks memory or shared memory are skipped and listed in the record. Raises MachineError if
-    all sizes are skipped, InternalError for a wrong result of a sync path, MachineError for one of MPI or gloo.
-    """
+    """Collective, for two ranks or more; `report` is called with the progress. Sizes for which a node lacks memory are
+    listed as left out. Raises MachineError if all are, and an error for a wrong result."""
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
         stack.enter_context(repeatable(threads))

@@ -1,8 +1,6 @@
 """What `bench` reduces: a program of one flat gradient group, its operands, and the expected result.
 
-Every rank fills its buffer with repetitions of a block of its own, and every turn draws new blocks. The operand depends
-on the rank, the element and the turn, so neither the result of the previous turn nor "multiply by the number of ranks"
-passes. Any rank can draw the blocks of all ranks, and so computes the expected result without communication.
+Operands depend on the rank, the element and the turn, and repeat a block, so any rank can compute the expected result.
 """
 
 from collections.abc import Iterator
@@ -29,10 +27,7 @@ GRANULE_BYTES = CUT_ELEMENTS * ELEMENT_BYTES
 
 def flat_program(numel: int) -> Program:
     """A program with `numel` float32 gradients, rounded up to whole cuts, a reduce operand buffer of that size, and no
-    optimizer state.
-
-    Parameters share the memory of the gradients, so without an optimizer, GATHER sends the means.
-    """
+    optimizer state. Parameters share the memory of the gradients, so GATHER sends the means."""
     numel = align(max(numel, 1), CUT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
     group = ParameterGroup(_GROUP, _DTYPE, numel, (), 0, {"parameter": 0, "gradient": 0})
@@ -63,10 +58,7 @@ _EPSILON = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A result, as a repeating block: float32 [at most PERIOD_ELEMENTS].
-
-    bound: the maximum error of each element; None if the bits must be equal
-    """
+    """A result, as a repeating block. `bound`: the maximum error of each element; None if the bits must be equal."""
 
     block: Tensor
     bound: Tensor | None = None
@@ -90,11 +82,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """This rank's block for one turn, and the expected results.
-
-    mean: in the order of the tree, for comparison of bits
-    near_mean, near_sum: in float64, rounded once; any order of float32 additions stays within their bounds
-    """
+    """This rank's block for one turn, and the expected results: `mean` in the order of the tree, the others in float64,
+    rounded once, with bounds for any order of float32 additions."""
 
     own: Tensor
     mean: Expected
@@ -103,10 +92,7 @@ class Operands:
 
 
 def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
-    """The operands of turn `turn` (from 0), for buffers of `numel` elements.
-
-    Raises InternalError if the tree's mean is not near the one in float64.
-    """
+    """The operands of turn `turn` (from 0), for buffers of `numel` elements."""
     blocks = [_block(turn * world_size + other, numel) for other in range(world_size)]
     wide = torch.stack(blocks).double()
     total, size = wide.sum(0), wide.abs().sum(0)

@@ -1,15 +1,4 @@
-"""The all-reduce paths that `bench` measures: each can be refilled, run, and asked for its result.
-
-    device        gradients in device memory, one window per node: as `run --reduce-on-rdu` does it for a program of
-                  so many gradients
-    host-...      device to host, between hosts as `run --host-sync ...` does it, host to device
-    mpi           MPI's own Allreduce, from one host buffer to another; no sync path uses it
-    mpi-in-place  the same in one buffer
-    gloo          torch.distributed's all_reduce on gloo, in place, as DistributedDataParallel uses it on CPUs
-
-The copy bound is measured like a path: each rank copies its part of (n + 1) / 2 buffers. Before each run the operands
-are written again and the previous result is overwritten with NaN, so a path that does nothing gives a wrong result.
-"""
+"""The all-reduce paths that `bench` measures. Each result is overwritten before the next run, and checked after it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +25,8 @@ from sambasim.runtime.transports.window import Devices, Window, is_small
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The resources of the paths at one size.
-
-    window: contains the device memories of the node; None if the device path is not measured
-    memory: private device memory, for the paths through the host
-    operand, result: private buffers of the size of the program's group, for the other paths
-    """
+    """The resources of the paths at one size. `window`: the device memories of the node, for the device path; `memory`:
+    for the paths through the host; `operand`, `result`: private buffers, for the other paths."""
 
     program: Program
     communicator: Communicator
@@ -53,15 +38,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A measured path.
-
-    operand: this rank's operand, which is filled before each run
-    run: the part that is timed; collective. Afterwards this rank may read the result
-    parts: of the result, each with the index of its first element
-    expected: the expected result, from this rank's operands
-    overwritten: a result apart from the operand
-    wrong_result: the error for a wrong result: InternalError for our code, MachineError for a library
-    """
+    """A measured path: `run` is timed; then `parts` of the result (each with its first element) must be what `expected`
+    gives from this rank's operands. `overwritten`: a result apart from the operand; `wrong_result`: the error for a
+    wrong one."""
 
     name: str
     operand: Tensor
@@ -87,8 +66,7 @@ class AllReduce(Measured):
 
 
 def _device(name: str, setting: Setting) -> AllReduce:
-    """REDUCE of device sync. Of a small program each rank has all means; otherwise each slice is read from its owner or
-    from the rank of this node that received it."""
+    """REDUCE of device sync. Each slice is read from its owner or from the rank of this node that received it."""
     if setting.window is None:
         raise InternalError("the device path without device memory")
     program, topology = setting.program, setting.communicator.topology

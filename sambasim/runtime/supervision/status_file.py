@@ -45,8 +45,7 @@ _STATES = {state[0]: state for state in State}
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One line. `step` is 0 before the first step, `micro_step` if a step has only one, `pid` before the rank starts.
-    `at` is the line of Python that the rank has been in for long."""
+    """One line. `step` is 0 before the first step, `micro_step` if a step has one, `pid` before the rank starts."""
 
     rank: int
     host_name: str
@@ -120,10 +119,7 @@ class StatusFile:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
-        """A new file for `local_size` ranks, in the first of `folders` that can be written.
-
-        Raises MachineError if none can.
-        """
+        """A new file in the first of `folders` that can be written. Raises MachineError if none can."""
         reasons = []
         for folder in folders:
             path = folder / name

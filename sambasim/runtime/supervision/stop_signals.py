@@ -26,12 +26,9 @@ _masks = threading.local()
 
 
 class StopSignals:
-    """Within its block, the first signal is noted and its name passed to `notify`; a second one ends the process.
-    Only the main thread receives signals; in another one, nothing changes.
-
-    While the main thread waits in MPI it runs no Python handler. So a thread reads the numbers that the interpreter's
-    handler in C writes to a pipe.
-    """
+    """Within its block, the first signal is noted and its name passed to `notify`; a second one ends the process. Only
+    in the main thread. While it waits in MPI it runs no Python handler: a thread reads the numbers that the
+    interpreter's handler in C writes to a pipe."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
@@ -121,11 +118,8 @@ def signal_of(request: int) -> int | None:
 
 
 def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
-    """The error that ends a run after signal `number`.
-
-    saved: the checkpoint of `step`; None if it was not written
-    kept: which older checkpoints exist; None for a run that writes none
-    """
+    """The error that ends a run after signal `number`. `saved`: the checkpoint of `step`, if it was written; `kept`:
+    which older ones exist; None for a run that writes none."""
     if saved is not None:
         clause, remedy = f"which is saved as {saved}", "the same command with --resume continues from there"
     elif kept is not None:

@@ -61,11 +61,8 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is reported: the error, and the rank and host on which it happened.
-
-    alike: every rank failed with the same message, so the report names none
-    doing: the activity of the rank, if known
-    """
+    """What is reported: the error, and the rank and host on which it happened. `alike`: every rank failed with the same
+    message, so the report names none; `doing`: the activity of the rank."""
 
     error: BaseException
     rank: int
@@ -90,12 +87,8 @@ class Failure:
 
 class Supervisor:
     """Ends the job if an error escapes its `with` block; between `start` and `finish` also if the job is stalled.
-
-    report: prints a failure; called on one rank of the job
-    exit_code: of an error; the job ends with that of the reported failure, and never with 0 if a rank was left behind
-
-    With one rank errors pass through. Raises SystemExit with the exit code if all ranks exit together.
-    """
+    `report` prints a failure, on one rank of the job, whose `exit_code` the job gets. With one rank errors pass
+    through."""
 
     def __init__(
         self,
@@ -125,14 +118,9 @@ class Supervisor:
             self._end_job(error)
 
     def start(self, folders: Sequence[Path], title: str, timeout_s: float) -> None:
-        """Collective. Create the status file of each node, and start the watchdog. With one rank there is neither.
-
-        folders: where the file may be, the preferred one first
-        title: the first part of its name
-        timeout_s: how long ranks wait for one that makes no progress
-
-        Raises MachineError if no folder can be written.
-        """
+        """Collective. Create the status file of each node in the first of `folders` that can be written, and start the
+        watchdog. With one rank there is neither. `timeout_s`: how long ranks wait for one that makes no progress.
+        Raises MachineError."""
         world = self._communicator
         if world.world_size == 1:
             faulthandler.cancel_dump_traceback_later()
@@ -234,9 +222,8 @@ def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
 
 
 def limit_time(seconds: float, rank: int) -> None:
-    """Call before MPI starts or ends, where it may hang in C: the process exits with code 1 after `seconds`, at least
-    LEAST_LIMIT_S, and prints where it was. Rank 0 is the first, and the launcher then ends the others. `start` and
-    `release` of a supervisor remove the limit.
+    """Call before MPI starts or ends, where it may hang: the process exits with code 1 after `seconds`, at least
+    LEAST_LIMIT_S, and prints where it was. Rank 0 is the first. `start` and `release` of a supervisor remove the limit.
     """
     faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=_STDERR, exit=True)
 

@@ -62,8 +62,7 @@ _AWAY = (Process.STOPPED, Process.SILENT)
 
 
 def start_time(pid: int | str) -> bytes | None:
-    """When process `pid` started, in ticks, which distinguishes it from a later one with the same number. None if it is
-    not visible."""
+    """When process `pid` started, in ticks, to recognize a later one with the same number; None if not visible."""
     fields = _stat(pid)
     return None if fields is None else fields[19]
 
@@ -114,10 +113,8 @@ class Observation:
 
 
 class NodeObserver:
-    """Observes the ranks of a node, once each has written its line.
-
-    started: by local rank, the `start_time` of its process; None where it is not visible
-    """
+    """Observes the ranks of a node. `started`: by local rank, the `start_time` of its process; None where it is not
+    visible."""
 
     def __init__(self, file: StatusFile, started: Sequence[bytes | None]) -> None:
         self._file = file
@@ -126,11 +123,8 @@ class NodeObserver:
         self._last_s: float | None = None
 
     def observe(self, now_s: float) -> list[Observation]:
-        """The state at `now_s`, by local rank.
-
-        Idle time is counted here, so that writers need no clock. One call counts little of it: a process that was
-        stopped, or a machine that slept, did not wait for others meanwhile.
-        """
+        """The state at `now_s`, by local rank. Idle time is counted here. One call counts little of it: a process that
+        was stopped, or a machine that slept, did not wait for others meanwhile."""
         passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, _MAX_PERIOD_S)
         self._last_s = now_s
         # Processes first, then lines: a process that has exited has written its last line.
@@ -268,12 +262,8 @@ class OtherNodes:
 
 
 class Watchdog:
-    """Observes the node of local rank `local_rank` from `start` until `stop`.
-
-    started: as in `NodeObserver`
-    others: None on a single node
-    end_job: ends the job with an error; called in the watchdog's thread, and does not return
-    """
+    """Observes the node of `local_rank` from `start` until `stop`. `others`: None on a single node; `end_job` ends the
+    job with an error, in the watchdog's thread, and does not return."""
 
     def __init__(
         self,

@@ -1,9 +1,4 @@
-"""The interfaces `Transport` and `Communication`.
-
-A transport connects one rank to the others along a mesh axis. When a program is loaded, it makes one `Communication`
-for each communication node. Parameter groups are reduced and gathered by slices: the owner of a slice sums it in the
-order of the tree and updates it, and the other ranks read it from the owner.
-"""
+"""The interfaces `Transport` and `Communication`: a transport connects one rank to the others along a mesh axis."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -102,31 +97,21 @@ class Shared(NamedTuple):
 
 
 EndOfStep: TypeAlias = Communication[Shared]
-"""The communication that ends every step, after which all replicas see all updates. All ranks receive what all have
-offered (`Transport.offer`)."""
+"""The communication that ends every step: all replicas see all updates, and all ranks receive what all have offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Adjacent update nodes that one instruction executes together.
-
-    pattern: the operators in order, each for one or more nodes; `opt` stands for any optimizer
-    bind: makes the communication from the optimizers. It returns the norm if the pattern has `opt.total_norm`
-    """
+    """Adjacent update nodes that one instruction executes together. `pattern`: the operators in order, with `opt` for
+    any optimizer; `bind`: makes the communication from the optimizers."""
 
     pattern: tuple[str, ...]
     bind: Callable[[Optimizers], Communication]
 
 
 class Transport(ABC):
-    """Connects one rank to the others of its mesh. Parameter groups are shared along the axis of replicas.
-
-    replica: the number of this rank in the mesh
-    memory: holds the parameters and optimizer states that this rank updates
-    slices: for each group, the slice of each rank
-    replicated: every rank updates all parameters, instead of its slices only
-    replicas: sums are divided by it
-    """
+    """Connects one rank to the others of its mesh. `memory` holds the parameters and optimizer states that this rank
+    updates; `slices`: for each group, the slice of each rank; `replicated`: every rank updates all parameters."""
 
     title: str
     """The name of the sync path in messages."""

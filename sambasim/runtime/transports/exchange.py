@@ -38,13 +38,9 @@ _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where gradients and parameters are, for one rank of a job.
-
-    workers: the ranks that have a replica, ascending
-    slices: for each group, the slice that each rank of the job owns; an empty one for a rank that owns nothing
-    device: the device memory of this rank's replica; None for a rank without one
-    kept: the memory of the owned slices: either `device`, or host memory, which needs no copy before sending
-    """
+    """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `slices`: for
+    each group, what each rank owns; `device`: the memory of this rank's replica, if any; `kept`: that of the owned
+    slices."""
 
     workers: Sequence[int]
     slices: Mapping[str, Sequence[Slice]]
@@ -134,10 +130,8 @@ class Endpoint(Observed, Protocol):
 
 
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places, owner: Endpoint) -> Exchange:
-    """An exchange after which the owned slices of the gradients in `places.kept` are means over the workers.
-
-    Gradients are copied to the host and sent to their owners, which add them in the order of the tree and divide.
-    """
+    """An exchange after which the owned slices of the gradients in `places.kept` are means over the workers, added in
+    the order of the tree."""
     rank = owner.communicator.rank
     others = [worker for worker in places.workers if worker != rank]
     steps = additions(len(places.workers))
@@ -226,8 +220,7 @@ def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
 
 
 class _Buffers:
-    """Host memory for the rounds, which use its two halves alternately. `rounds` gives the group of each round, and the
-    number of elements of each part."""
+    """Host memory for the rounds, which use its two halves alternately."""
 
     def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]]) -> None:
         self._rounds = rounds

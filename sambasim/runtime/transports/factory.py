@@ -47,9 +47,7 @@ def allocate(program: Program, communicator: Communicator, way: Way, replicas: i
 def connect(
     program: Program, communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None
 ) -> Sequence[Transport]:
-    """Collective. A transport for each replica of this process, whose weights must be in device memory.
-
-    `roles` names the parameter servers and the workers."""
+    """Collective. A transport for each replica of this process, whose weights must be in device memory."""
     memories = allocated.memories
     match way:
         case Way.IN_PROCESS:

@@ -23,9 +23,8 @@ _WAITING = "wait for peers"
 
 
 _PATIENT, _CROWDED = (50, 4000), (0, 20)
-"""How often a waiting rank reads a counter in a busy loop, and then with a poke (yield or MPI progress) before each
-read; after that it also sleeps. If ranks share cores, a busy loop takes time from the rank that is waited for. Yielding
-takes as long as ten reads (estimate, on a virtual machine)."""
+"""How often a waiting rank reads a counter in a busy loop, and then with a poke before each read, before it also
+sleeps. If ranks share cores, a busy loop takes time from the rank that is waited for (estimate)."""
 
 
 class Counter(IntEnum):

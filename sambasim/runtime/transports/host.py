@@ -110,8 +110,7 @@ class Host(_Staged):
 
 @final
 class Gloo(_Staged):
-    """Device to host, gloo's all-reduce, host to device: needs the default process group of `torch.distributed` with
-    the ranks of the communicator."""
+    """Device to host, gloo's all-reduce, host to device: needs the default process group of the ranks."""
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         return _GlooAllReduce(self, groups)
@@ -138,8 +137,8 @@ def by_gloo(program: Program, memory: DeviceMemory, communicator: Communicator) 
 
 
 def parameter_server(program: Program, memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
-    """Sync by parameter servers. `memory` is the device memory of this rank's replica; on a server without a replica,
-    host memory that contains the parameters."""
+    """Sync by parameter servers. `memory`: of this rank's replica; on a server without one, host memory with the
+    parameters."""
     rank, servers = communicator.rank, roles.servers
     works, serves = rank in roles.workers, rank in servers
     places = Places(
@@ -219,10 +218,8 @@ class _GlooAllReduce(Communication):
         return work
 
     def _ring_bytes(self, size_bytes: int) -> int:
-        """The bytes that this rank receives in gloo's ring, which gloo does not report.
-
-        All ranks together receive 2 (N - 1) times the size; the shares add up to that.
-        """
+        """The bytes that this rank receives in gloo's ring, which gloo does not report: together 2 (N - 1) times the
+        size."""
         rank, size = self._transport.replica, self._transport.replicas
         total = 2 * (size - 1) * size_bytes
         return (rank + 1) * total // size - rank * total // size

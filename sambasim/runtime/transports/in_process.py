@@ -62,10 +62,8 @@ class Hub:
 
 
 def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = None) -> list[R]:
-    """Run `steps` round-robin, each until it waits for another, and return their results.
-
-    Raises InternalError on a deadlock.
-    """
+    """Run `steps` round-robin, each until it waits for another; returns their results. Raises InternalError on a
+    deadlock."""
     if hub is None or hub.size == 1:
         return [finished(step) for step in steps]
     results: dict[int, R] = {}
@@ -92,10 +90,7 @@ def run_together(steps: Sequence[Generator[None, None, R]], hub: Hub | None = No
 
 
 def finished(steps: Generator[None, None, R]) -> R:
-    """Run `steps` of a rank that is alone in its process, and return their result.
-
-    Raises InternalError if the program waits for another rank of the process.
-    """
+    """Run `steps` of a rank that is alone in its process; returns their result."""
     try:
         next(steps)
     except StopIteration as end:
@@ -125,11 +120,8 @@ class HubLine(Line):
 
 @final
 class _Together(Communication[R]):
-    """A communication that all ranks must begin before any can finish.
-
-    value_of: what this rank gives to all, from its operands
-    result_of: the result, from the values of all ranks
-    """
+    """A communication that all ranks must begin before any can finish. `value_of`: what this rank gives, from its
+    operands; `result_of`: the result, from the values of all."""
 
     def __init__(
         self,
@@ -185,10 +177,8 @@ class _ReceiveHere(Communication):
 
 @final
 class InProcess(Transport):
-    """Connects replica number `replica` to the other replicas of this process. `memories` are those of all, in order.
-
-    Every replica updates its slices in the memory of the first one; the others copy the parameters from there.
-    """
+    """Connects replica number `replica` to the others of this process. Every replica updates its slices in the first
+    one of `memories`; the others copy the parameters from there."""
 
     def __init__(self, program: Program, memories: Sequence[DeviceMemory], hub: Hub, replica: int) -> None:
         size = len(memories)

@@ -170,9 +170,7 @@ class Network:
         return (stop - start) * DTYPE_BYTES[group.dtype]
 
     def _place_operands(self) -> Mapping[str, Mapping[int, Tensor]]:
-        """By group, the buffers of `operands`: in the reduce operand buffer, or in private memory if that is too small.
-
-        All groups use the same memory."""
+        """By group, the buffers of `operands`: in the reduce operand buffer, or else in private memory."""
         needed = max(self.incoming_bytes.values(), default=0)
         buffer = self._own.reduce_buffer if needed else torch.empty(0, dtype=torch.uint8)
         if buffer.numel() < needed:

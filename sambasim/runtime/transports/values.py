@@ -172,10 +172,8 @@ class GatherLosses:
 def collect(
     communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
 ) -> Tensor | None:
-    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None on other ranks.
-
-    Each slice comes from its owner. `readable` holds, by rank, the tensors that this process can read, including its
-    own."""
+    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None elsewhere. `readable`
+    holds, by rank, the tensors that this process can read."""
     rank = communicator.rank
     parts = [
         (owner, max(start, member.start), min(stop, member.start + member.numel))

@@ -53,8 +53,7 @@ SMALL_BYTES = 64 * KIB
 """Up to this many bytes of gradients, every replica reduces all of them: see `small_window`."""
 
 _NEAR_BYTES = MIB
-"""Up to this many bytes of gradients, everything that a rank reads lies in the private caches of the cores (an estimate
-for caches of 1 MiB)."""
+"""Up to this many bytes of gradients, all that a rank reads lies in the cores' own caches (an estimate for 1 MiB)."""
 
 _CACHED_ELEMENTS = 4 << 20
 """Longer slices come from memory, not from the shared cache; shorter pieces then leave cache for prefetching."""
@@ -62,8 +61,7 @@ _CACHED_ELEMENTS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The device memories of a node's replicas, by world rank. With `shares_parameters`, all replicas of the node use
-    the parameters of its first rank."""
+    """The device memories of a node's replicas, by rank; `shares_parameters`: all use the parameters of the first."""
 
     window: SharedWindow
     by_rank: Mapping[int, DeviceMemory]
@@ -90,8 +88,8 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
 
 
 def _touched(program: Program, topology: Topology) -> Sequence[Range]:
-    """The byte ranges of this rank's part that are used: optimizer states of its own slices only, and parameters only
-    on the node's first rank."""
+    """The byte ranges of this rank's part that are used: own slices of states, parameters only on the node's first
+    rank."""
     elsewhere = () if topology.local_rank == 0 else SHARED_KINDS
     # On one node no operands are received.
     unused = (SymbolKind.REDUCE_BUFFER,) if topology.node_count == 1 else ()
@@ -170,8 +168,7 @@ class Window(Transport):
         self.flags.meet(Counter.UPDATED, self.steps)
 
     def means(self, group: ParameterGroup) -> Iterator[tuple[int, Tensor]]:
-        """After a step without an optimizer, the parts of the mean of `group`, each with the index of its first
-        element."""
+        """After a step without an optimizer, parts of the mean of `group`, by the index of their first element."""
         for owner, (start, stop) in enumerate(self.slices[group.name]):
             yield start, self.by_rank[self.network.holder(owner)].region(group, "gradient")[start:stop]
 
