@@ -25,7 +25,6 @@ _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
     "float32": (torch.float64,),
     "bfloat16": (torch.float64, torch.float32),
 }
-"""By the dtype of an input: the wider dtypes that are converted to it."""
 
 _SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"
 
@@ -111,7 +110,6 @@ def _list(names: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def _batched_kind(value: object) -> str:
-    """What default_collate returned for a value that is not a tensor: a list of strings, or a nested structure."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
         return "text"
     return f"a {type(value).__name__}"
@@ -186,8 +184,6 @@ def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
 
 
 class _Batches:
-    """The batches of a loader with worker processes."""
-
     def __init__(self, loader: "DataLoader[object]", name: str) -> None:
         self._name = name
         get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
@@ -241,7 +237,6 @@ class _Deaths:
 
 
 def _deaths() -> _Deaths:
-    """The handler of this process, installed if it can be."""
     handler = signal.getsignal(signal.SIGCHLD)
     if isinstance(handler, _Deaths):
         return handler

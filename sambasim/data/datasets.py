@@ -17,7 +17,6 @@ from sambasim.errors import DataError
 from sambasim.options.grammar import FLOAT_DTYPES, InputSpec
 
 DEFAULT_SAMPLES = 1024
-"""Samples of a synthetic dataset."""
 _DEFAULT_BOUND = 2
 """Integers without a bound are 0 or 1: valid indices in every model."""
 _MASK = 2**64 - 1

@@ -190,5 +190,4 @@ def check_arguments(function: Callable[..., object], args: Mapping[str, object],
 
 
 def _table(error: type[UserError], what: str) -> str:
-    """The table of a config file that `what` belongs to."""
     return "data" if error is DataError else what

@@ -4,6 +4,4 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """A JSON object of such a file."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -36,8 +36,6 @@ class SizeRecord(Record):
 
 
 class LeftOutRecord(Record):
-    """A size that was not measured, and why."""
-
     size_bytes: int
     reason: str
 

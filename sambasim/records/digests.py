@@ -22,7 +22,6 @@ _REPLICA = re.compile(r"replica-([0-9]{1,9})\.jsonl")
 
 
 def replica_file(replica: int) -> str:
-    """File name of one replica."""
     return f"replica-{replica}.jsonl"
 
 
@@ -55,8 +54,6 @@ class StepDigests(Record):
 
 
 class SectionName(NamedTuple):
-    """A section of the training step: its number, its kind and its name."""
-
     number: int
     kind: str
     name: str
@@ -111,7 +108,6 @@ class Recording:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether `path` is a folder of digests. Its content is not checked."""
     return (path / RUN_FILE).is_file()
 
 

@@ -157,7 +157,6 @@ class SummaryRecord(Record):
 
 
 Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
-"""A line of the file."""
 
 
 class PredictionRecord(Record):

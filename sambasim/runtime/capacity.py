@@ -31,7 +31,6 @@ _MEMORY = Path("/proc/meminfo")
 
 DEVICES = "the device memory of this node's replicas"
 SMALLER = "run with fewer replicas, or compile a smaller model or batch"
-"""The default subject and remedy of the error about too little memory."""
 
 
 def check_device(document: PefDocument) -> None:

@@ -237,7 +237,6 @@ class MpiCommunicator(Communicator):
         return self._received(_LETTER_TAG)
 
     def _received(self, tag: int) -> "list[tuple[int, Any]]":
-        """The objects with `tag` that have arrived, each after its sender. Does not wait."""
         from mpi4py import MPI
 
         found = []
@@ -290,7 +289,6 @@ def _load_library() -> str:
 
 
 def _die_with_parent() -> None:
-    """Let the operating system end this process with its parent, which belongs to the launcher."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -323,12 +321,10 @@ def _greet(node: "MPI.Intracomm") -> None:
 
 
 def _pieces(buffer: ByteArray, counts: Sequence[int]) -> "tuple[ByteArray, tuple[Sequence[int], Sequence[int]]]":
-    """A buffer for mpi4py: the memory, and counts with displacements in bytes."""
     return buffer, (counts, tuple(accumulate(counts, initial=0))[:-1])
 
 
 def _in_pages(size_bytes: int) -> int:
-    """`size_bytes` in whole pages; at least one, because every rank needs a part."""
     return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES
 
 

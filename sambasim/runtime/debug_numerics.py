@@ -38,7 +38,6 @@ class Count:
 
     @property
     def word(self) -> str:
-        """`nan` if there is any, else `inf`."""
         return "nan" if self.nan else "inf"
 
     def __str__(self) -> str:
@@ -64,19 +63,16 @@ def is_origin(result: Count, operands: Sequence[Count]) -> bool:
 
 
 def _is_infinite(argument: Argument) -> bool:
-    """Whether an argument of a node is an infinite constant."""
     if isinstance(argument, tuple):
         return any(map(_is_infinite, argument))
     return isinstance(argument, float) and math.isinf(argument)
 
 
 _UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
-"""Operators whose result is uninitialized memory."""
 
 _TARGETS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _MOST_SAMPLES = 5
-"""Samples listed in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,6 @@ class Probe:
             self._origins[name] = _Origin(made, least, largest, meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
-        """The earliest origin of the non-finite values `bad`."""
         reached = self._causes(bad)
         given = [symbol.name for symbol in self._given if symbol.name in reached]
         origins = [name for name in self._origins if name in reached]
@@ -218,7 +213,6 @@ class Probe:
         )
 
     def _where_in_batch(self, symbol: Symbol) -> str:
-        """The dataset indices of the samples that are not finite."""
         values = self._memory.tensor(symbol.name)
         whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
         numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
@@ -226,7 +220,6 @@ class Probe:
         return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{more}"
 
     def _called(self, name: str) -> str:
-        """A symbol as messages name it."""
         symbol = self._program.symbols[name]
         if name == self._program.loss:
             return "the loss"
@@ -240,7 +233,6 @@ _REMEDIES = {
     True: "keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such steps out",
     False: "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
 }
-"""By whether the origin is in the forward."""
 
 
 class Probes(StepObserver):
@@ -256,7 +248,6 @@ class Probes(StepObserver):
         self._symbols = [symbol for kind in kinds for symbol in program.symbols.values() if symbol.kind is kind]
 
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
-        """Create a probe for each of `replicas`, and return this observer."""
         self._replicas = replicas
         self._probes = {
             one.rank: Probe(one.rank, self._program, one.memory, one.shard.samples_of_last_batch)
@@ -266,7 +257,6 @@ class Probes(StepObserver):
         return self
 
     def bind(self, replica: int, instruction: Instruction) -> Callable[..., object]:
-        """The function of `instruction`, wrapped so that the probe checks its results."""
         node, function = instruction.node, instruction.function
         if node.operator.split(".")[1] in _UNINITIALIZED:
             return function

@@ -46,13 +46,11 @@ class Stream(StrEnum):
 
 
 def derive(seed: int, rank: int, step: int, micro_step: int, stream: Stream) -> int:
-    """A seed of 63 bits that depends on every argument."""
     text = f"{seed} {rank} {step} {micro_step} {stream}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's default generator, the only one that graphs use."""
     torch.default_generator.manual_seed(seed)
 
 

@@ -28,11 +28,9 @@ def private_storage(size_bytes: int) -> Storage:
 
 
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
-"""Symbols with the same values on all replicas, of which a node needs one copy."""
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """The memory of a contiguous tensor as bytes, for MPI."""
     array: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
 
@@ -48,7 +46,6 @@ class DeviceMemory:
         self._views: dict[str, Tensor] = {}
 
     def tensor(self, symbol_name: str) -> Tensor:
-        """The symbol's tensor, in place."""
         view = self._views.get(symbol_name)
         if view is None:
             symbol = self._program.symbols[symbol_name]
@@ -65,7 +62,6 @@ class DeviceMemory:
 
     @property
     def has_own_parameters(self) -> bool:
-        """Whether parameters and constants are in this memory, not in that of another replica."""
         return self._shared.data_ptr() == self._bytes.data_ptr()
 
     @cached_property

@@ -85,7 +85,6 @@ class Evaluator:
             self._own[name].copy_(tensor)
 
     def sums(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int, step: int) -> Sums:
-        """The sums over the samples of `rank`."""
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
         total = Sums()
         for batch, count in self._batches(dataset, rank, world_size):
@@ -104,7 +103,6 @@ class Evaluator:
     def _batches(
         self, dataset: WatchedDataset, rank: int, world_size: int
     ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
-        """Padded batches, each with its number of real samples."""
         indices = range(rank, len(dataset), world_size)
         size = self._program.batch_size
         loader: DataLoader[object] = DataLoader(
@@ -158,13 +156,11 @@ class Evaluator:
 
 
 def _pad(tensor: Tensor, size: int) -> Tensor:
-    """`tensor` with its first sample repeated until it has `size`."""
     missing = size - tensor.shape[0]
     return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
 
 
 def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
-    """The means, from the sums over all ranks."""
     return EvaluationRecord(
         step=step,
         epoch=epoch + 1,
@@ -191,7 +187,6 @@ class PredictionJob:
         check_trusted(path, self._document, options, communicator)
 
     def run(self) -> PredictionRecord:
-        """Collective. Predict, save the predictions, and return the record."""
         with repeatable(self._options.threads or default_threads(self._communicator, 1)):
             return self._predict()
 
@@ -254,7 +249,6 @@ class PredictionJob:
 
 
 def _interleave(parts: tuple[Tensor, ...]) -> Tensor:
-    """The samples in dataset order: rank r of N had the samples r, r + N, …"""
     whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
     for rank, part in enumerate(parts):
         whole[rank :: len(parts)] = part

@@ -103,7 +103,6 @@ class Executor:
             self.bind_update(self._transport, self._optimizers)
 
     def replace_pass(self, graph: Graph) -> None:
-        """Run `graph`, the same graph with other constants, from the next forward on. The update stays bound."""
         self._bind_pass(graph)
 
     def _bind_pass(self, graph: Graph, engine: "Inductor | None" = None, observer: StepObserver | None = None) -> None:
@@ -176,7 +175,6 @@ class Executor:
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
 
     def observe(self, observer: StepObserver | None) -> None:
-        """Call `observer` from now on; None for no observer."""
         self._observer = observer
         if self._transport is not None:
             self._transport.observer = observer
@@ -238,7 +236,6 @@ class Executor:
         return self._end_step(self._update if self._observer is None else self._observed_update, losses, request)
 
     def exchange(self, losses: Sequence[float], request: int) -> Steps[Updated]:
-        """Exchange losses and requests with all ranks, without an update."""
         return self._end_step((), losses, request)
 
     def _end_step(self, update: Sequence[StraightLine], losses: Sequence[float], request: int) -> Steps[Updated]:
@@ -363,7 +360,6 @@ class Executor:
 
 
 def tangent_of(program: Program, scale: float) -> Tensor | None:
-    """A tensor full of `scale`, with dtype and shape of the loss; None for a program without a loss."""
     if program.loss is None:
         return None
     type_ = program.symbols[program.loss].type
@@ -371,5 +367,4 @@ def tangent_of(program: Program, scale: float) -> Tensor | None:
 
 
 def outputs_in_order(graph: Graph, outputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs of a pass, in the order of the graph's outputs."""
     return [outputs[output.symbol] for output in graph.outputs if output.symbol in outputs]

@@ -35,7 +35,6 @@ class Binding:
 
     @property
     def connected(self) -> Transport:
-        """The transport. Raises InternalError for a graph without one."""
         if self.transport is None:
             raise InternalError("a communication node in a graph without a transport")
         return self.transport
@@ -93,7 +92,6 @@ def _aten(nodes: Sequence[Node], binding: Binding) -> Instruction:
 
 
 def _named(nodes: Sequence[Node], binding: Binding) -> list[ParameterGroup]:
-    """The parameter groups that `nodes` work on, in order."""
     if len(binding.connected.program.mesh) > 1:
         raise InternalError("parameter groups of a program with several mesh axes")
     return [binding.connected.group(name) for node in nodes for name in groups_of(node)]

@@ -60,7 +60,6 @@ class Again:
         return asked
 
     def release(self) -> None:
-        """The view must not be used any more."""
         _library().munmap(self._reserved, self._reserved_bytes)
 
 
@@ -94,7 +93,6 @@ def mapped_again(part: ByteArray) -> Again | None:
 
 @cache
 def huge_bytes() -> int:
-    """The size of a huge page in bytes; 0 without support."""
     try:
         return int(_SIZE.read_text())
     except (OSError, ValueError):

@@ -26,7 +26,6 @@ _KINDS: Mapping[str, type] = {
     "memory_format": torch.memory_format,
     "device": torch.device,
 }
-"""The torch type of each kind of constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,10 @@ class RegisterFile:
         self.initial: Registers = []
 
     def constant(self, value: object) -> int:
-        """The number of a new register that always holds `value`."""
         self.initial.append(value)
         return len(self.initial) - 1
 
     def value(self, name: str) -> int:
-        """The number of the register of the value or symbol called `name`."""
         if name not in self._number_of:
             self._number_of[name] = self.constant(None)
         return self._number_of[name]
@@ -79,7 +76,6 @@ def free_after_use(
 
 
 def _last_uses(nodes: Sequence[Node | None], keep: set[str]) -> list[list[str]]:
-    """For each node, the values that no later node reads."""
     last_uses: list[list[str]] = [[] for _ in nodes]
     defined = {result for node in nodes if node for result in node.results if result is not None}
     seen: set[str] = set(keep)
@@ -113,7 +109,6 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
 def compiled_instruction(
     node: Node, function: Callable[..., object], registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]
 ) -> Instruction:
-    """An instruction for `function`, which takes the values that `node` reads and returns a list of its results."""
     return Instruction(
         node=node,
         function=function,
@@ -133,7 +128,6 @@ def _stores(
 
 
 def returns_one_tensor(schema: torch.FunctionSchema) -> bool:
-    """Whether an operator of this schema returns exactly one tensor, not several and not a list."""
     return [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
@@ -153,7 +147,6 @@ def find_operator(name: str) -> OpOverload:
 
 
 def _call(operator: OpOverload, node: Node, registers: RegisterFile) -> tuple[Callable[..., object], list[int]]:
-    """A function that takes only positional operands, and their registers."""
     operands = [_operand(argument, registers) for argument in node.args]
     fixed = {name: plain_argument(value) for name, value in node.kwargs if not _refers(value)}
     varying = [(name, value) for name, value in node.kwargs if _refers(value)]
@@ -212,7 +205,6 @@ def _refers(argument: Argument) -> bool:
 
 
 def plain_argument(argument: Argument) -> object:
-    """A constant argument, converted for torch."""
     match argument:
         case TorchConstant():
             return _constant(argument)

@@ -163,7 +163,6 @@ class TrainingJob:
     def _step(
         self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: Sequence[StepObserver]
     ) -> Step:
-        """One step, observed by `recorder` too if it is one of its steps."""
         number = trainer.totals.steps
         if recorder is None or number not in recorder.steps:
             return trainer.step(epoch)

@@ -36,7 +36,6 @@ class Launcher:
 
     @property
     def leaves_ranks_behind(self) -> bool:
-        """Whether ranks continue when it is killed."""
         return self.name == _OPEN_MPI
 
     @property
@@ -47,7 +46,6 @@ class Launcher:
 
     @property
     def gives_terminals(self) -> bool:
-        """Whether the standard output of a rank is always a terminal."""
         return self.name == _OPEN_MPI
 
 
@@ -166,7 +164,6 @@ def check_world_size(
 
 
 def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -> None:
-    """Raise LaunchError if several ranks were started to emulate replicas, which one process does."""
     if world_size > 1 and emulated > 1:
         raise LaunchError(
             f"--emulate-replicas {emulated} plays all replicas in one process, and {_started(world_size, False)}",

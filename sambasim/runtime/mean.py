@@ -26,19 +26,15 @@ _BLOCK_ELEMENTS = 64
 """Elements that are added at a time: their sums stay in the L1 cache."""
 
 _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
-"""Narrower dtypes are rounded after each addition; torch does that."""
 
 
 class Finish(IntEnum):
-    """The operation on the sum and a number."""
-
     KEEP = 0
     MULTIPLY = 1
     DIVIDE = 2
 
 
 Sum: TypeAlias = Callable[[], None]
-"""Adds the operands that it was made for, at each call."""
 
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
 """`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`, which may be
@@ -60,12 +56,10 @@ class TreeMean:
         return self._add_up(operands, out, self._finish, self._number, near)
 
     def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        """As `of`, for the sum."""
         return self._add_up(operands, out, Finish.KEEP, 1.0, near)
 
 
 def _finish(divisor: int) -> tuple[Finish, float]:
-    """The operation and the number that divide a sum by `divisor`."""
     if divisor == 1:
         return Finish.KEEP, 1.0
     if divisor & (divisor - 1) == 0:
@@ -74,7 +68,6 @@ def _finish(divisor: int) -> tuple[Finish, float]:
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
-    """The library for float32 or float64."""
     finishes = (f"{finish.name}={finish.value}" for finish in Finish)
     return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}", *finishes)
 
@@ -158,7 +151,6 @@ def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> None:
 
 
 TORCH_CLIP_EPSILON = 1e-6
-"""torch.nn.utils.clip_grad_norm_ adds this to the norm before it divides by it."""
 
 
 def block_sums(gradient: Tensor, owned: Slice) -> list[float]:
@@ -168,7 +160,6 @@ def block_sums(gradient: Tensor, owned: Slice) -> list[float]:
 
 
 def total_norm(sums: Iterable[float]) -> float:
-    """The norm, from all block sums in order."""
     total = 0.0
     for block in sums:
         total += block

@@ -17,10 +17,8 @@ from sambasim.runtime.plan import Position
 from sambasim.runtime.run_observer import RunObserver, Step
 
 MOST_NOTES = 5
-"""How many skipped steps are reported as they happen; all are counted."""
 
 MOST_IN_A_ROW = 20
-"""The maximum number of consecutive skipped steps: with more, the data is not the cause."""
 
 _MOST_REPLICAS = 8
 """Replicas listed in a message."""

@@ -59,7 +59,6 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
 
 
 def of_optimizer(arguments: Arguments, optimizer: str) -> dict[str, float | int | bool]:
-    """The hyperparameters of one optimizer, without the prefix."""
     prefix = f"{optimizer}__"
     return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
 
@@ -216,7 +215,6 @@ class Optimizers:
         self._scratch: list[Tensor] = []
 
     def begin(self, step: int, rate: float) -> None:
-        """Begin step `step` (from 1); `rate` multiplies the learning rates."""
         for scalars in self._scalars:
             scalars.begin(step, rate)
 
@@ -234,10 +232,8 @@ class Optimizers:
         return wide_update(parameter, states, scalars, self._scratch, self._rounding_seed, number, start)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
-        """Set hyperparameters of optimizer number `index`, by name, from the next step on."""
         scalars = self._scalars[index]
         scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
 
     def first(self, name: str) -> float:
-        """A hyperparameter of the first optimizer."""
         return float(self._scalars[0].hyperparameters[name])

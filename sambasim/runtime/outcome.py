@@ -29,7 +29,6 @@ from sambasim.simulation.sync import SyncPath
 
 
 def notices(setup: Setup, team: Team) -> list[str]:
-    """Collective. What users should know when the run starts, one line each: options changed or without effect."""
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
         lines.append("--reduce-on-rdu has no effect: gradients do not leave this process")
@@ -54,7 +53,6 @@ def summarize(
     evaluation: EvaluationRecord | None,
     saver: Saver | None,
 ) -> SummaryRecord:
-    """Collective. The summary of a complete run. `evaluation` is the last one; `saver` is None without checkpoints."""
     steps = start.plan
     predicted, not_predicted = _predicted(setup, steps)
     taken = totals.steps - steps.start.step
@@ -102,7 +100,6 @@ def summarize(
 
 
 def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str | None]:
-    """The predicted time of a step, or why there is none. On rank 0 only, which reports it."""
     if not setup.is_first:
         return None, None
     path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
@@ -160,7 +157,6 @@ def _weights_sha256(setup: Setup, team: Team) -> str:
 
 
 def optimizer_states(program: Program) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
-    """The arguments of `Transport.whole_state` by symbol name."""
     return {
         state_name(member.parameter, optimizer.name, state): (group, member, state)
         for group in program.groups

@@ -56,7 +56,6 @@ class Plan:
         return self.start.epoch + 1 + -(-after_first // self.steps_per_epoch)
 
     def end_of(self, epoch: int) -> int:
-        """The last step of `epoch`."""
         return self._first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
     def last_step(self, epoch: int) -> int:
@@ -71,7 +70,6 @@ class Plan:
 
     @property
     def _first_ends(self) -> int:
-        """The last step of the epoch in which this run starts."""
         return self.start.step + _whole_steps(
             self.samples - self.start.used, self.world_size, self.batch_size, self.accumulation_steps
         )
@@ -106,7 +104,6 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
 
 
 def _whole_steps(samples: int, world_size: int, batch_size: int, accumulation_steps: int) -> int:
-    """How many steps `samples` are enough for."""
     return samples // world_size // batch_size // accumulation_steps
 
 

@@ -24,10 +24,8 @@ from sambasim.errors import InternalError
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = ByteArray | memoryview
-"""Must be writable to receive into."""
 
 Range: TypeAlias = tuple[int, int]
-"""Where bytes start and stop."""
 
 
 def as_bytes(buffer: Buffer) -> ByteArray:
@@ -87,7 +85,6 @@ class Topology:
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The world ranks of this rank's node, ascending."""
         return tuple(rank for rank, node in enumerate(self.node_of) if node == self.node_index)
 
     @property
@@ -119,7 +116,6 @@ class SharedWindow:
 
     @property
     def local(self) -> ByteArray:
-        """This rank's part."""
         return self.parts[self.local_rank]
 
     def of(self, local_rank: int) -> ByteArray:

@@ -115,7 +115,6 @@ def _seen(value: str, section: int, leaves: bool, named: Sequence[Seen]) -> Sequ
 
 
 def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
-    """The symbols of `kinds` in device memory, in the order of the program."""
     whats: Mapping[SymbolKind, What] = {
         SymbolKind.INPUT: "input",
         SymbolKind.PARAMETER: "parameter",
@@ -138,7 +137,6 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
 
 
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
-    """The contents of run.json: the facts that decide the bits of the run, and the recorded steps (`asked`)."""
     graph = setup.program.training
     last = plan.steps if asked.last is None else min(asked.last, plan.steps)
     unit = "unit of compiled sections" if team.engine.inductor else "section"

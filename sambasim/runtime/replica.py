@@ -76,7 +76,6 @@ class Replica:
         self._tangents: dict[int, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
-        """Call `observer` from now on; None for no observer."""
         self.observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
         self.executor.observe(observer)
@@ -205,7 +204,6 @@ def draws_random_numbers(graph: Graph) -> bool:
 
 
 def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
-    """Copy a batch into device memory."""
     for name, tensor in batch.items():
         memory.tensor(name).copy_(tensor)
 

@@ -162,7 +162,6 @@ class MetricsFile(RunObserver):
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; infinity for the summary, and for what is no record."""
     try:
         record = json.loads(line)
     except ValueError:

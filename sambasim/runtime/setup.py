@@ -50,12 +50,10 @@ class Setup:
 
     @property
     def works(self) -> bool:
-        """Whether this process has replicas; a parameter server may have none."""
         return self.communicator.rank in self.roles.workers
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and writes what exists once."""
         return self.communicator.rank == 0
 
     @property
@@ -74,7 +72,6 @@ class Setup:
 
     @property
     def instructions(self) -> str:
-        """The vector instructions that torch uses: they decide the bits."""
         return torch.backends.cpu.get_cpu_capability()
 
     @property

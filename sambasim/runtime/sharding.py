@@ -19,7 +19,6 @@ from sambasim.options.training import DataOptions
 from sambasim.runtime.determinism import Stream, derive, seed_everything
 
 _SeededBatch = list[int]
-"""One batch to read: the seed, then the positions of its samples."""
 
 
 class Shard:

@@ -146,5 +146,4 @@ class SingleRank(Communicator):
 
 
 def single_rank(host_name: str, library: str = "none") -> SingleRank:
-    """The communicator of a job of one rank."""
     return SingleRank(rank=0, node_of=(0,), host_name=host_name, library=library)

@@ -31,7 +31,6 @@ from sambasim.runtime.transports.factory import Allocated, Way, allocate, connec
 from sambasim.runtime.transports.in_process import finished
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
-"""The section kinds of a whole step."""
 
 
 class Mode(StrEnum):
@@ -65,7 +64,6 @@ class StepwiseReplica:
             for state in optimizer.states
         }
         self.steps = 0
-        """The number of OPTs that were run, which Adam uses for its bias correction."""
         self._clock: SectionClock | None = None
 
     @property
@@ -84,12 +82,10 @@ class StepwiseReplica:
 
     @property
     def mode(self) -> Mode | None:
-        """How gradients are synced; None until the first OPT."""
         return self._mode
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """The bytes that sync has moved so far."""
         return BytesMoved() if self._transport is None else self._transport.bytes_moved
 
     def run(
@@ -130,7 +126,6 @@ class StepwiseReplica:
 
     @property
     def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
-        """The hyperparameters set for each optimizer, by its number."""
         return self._hyperparameters
 
     def forget(self) -> None:

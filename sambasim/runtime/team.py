@@ -45,12 +45,10 @@ class Team:
 
     @property
     def memories(self) -> Sequence[DeviceMemory]:
-        """The device memories of the replicas."""
         return [replica.memory for replica in self.replicas]
 
     @property
     def memory(self) -> DeviceMemory:
-        """The device memory of the first replica."""
         return self.replicas[0].memory
 
     @property
@@ -82,7 +80,6 @@ def _way(setup: Setup) -> Way:
 
 
 def changes_buffers(setup: Setup) -> bool:
-    """Whether training changes buffers. Each replica has buffers of its own."""
     training = setup.program.training
     outputs = training.outputs if training else ()
     return any(setup.program.symbols[output.symbol].kind is SymbolKind.BUFFER for output in outputs)

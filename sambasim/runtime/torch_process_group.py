@@ -67,7 +67,6 @@ def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
 
 
 def take_down() -> None:
-    """End the default process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

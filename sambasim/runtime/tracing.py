@@ -52,7 +52,6 @@ class Recorder:
         stop_ns: int | None = None,
         args: Mapping[str, int | float | str] | None = None,
     ) -> None:
-        """Add a span; without `stop_ns` it ends now."""
         stop_ns = perf_counter_ns() if stop_ns is None else stop_ns
         if self.capacity <= 0:
             self.left_out += 1
@@ -239,8 +238,6 @@ def _boot() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SectionTime:
-    """The time of `sections`: one, or several that were compiled or fused together."""
-
     sections: tuple[Section, ...]
     elapsed_s: float
 
@@ -252,7 +249,6 @@ class SectionClock(StepObserver):
 
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []
-        """The times of each finished pass, in the order of its sections."""
         self._sections: Sequence[Section] = ()
         self._times: list[SectionTime] = []
         self._ended = 0

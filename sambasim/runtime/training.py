@@ -60,7 +60,6 @@ class Trainer:
         """Of all replicas, in the last step."""
 
     def observe(self, observer: StepObserver | None) -> None:
-        """Call `observer` from now on; None for no observer."""
         self.observer = observer
         for replica in self._replicas:
             replica.observe(observer)

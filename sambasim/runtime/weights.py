@@ -51,7 +51,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file. Raises OSError or SafetensorError."""
     path.touch()  # gives it the permissions of the user's other files; safetensors' own are for the owner alone
     permissions = path.stat().st_mode
     save_file(dict(tensors), path)
@@ -101,7 +100,6 @@ def _few(names: list[str]) -> str:
 
 
 def weights_sha256(program: Program, memory: DeviceMemory) -> str:
-    """Over the parameters in name order, little-endian."""
     return _digest(program, (SymbolKind.PARAMETER,), memory.tensor).hexdigest()
 
 
@@ -114,7 +112,6 @@ def state_sha256(program: Program, tensor_of: Callable[[str], Tensor], steps: in
 
 
 def tensor_sha256(tensor: Tensor) -> str:
-    """Over the elements, little-endian, in row-major order."""
     return hashlib.sha256(bytes_of(tensor)).hexdigest()
 
 

@@ -44,7 +44,6 @@ def damaged_in(folder: Path) -> Sequence[Path]:
 
 
 def partial_of(path: Path) -> Path:
-    """Where the checkpoint `path` is written until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 

@@ -30,7 +30,6 @@ FORMAT_NAME: Final = "sambasim-checkpoint"
 FORMAT_VERSION = "2.0"
 SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 MAX_MANIFEST_BYTES = 64 * MIB
-"""GPT-2 small takes about 100 KiB."""
 
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
@@ -232,7 +231,6 @@ class Checkpoint:
         self._index()
 
     def read(self, name: str, start: int, into: Tensor) -> None:
-        """Copy elements of a tensor, from `start` on, into a flat one."""
         stop = start + into.numel()
         for piece in self._pieces[name]:
             low, high = max(start, piece.start), min(stop, piece.stop)
@@ -241,13 +239,11 @@ class Checkpoint:
                 into[low - start : high - start].copy_(data[low - piece.start : high - piece.start])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors by name: views of the file, or a copy where several pieces make one."""
         for name, model in _all_tensors(self.manifest):
             parts = [self._files[piece.shard].get_tensor(piece.key) for piece in sorted(self._pieces[name])]
             yield name, parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=model.torch_dtype), *parts])
 
     def _index(self) -> None:
-        """Find the pieces of each tensor, and check that they are all there, once."""
         for shard, file in self._files.items():
             for key in file.keys():  # noqa: SIM118 -- not a dictionary
                 if not (match := _KEY.fullmatch(key)):

@@ -26,7 +26,6 @@ IF_ANY = "if-any"
 
 
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
-"""Options that change no bit of training."""
 
 _SOURCE = "data.source"
 _LENGTH = ("training.epochs", "training.steps")
@@ -62,10 +61,8 @@ _PEF_PARTS = {
     "metadata": "its metadata",
 }
 _OVERRIDABLE = frozenset({"data_source", "training_defaults"})
-"""Parts of a PEF that options of a run override."""
 
 _MOST_OPTIONS = 4
-"""Options that one message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,6 @@ def _check_newest(step: int, checkpoint_dir: Path) -> None:
 
 
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
-    """Newest first, and only the one to take unless `resume` is AUTO. Raises OptionError if there is none."""
     if resume in (AUTO, NEWEST) and checkpoint_dir is not None:
         found = _in_folder(checkpoint_dir)
         if not found:
@@ -317,7 +313,6 @@ def check_epoch(saved: Manifest, now: Manifest, found: list[Change], where: str)
 
 
 def check_exact(found: list[Change], where: str) -> None:
-    """Raises OptionError if a change `found` may change the bits of training."""
     bits = [change for change in found if change.alters_bits]
     if bits:
         more = f"; and {len(bits) - _MOST_OPTIONS} more" if len(bits) > _MOST_OPTIONS else ""

@@ -93,7 +93,6 @@ class Saver:
             )
 
     def newest(self) -> str | None:
-        """The name of the newest checkpoint in the folder, of this run or the one before it."""
         with suppress(OSError):
             for path in folder.checkpoints_in(self._folder):
                 return path.name

@@ -62,7 +62,6 @@ LINEAR = torch.ops.sambasim.linear.default
 
 
 FEWEST_FLOPS = 1 << 23
-"""Smaller products are left to MKL."""
 
 
 @cache
@@ -104,7 +103,6 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
 
 
 T = TypeVar("T")
-"""What represents a value: a tensor, or a torch.fx node."""
 
 
 def fake_values(nodes: Sequence[Node], symbols: Mapping[str, Tensor]) -> dict[str, Tensor]:

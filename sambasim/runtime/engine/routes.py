@@ -47,7 +47,6 @@ BUILTINS: Mapping[str, Function] = (
 capture (LSTM's backward)."""
 
 WRITES_OUT: frozenset[str] = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
-"""The rows of BUILTINS whose kernels write directly into a tensor given as `out`."""
 
 
 def builtin(node: Node, schema: FunctionSchema) -> Function | None:
@@ -71,7 +70,6 @@ class Route:
 
     @property
     def last(self) -> int:
-        """The position of the node that defines `value`."""
         return self.views[-1] if self.views else self.maker
 
 
@@ -98,7 +96,6 @@ def find_routes(
 
 
 def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:
-    """The positions of the maker, and of the views up to the one that defines `value`."""
     chain = [position_of[value]]
     while (before := _viewed(nodes[chain[0]])) in position_of:
         chain.insert(0, position_of[before])
@@ -161,7 +158,6 @@ class Watch:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether the elements neither overlap nor leave gaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

@@ -62,7 +62,6 @@ def _split_at_communication(instructions: Sequence[Instruction]) -> Iterator[tup
 
 
 _FIRST_LINE = 3
-"""The line of the generated function with the first instruction."""
 
 
 class Misfit(Exception):
@@ -82,12 +81,10 @@ class StraightLine:
         self._keep = add if accumulate else overwrite
 
     def compile(self) -> Callable[[Registers], None]:
-        """Set `function`, and return it."""
         self.function = _function(self._instructions, self._keep)
         return self.function
 
     def failed(self, error: BaseException) -> Instruction:
-        """The instruction that raised `error`."""
         code: CodeType | None = self.function.__code__ if self.function is not None else None
         line, traceback = _FIRST_LINE, error.__traceback__
         while traceback is not None:
@@ -98,7 +95,6 @@ class StraightLine:
 
 
 def misfit(instruction: Instruction) -> SambasimError:
-    """The error for an instruction that raised Misfit."""
     node = instruction.node
     what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
     return PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN)

@@ -19,8 +19,6 @@ BACKWARD_UNITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The nodes from `start` up to `stop`, which make up `sections` sections."""
-
     start: int
     stop: int
     sections: int
@@ -68,7 +66,6 @@ class Steps:
     routes: Sequence[Route]
 
     def of(self, units: Sequence[Unit]) -> list[list[Step]]:
-        """The steps of each unit, in order."""
         last = self._gradient_products()
         drafts = [self._draft(unit, last) for unit in units]
         outside = set(self.needed)
@@ -146,6 +143,5 @@ class Steps:
 
 
 def _is_plain_view(node: Node) -> bool:
-    """Whether `node` returns one view of one value."""
     one = len(node.results) == 1 and node.results[0] is not None and len(list(node_references(node))) == 1
     return one and OPERATORS[node.operator].kind is OperatorKind.VIEW

@@ -127,7 +127,6 @@ def use_inductor_cache() -> None:
 
 
 def _cpu_digest() -> str:
-    """A digest of the CPU model and its instruction sets."""
     capability = torch.backends.cpu.get_cpu_capability()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()

@@ -72,7 +72,6 @@ def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
 
 
 def default_runs(size_bytes: int) -> int:
-    """More runs for smaller sizes."""
     return min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
 
 
@@ -200,7 +199,6 @@ def _turn_s(
 
 
 def _check(candidate: Measured, expected: Expected, where: str) -> None:
-    """Raise the candidate's error if its result is wrong."""
     for start, part in candidate.parts:
         wrong = expected.first_difference(part, start)
         if wrong is not None:

@@ -76,7 +76,6 @@ class Expected:
         return None
 
     def at(self, element: int) -> float:
-        """The expected value of an element."""
         return float(self.block[element % PERIOD_ELEMENTS])
 
 
@@ -107,7 +106,6 @@ def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
 
 
 def fill(flat: Tensor, block: Tensor) -> None:
-    """Fill `flat` with repetitions of `block`."""
     for a, b, at in _blocks(0, flat.numel()):
         flat[a:b].copy_(block[at : at + b - a])
 

@@ -51,7 +51,6 @@ class Measured:
     wrong_result: type[SambasimError] = MachineError
 
     def refill(self, block: Tensor) -> None:
-        """Fill this rank's operand with repetitions of `block`."""
         if self.overwritten is not None:
             self.overwritten[::PERIOD_ELEMENTS] = torch.nan
         fill(self.operand, block)
@@ -143,7 +142,6 @@ def _through_host(name: str, setting: Setting, way: Way) -> AllReduce:
 
 
 def _mpi(name: str, setting: Setting, *, in_place: bool) -> AllReduce:
-    """MPI_Allreduce, between two buffers or in one."""
     if not isinstance(setting.communicator, MpiCommunicator):
         raise InternalError("MPI's Allreduce without MPI")
     result = setting.operand if in_place else setting.result
@@ -161,7 +159,6 @@ def _mpi(name: str, setting: Setting, *, in_place: bool) -> AllReduce:
 
 
 def _gloo(name: str, setting: Setting) -> AllReduce:
-    """torch.distributed.all_reduce; the process group must be initialized."""
     return AllReduce(
         name=name,
         operand=setting.operand,
@@ -197,10 +194,8 @@ PATHS: Mapping[str, Callable[[str, Setting], AllReduce]] = {
     "mpi-in-place": partial(_mpi, in_place=True),
     "gloo": _gloo,
 }
-"""By name, in display order."""
 
 THROUGH_GLOO = frozenset({"host-gloo", "gloo"})
-"""Paths that need a process group of `torch.distributed`."""
 
 
 def private_buffers(numel: int) -> tuple[Tensor, Tensor]:

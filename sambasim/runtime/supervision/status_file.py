@@ -106,7 +106,6 @@ class Activity:
 
 
 UNWATCHED = Activity(bytearray(LINE_BYTES))
-"""The activity of a rank without a status file."""
 
 
 class StatusFile:
@@ -169,7 +168,6 @@ class StatusFile:
 
 
 def prepare(state: State, doing: str) -> bytes:
-    """What `Activity.set` takes."""
     return _cell("state", state) + b" " + _cell("doing", doing)
 
 

@@ -60,7 +60,6 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
 
     def request(self) -> int:
-        """The request of this rank: to stop, or 0."""
         if not self._received:
             return 0
         self.report(self._received)  # not in the handler, which may interrupt a print

@@ -72,13 +72,11 @@ class Failure:
 
     @property
     def about(self) -> int:
-        """The rank at fault: this one, unless the error names another."""
         named = self.error.rank if isinstance(self.error, PeerError) else None
         return self.rank if named is None else named
 
     @property
     def reporter(self) -> str:
-        """Who reports it, for the first line of the message."""
         if self.alike:
             return "every rank"
         reporter = f"rank {self.rank} on {self.host_name}"
@@ -200,7 +198,6 @@ class Supervisor:
         world.abort(max(code, 1))
 
     def _death(self) -> PeerError | None:
-        """The error for ranks of this node that have died: they may have caused this rank's error."""
         if self._watchdog is None or self._file is None:
             return None
         dead = dead_ranks(NodeObserver(self._file, self._started).observe(0.0))

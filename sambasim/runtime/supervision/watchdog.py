@@ -29,7 +29,6 @@ from sambasim.runtime.supervision.status_file import RankStatus, State, StatusFi
 from sambasim.units import format_seconds
 
 PERIOD_S = 0.25
-"""How often each rank observes its node."""
 
 LEAVING_S = 3.0
 """A failing rank ends the job within about a second. One that died so long ago was not able to."""
@@ -78,7 +77,6 @@ def process_of(pid: int, started: bytes | None) -> Process:
 
 
 def _stat(pid: int | str) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -144,7 +142,6 @@ class NodeObserver:
 
 
 def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
-    """Those whose process is gone before it finished its work."""
     at_work = (State.RUNNING, State.WAITING, State.BUSY)
     return [
         one
@@ -286,7 +283,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="sambasim-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Called in the thread that does the rank's work."""
         self._main_thread = threading.get_ident()
         self._thread.start()
 

@@ -32,7 +32,6 @@ class BytesMoved:
     network: int = 0
 
     def counts(self) -> tuple[int, int, int, int]:
-        """All four, in the order of `BYTE_COUNTS`."""
         return self.device_to_host, self.host_to_device, self.peer, self.network
 
 
@@ -63,8 +62,6 @@ class Communication(ABC, Generic[R]):
 
 @final
 class Finishing(Communication[R]):
-    """A communication that `function` carries out as a whole."""
-
     def __init__(self, function: Callable[[], R]) -> None:
         self._function = function
 
@@ -191,7 +188,6 @@ class Transport(ABC):
         return ()
 
     def group(self, name: str) -> ParameterGroup:
-        """The group called `name`. Raises InternalError if the program has none."""
         for group in self.program.groups:
             if group.name == name:
                 return group

@@ -72,7 +72,6 @@ class Exchange:
         self.observer: StepObserver | None = None
 
     def __call__(self) -> None:
-        """Collective. Execute all rounds, and count their bytes."""
         self.observer = self._owner.observer
         communicator, tag = self._communicator, self._tag
         sends: list[Sequence[Request]] = []
@@ -215,7 +214,6 @@ def _lengths(slices: Sequence[Slice]) -> list[int]:
 
 
 def _messages(parts: Mapping[int, Tensor]) -> list[_Message]:
-    """The non-empty parts as messages, by rank."""
     return [(bytes_of(part), rank) for rank, part in parts.items() if part.numel()]
 
 
@@ -228,7 +226,6 @@ class _Buffers:
         self._halves = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]
 
     def parts(self, number: int) -> list[Tensor]:
-        """The parts of round `number`."""
         group, lengths = self._rounds[number]
         dtype: torch.dtype = getattr(torch, group.dtype)
         flat = self._halves[number % 2][: sum(lengths) * DTYPE_BYTES[group.dtype]].view(dtype)

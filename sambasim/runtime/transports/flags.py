@@ -28,14 +28,11 @@ sleeps. If ranks share cores, a busy loop takes time from the rank that is waite
 
 
 class Counter(IntEnum):
-    """The counters of a rank."""
-
     PROGRESS = 0  # sections that it has run, over all steps
     UPDATED = 1  # steps whose gradients it has read and whose parameters it has updated
 
 
 _FOR = {counter: {"for": counter.name.lower()} for counter in Counter}
-"""The arguments of spans."""
 
 
 class NodeFlags:
@@ -98,7 +95,6 @@ class NodeFlags:
         self._window.sync()
 
     def meet(self, counter: Counter, value: int) -> None:
-        """Publish `value` and wait for all other ranks: a barrier."""
         self.publish(counter, value)
         self.wait(counter, value)
 

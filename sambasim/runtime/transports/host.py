@@ -117,7 +117,6 @@ class Gloo(_Staged):
 
 
 def _all_work(program: Program, memory: DeviceMemory, communicator: Communicator) -> Places:
-    """Every rank trains a replica, in `memory`, and owns a slice."""
     size = communicator.world_size
     return Places(range(size), slices_of(program, size), device=memory, kept=memory)
 

@@ -36,7 +36,6 @@ class Hub:
     _mail: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
     def put(self, key: Hashable, position: int, value: object) -> Hashable:
-        """Store this rank's `value` for the collective `key`; returns the id of this call of it."""
         self._calls[key, position] += 1
         call_id = key, self._calls[key, position]
         self._put[call_id][position] = value
@@ -44,11 +43,9 @@ class Hub:
         return call_id
 
     def is_full(self, call_id: Hashable, size: int) -> bool:
-        """Whether the values of all `size` ranks are stored."""
         return len(self._put[call_id]) == size
 
     def take(self, call_id: Hashable, size: int) -> list[object]:
-        """The values of all `size` ranks, in order. Every rank calls this once."""
         found = [self._put[call_id][one] for one in range(size)]
         self._taken[call_id] += 1
         self.changes += 1
@@ -57,7 +54,6 @@ class Hub:
         return found
 
     def box(self, source: int, to: int, tag: int) -> "deque[Tensor]":
-        """The queue of messages from one rank to another."""
         return self._mail[(source, to, tag)]
 
 
@@ -230,7 +226,6 @@ class InProcess(Transport):
 
 
 def _all_of(offered: Sequence[Shared]) -> Shared:
-    """What all ranks offered, as one."""
     return Shared([loss for one in offered for loss in one.losses], max(one.request for one in offered))
 
 

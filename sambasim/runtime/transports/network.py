@@ -108,7 +108,6 @@ class Network:
         return not self.sources or self._communicator.test_all(self._receives)
 
     def receive(self) -> None:
-        """Wait until all operands of the next group have arrived."""
         if self.sources:
             self._receive()
 
@@ -117,7 +116,6 @@ class Network:
         self._communicator.wait_all(self._receives)
 
     def done(self, group: ParameterGroup) -> None:
-        """`group` is reduced, so the operand buffer is free for the next one."""
         if not self.sources:
             return
         self._moved.network += self.incoming_bytes[group.name]
@@ -144,7 +142,6 @@ class Network:
         self._communicator.wait_all(requests)
 
     def _post(self) -> None:
-        """Post the receives for the next group."""
         operands = self._operands[self._queue[0].name] if self._queue else {}
         self._receives = [
             self._communicator.irecv(bytes_of(operands[message.ranks[0]]), message.source, _REDUCE_TAG)

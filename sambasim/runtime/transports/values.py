@@ -61,17 +61,14 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum in the order of the tree, divided by the number of ranks."""
     return sum_of(tensors).div_(len(tensors))
 
 
 def joined(dim: int) -> Combine:
-    """The tensors of all ranks, concatenated along `dim`."""
     return lambda tensors: torch.cat(list(tensors), dim=dim)
 
 
 def of_root(root: int) -> Combine:
-    """The tensor of the rank at position `root`."""
     return lambda tensors: tensors[root].clone()
 
 

@@ -149,7 +149,6 @@ class Window(Transport):
         return _Meeting(self)
 
     def progress(self, count: int) -> int:
-        """The counter of a rank that has run `count` sections of this step's last pass."""
         return self.steps * self.pass_length + count
 
     def wait_for_passes(self) -> None:
@@ -163,7 +162,6 @@ class Window(Transport):
             self.network.exchange("parameter")
 
     def meet(self) -> None:
-        """Collective over the node. Wait until all of its ranks have ended this step."""
         self.steps += 1
         self.flags.meet(Counter.UPDATED, self.steps)
 
