@@ -106,13 +106,7 @@ def _map_style(given: object, name: str) -> MapStyle:
     others = (IterableDataset, DataLoader, Tensor, Mapping, str, bytes)
     if isinstance(given, MapStyle) and not isinstance(given, others):
         return given
-    remedies = {
-        IterableDataset: "give a map-style Dataset: replicas share its samples by index",
-        DataLoader: "return its dataset: sambasim makes a DataLoader for each replica",
-        Tensor: "return TensorDataset(tensor)",
-    }
     remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)"
-    remedy = next((found for kind, found in remedies.items() if isinstance(given, kind)), remedy)
     raise DataError(f"{name} gave {type(given).__name__}, which is no map-style dataset", remedy=remedy)
 
 

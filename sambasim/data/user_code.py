@@ -1,7 +1,6 @@
 """User code: loading an object by its target, calling it, and locating the line that raised.
 
-A target is `package.module:name` or `path/file.py:name`. While its module loads, its folder (the working directory for
-a module) is first on `sys.path`, and afterwards last: later imports of its neighbours work, and it shadows no module.
+While a module loads, its folder is first on `sys.path`, and afterwards last: it shadows no other module.
 """
 
 import importlib
@@ -144,11 +143,7 @@ def _failed(raised: BaseException, target: str, what: str, error: type[UserError
     if isinstance(raised, SambasimError):
         return raised
     remedy = "correct that line"
-    if isinstance(raised, SystemExit):
-        remedy = 'put the code that ends the program under `if __name__ == "__main__":`'
-    elif isinstance(raised, ImportError) and "relative import" in str(raised):
-        remedy = "name it as package.module:NAME, so that relative imports work"
-    elif isinstance(raised, ModuleNotFoundError):
+    if isinstance(raised, ModuleNotFoundError):
         remedy = f"install {raised.name}, or run where it can be imported"
     return error(f"the {what} {target}: its module raised {summary(raised)}", where=user_line(raised), remedy=remedy)
 

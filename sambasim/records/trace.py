@@ -1,10 +1,6 @@
 """Traces as JSON files for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-    process   a replica, or a rank without one; its name ends in `measured` or `predicted`
-    thread    a track of the process: host, sections, copies, collectives
-    X         a span: `ts` and `dur` in microseconds, to the nanosecond; spans of a thread are nested or disjoint
-    M         the names of processes and threads, and their order
-
+A process is a replica, or a rank without one; a thread is a track of it; spans (X) of a thread are nested or disjoint.
 `runtime` writes measured spans and `report` predicted ones, never both in one file. Format: "Trace Event Format",
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """

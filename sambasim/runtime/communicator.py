@@ -295,7 +295,7 @@ def _die_with_parent() -> None:
 
 def _without_mpi(command: Sequence[str], environ: Mapping[str, str], error: Exception) -> SingleRank:
     launcher = find_launcher(environ)
-    if launcher is not None and launcher.least_world_size > 1:
+    if launcher is not None and launcher.world_size > 1:
         raise _no_library(error) from error
     return single_rank(socket.gethostname())
 

@@ -1,10 +1,8 @@
 """`run --debug-numerics`: where NaN and infinities begin.
 
-A probe checks every value that a replica computes. If the loss, a gradient or a buffer is not finite at the end of a
-pass, the error names the earliest origin of that value: other non-finite values may be harmless (`exp(-inf)`).
-
-An origin is a node whose operator made a non-finite value: NaN from operands without NaN, or an infinity from finite
-operands. A node with an infinite constant (a mask) is intended, and named only if there is no other origin.
+A probe checks every value. If the loss, a gradient or a buffer is not finite at the end of a pass, the error names its
+earliest origin: a node that made NaN from operands without NaN, or an infinity from finite operands. A node with an
+infinite constant (a mask) is intended, and named only if there is no other origin.
 """
 
 import math

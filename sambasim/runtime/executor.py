@@ -1,10 +1,8 @@
 """Executes a graph on one rank's device memory: its pass (forward and backward) and its update.
 
-Sections are flat lists of instructions over registers. Registers of symbols always hold views of device memory;
-registers of activations are freed after their last use. A gradient is stored in its group as soon as it is complete:
-the first micro-step of an accumulation overwrites it, the others add to it.
-
-Execution is a generator. It yields only where it must wait for another rank that this process runs (emulation).
+Sections are flat lists of instructions over registers. Registers of symbols hold views of device memory; a gradient is
+stored in its group as soon as it is complete. Execution is a generator, which yields only where it must wait for
+another rank that this process runs (emulation).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,9 +1,7 @@
-"""Memory in huge pages, for fewer TLB misses and longer prefetching: copies take a third less time or better.
+"""Memory in huge pages: copies take a third less time or better. Without support by the system, small pages are used.
 
-Private memory needs only `madvise`. A window that ranks share needs two steps, because MPI allocates it at any address:
-its memory is mapped again at an aligned address, and each rank collapses the small pages of its part into huge ones
-(`MADV_COLLAPSE`, Linux 6.1). Without support from the system, or with a limited address space (`ulimit -v`), small
-pages are used.
+MPI allocates a window that ranks share at any address. So its memory is mapped again at an aligned address, and each
+rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linux 6.1).
 """
 
 import ctypes

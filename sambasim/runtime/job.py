@@ -100,7 +100,7 @@ class TrainingJob:
             restore(setup, team, resumption.checkpoint)
             resumption.carry_over(trainer.totals)
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses, claim)
+            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             evaluator = Evaluator(program, team.memory, setup.resolved.loss, setup.resolved.data, self._activity)

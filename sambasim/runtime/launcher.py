@@ -5,13 +5,10 @@ one rank, and all write the same files. The launcher's environment variables sho
 
     launcher                          ranks in                                rank in
     mpirun of Open MPI                OMPI_COMM_WORLD_SIZE                    OMPI_COMM_WORLD_RANK
-    mpirun of MVAPICH                 MV2_COMM_WORLD_SIZE                     MV2_COMM_WORLD_RANK
     mpirun of MPICH, Intel MPI; srun  PMI_SIZE                                PMI_RANK
     srun                              SLURM_STEP_NUM_TASKS                    SLURM_PROCID
-    another launcher with PMIx        unknown                                 PMIX_RANK
 
 Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks.
-Sources: the manual pages of mpirun (Open MPI), mpiexec (MPICH, Hydra) and srun.
 """
 
 import shlex
@@ -24,15 +21,11 @@ from sambasim.errors import LaunchError
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What started this process, by its environment. `world_size` is None if unknown."""
+    """What started this process, by its environment."""
 
     name: str
-    world_size: int | None
+    world_size: int
     rank: int
-
-    @property
-    def least_world_size(self) -> int:
-        return self.world_size if self.world_size is not None else self.rank + 1
 
     @property
     def leaves_ranks_behind(self) -> bool:
@@ -42,7 +35,7 @@ class Launcher:
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0 to report the error (estimate): some launchers end all ranks at the
         first exit."""
-        return _REPORTING_S if self.rank > 0 and self.name in (_OPEN_MPI, _PMIX) else 0.0
+        return _REPORTING_S if self.rank > 0 and self.name == _OPEN_MPI else 0.0
 
     @property
     def gives_terminals(self) -> bool:
@@ -52,14 +45,12 @@ class Launcher:
 _OPEN_MPI = "mpirun of Open MPI"
 _REPORTING_S = 2.0
 _SRUN = "srun"
-_PMIX = "a launcher that speaks PMIx"
-_MPICH_FAMILY = ("MPICH", "Intel", "MVAPICH")
+_MPICH_FAMILY = ("MPICH", "Intel")
 _LAUNCHERS = (
     (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK"),
 )
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -72,16 +63,13 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
     if slurm_rank is not None and tasks is not None and "SLURM_STEP_ID" in environ:
         return Launcher(_SRUN, tasks, slurm_rank)
-    pmix_rank = _number(environ, "PMIX_RANK")
-    return None if pmix_rank is None else Launcher(_PMIX, None, pmix_rank)
+    return None
 
 
 def launcher_size(environ: Mapping[str, str]) -> tuple[str, int] | None:
     """The launcher's name and how many ranks it started; None if there is no launcher, or the number is unknown."""
     launcher = find_launcher(environ)
-    if launcher is None or launcher.world_size is None:
-        return None
-    return launcher.name, launcher.world_size
+    return None if launcher is None else (launcher.name, launcher.world_size)
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:
@@ -124,15 +112,13 @@ def check_launcher(
     launcher = find_launcher(environ)
     if launcher is None or launcher.world_size == world_size:
         return
-    if launcher.world_size is None and launcher.rank < world_size:
-        return
     library = library_name(library_version)
     raise _refusal(launcher, f"{library} sees {world_size}", library, command, executable)
 
 
 def _refusal(launcher: Launcher, but: str, library: str, command: Sequence[str], executable: Path) -> LaunchError:
-    started = launcher.least_world_size
-    ranks = f"{'at least ' if launcher.world_size is None else ''}{started} rank{'' if started == 1 else 's'}"
+    started = launcher.world_size
+    ranks = f"{started} rank{'' if started == 1 else 's'}"
     remedy = f"{fitting_mpirun(executable, library)} -np {started} {shlex.join(command)}"
     if launcher.name == _SRUN:
         remedy = f"srun --mpi=pmi2 -n {started} {shlex.join(command)}   (srun --mpi=list shows what else it speaks)"

@@ -1,9 +1,7 @@
 """From the nodes of a graph to instructions: each node by its handler, and runs of update nodes by a fusion.
 
-pass     node by node. A view of a symbol shows the same memory in every pass: it is taken here, once
-update   reduce_scatter and all_gather nodes that stand side by side are one communication. Where a transport has a
-         fusion for the runs that follow, one instruction carries them out: over a shared window, reduce_scatter,
-         optimizer and all_gather are one pass over memory
+Adjacent reduce_scatter and all_gather nodes are one communication. Where a transport has a fusion for the runs that
+follow, one instruction executes them: over a shared window, the whole update is one pass over memory.
 """
 
 from collections.abc import Iterable, Sequence

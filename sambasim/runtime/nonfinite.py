@@ -1,8 +1,4 @@
-"""Handles steps whose loss is NaN or infinite: `--on-nonfinite`.
-
-    stop      the step is reported, then every rank raises the same error
-    skip      the step is not applied (see `Replica`), and the run continues, unless all steps are skipped
-    ignore    the run continues; its summary names the first such step
+"""`--on-nonfinite`: stop at a step whose loss is NaN or infinite, skip it (see `Replica`), or ignore it.
 
 Only the loss is checked in each step. Parameters are checked before a checkpoint is written.
 """
@@ -20,9 +16,6 @@ MOST_NOTES = 5
 
 MOST_IN_A_ROW = 20
 
-_MOST_REPLICAS = 8
-"""Replicas listed in a message."""
-
 
 class LossWatch:
     """Checks the losses of each step after it was reported; all ranks come to the same result. `newest` returns the
@@ -31,14 +24,14 @@ class LossWatch:
     def __init__(
         self,
         choice: OnNonfinite,
-        listener: RunObserver,
+        observer: RunObserver,
         command: str,
         newest: Callable[[], str | None] = lambda: None,
         *,
         goes_on: bool = False,
     ) -> None:
         self._choice = choice
-        self._listener = listener
+        self._observer = observer
         self._command = command
         self._newest = newest
         self._goes_on = goes_on
@@ -67,7 +60,7 @@ class LossWatch:
         self._notes += 1
         if self._notes <= MOST_NOTES:
             more = "; further ones are counted" if self._notes == MOST_NOTES else ""
-            self._listener.noted(f"step {step.step} is skipped, its loss is not finite: {found}{more}")
+            self._observer.noted(f"step {step.step} is skipped, its loss is not finite: {found}{more}")
 
     def check_run(self, steps: int, skipped: int) -> None:
         """Check a finished run before its end is saved. Raises NumericsError if all its steps were skipped."""
@@ -119,6 +112,4 @@ def as_typed(command: Sequence[str], ranks: int) -> str:
 def _named(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"replica {numbers[0]}"
-    more = len(numbers) - _MOST_REPLICAS
-    last = f"{more} more" if more > 0 else str(numbers[-1])
-    return f"replicas {', '.join(map(str, numbers[: min(len(numbers) - 1, _MOST_REPLICAS)]))} and {last}"
+    return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,24 +1,15 @@
 """OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
 
 Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
-group. Views, lists and the choice of the kernel are prepared once.
+group. 16-bit parameters and states are widened to float32, updated, and rounded once: torch's fused SGD for CPUs does
+not change such parameters (torch 2.13).
 
-16-bit parameters and states are widened to float32, updated by the kernel for float32, and rounded once: to nearest, or
-stochastically. Torch's own kernels for 16 bits are not used: in torch 2.13, the fused SGD for CPUs does not change such
-parameters. Its Adam and AdamW give the same bits as this module.
-
-Stochastic rounding adds 16 random bits to the 16 low bits of a float32 that bfloat16 lacks, then cuts these off. The
-mean over many draws is the number itself, where rounding to nearest would lose every update below half a step of
-bfloat16. Sources: Gupta et al., Deep Learning with Limited Numerical Precision, ICML 2015, arXiv:1502.02551; Zamirai et
-al., Revisiting BFloat16 Training, 2020, arXiv:2010.06192.
-
-The random bits come from Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC11,
-doi:10.1145/2063384.2063405), a counter-based generator without state. It is numpy's, whose stream numpy keeps stable.
+Stochastic rounding adds 16 random bits to the 16 low bits of a float32 that bfloat16 lacks, then cuts these off.
+Sources: Gupta et al., ICML 2015, arXiv:1502.02551; Zamirai et al., 2020, arXiv:2010.06192. The bits are those of
+numpy's Philox4x64-10 (Salmon et al., SC11, doi:10.1145/2063384.2063405), which depend on no rank and no slice:
 
     key       (seed, step)
     counter   (position in the group / 16 + 1, number of the group, number of the tensor in it, 0)
-
-So neither the rank that rounds nor the slice that it rounds changes the bits.
 """
 
 import sys

@@ -65,8 +65,8 @@ class Plan:
     def position(self, step: int, epoch: int) -> Position:
         """The position after `step`, which belongs to `epoch`."""
         is_first = epoch == self.start.epoch
-        begun = self.start.step if is_first else self.end_of(epoch - 1)
-        return Position(step, epoch, (self.start.used if is_first else 0) + (step - begun) * self.samples_per_step)
+        before = self.start.step if is_first else self.end_of(epoch - 1)
+        return Position(step, epoch, (self.start.used if is_first else 0) + (step - before) * self.samples_per_step)
 
     @property
     def _first_ends(self) -> int:

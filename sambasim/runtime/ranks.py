@@ -1,14 +1,9 @@
 """The interface by which the ranks of a job communicate, and the buffers that they send.
 
-    word           meaning
-    rank           a process of the job, numbered from 0 to world_size - 1; it runs one replica
-    node           a set of ranks that can share memory; numbered from 0 by their lowest rank
-    local rank     the position of a rank among the ranks of its node, in rank order
-    host           the name of the machine that a rank runs on (tests make several nodes of one host)
-
+A node is a set of ranks that can share memory, numbered by their lowest rank; a local rank is a position in it.
 All ranks must call a *collective* method, in the same order. Buffers are contiguous bytes with one axis. Counts are
-checked here, because MPI accepts a wrong count silently. There is no reduction: MPI carries slices of gradients, and
-the owner of a slice adds them, in an order that does not depend on the MPI.
+checked here, because MPI accepts a wrong count silently. There is no reduction: the owner of a slice adds gradients, in
+an order that does not depend on the MPI.
 """
 
 import mmap

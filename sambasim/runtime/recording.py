@@ -1,11 +1,8 @@
 """`run --record-digests`: digests of what every replica computes in each step, one file per replica.
 
-    before the first step   parameters, buffers, optimizer states
-    every micro-step        inputs; at the end of each section: the values that leave it, gradients, buffers, the loss
-    after the update        parameters of every replica; optimizer states, whole, with replica 0
-
-Values that stay within a section are not recorded; they show in the values that leave it. The results of a section are
-read before other ranks learn that it has ended, so none has overwritten them.
+before the first step   parameters, buffers, optimizer states
+every micro-step        inputs; at the end of each section: the values that leave it, gradients, buffers, the loss
+after the update        parameters of every replica; optimizer states, whole, with replica 0
 """
 
 import hashlib

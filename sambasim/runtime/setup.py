@@ -1,6 +1,5 @@
 """What a run decides and checks before it allocates anything: PEF, trust, options, replicas, placement, threads."""
 
-import pwd
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,19 +115,10 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
     trusted = options.trust or (communicator.rank == 0 and is_compiled_here(document.digest))
     if not communicator.broadcast_object(trusted):
         raise OptionError(
-            f"this account did not compile {path.name}, which belongs to {_owner(path)}: its graph and its data source "
-            "are not executed",
+            f"this account did not compile {path.name}: its graph and its data source are not executed",
             where=str(path),
             remedy="compile the model yourself: sambasim compile; or, if you trust the author of the file, add --trust",
         )
-
-
-def _owner(path: Path) -> str:
-    uid = path.stat().st_uid
-    try:
-        return f"the user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:  # a user of another machine, on a shared file system
-        return f"the user with the id {uid}"
 
 
 def _check_trainable(program: Program) -> None:

@@ -79,12 +79,10 @@ class SingleRank(Communicator):
             target[:] = source
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
-        self._only_rank(destination)
         self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
         return Request(None)
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        self._only_rank(source)
         return Request(_Receive(as_bytes(buffer), tag))
 
     def wait_all(self, requests: Sequence[Request]) -> None:
@@ -130,17 +128,8 @@ class SingleRank(Communicator):
     def finish(self) -> None:
         """Nothing: there is no MPI, or it ends at exit."""
 
-    def _only_rank(self, rank: int) -> None:
-        if rank != 0:
-            raise InternalError(f"a message to or from rank {rank} in a job of one rank")
-
     def _deliver(self, receive: _Receive) -> None:
-        waiting = self._mail.get(receive.tag)
-        if not waiting:
-            raise InternalError(f"rank 0 waits for a message with tag {receive.tag} that it never sent to itself")
-        message = np.frombuffer(waiting.popleft(), dtype=np.uint8)
-        if len(message) > len(receive.buffer):
-            raise InternalError(f"a message of {len(message)} bytes for a buffer of {len(receive.buffer)}")
+        message = np.frombuffer(self._mail[receive.tag].popleft(), dtype=np.uint8)
         receive.buffer[: len(message)] = message
         receive.done = True
 

@@ -1,12 +1,7 @@
-"""A replica whose caller passes each batch and chooses the sections to run on it.
+"""A replica whose caller passes each batch and chooses the sections to run on it: FWD, BCKWD, OPT or all at once.
 
-    FWD                 forward; activations are kept for a backward
-    BCKWD               backward of the last forward; gradients are added to those that no OPT has used
-    OPT                 the whole update: REDUCE and GRADNORM before it, GATHER after it
-    all three at once   a whole step, in which communication may overlap with the backward
-
-Each OPT names its sync path. Before the first OPT, device memory is private; then it is moved to where that path needs
-it.
+OPT is the whole update, with REDUCE, GRADNORM and GATHER. Each OPT names its sync path; before the first, device memory
+is private.
 """
 
 from collections.abc import Collection, Mapping

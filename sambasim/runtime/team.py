@@ -58,7 +58,7 @@ class Team:
 
 
 def assemble(
-    setup: Setup, sources: Sequence[Source], listener: RunObserver, observer: StepObserver | None = None
+    setup: Setup, sources: Sequence[Source], run_observer: RunObserver, observer: StepObserver | None = None
 ) -> Team:
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
@@ -66,7 +66,7 @@ def assemble(
     allocated = allocate(program, communicator, way, setup.emulated)
     _place_weights(setup, allocated.memories)
     transports = connect(program, communicator, way, allocated, setup.roles)
-    engine = choose_engine(setup.options.engine, communicator, listener.preparing)
+    engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
     replicas = _replicas(setup, allocated.memories, transports, sources, engine, observer)
     return Team(replicas, way, engine)
 

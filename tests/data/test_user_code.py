@@ -66,15 +66,13 @@ def test_a_neighbour_can_be_imported_while_loading_and_later(folder: Path) -> No
         ("package.needs:Net", "model", "where: {folder}/package/needs.py:1: import package.gone"),
         ("raises.py:Net", "model", "where: {folder}/raises.py:3: return 1 / 0"),
         ("broken.py:Net", "model", "where: {folder}/broken.py:2: class Net(:"),
-        ("exits.py:Net", "data source", 'put the code that ends the program under `if __name__ == "__main__":`'),
-        ("package/relative.py:x", "model", "name it as package.module:NAME, so that relative imports work"),
+        ("exits.py:Net", "data source", "where: {folder}/exits.py:2: sys.exit(1)"),
     ],
 )
 def test_what_cannot_be_found_is_reported(folder: Path, target: str, what: str, text: str) -> None:
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("")
     (folder / "package" / "needs.py").write_text("import package.gone\n")
-    (folder / "package" / "relative.py").write_text("from .needs import x\n")
     (folder / "net.py").write_text("class Net: pass\n")
     (folder / "needs.py").write_text("# a comment\nimport torchvisionn\n")
     (folder / "raises.py").write_text("import json\ndef f():\n    return 1 / 0\njson.loads('1')\nf()\n")

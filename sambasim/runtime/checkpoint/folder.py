@@ -125,14 +125,6 @@ class Claim:
                 raise BlockingIOError(error.errno, error.strerror) from error
             raise
 
-    def is_valid(self) -> bool:
-        """Whether the lock file is still at its path: the folder may have been moved, cleared or unmounted."""
-        try:
-            at_path, locked = self._path.stat(), os.fstat(self._descriptor)
-        except OSError:
-            return False
-        return (at_path.st_dev, at_path.st_ino) == (locked.st_dev, locked.st_ino)
-
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -60,7 +60,6 @@ _PEF_PARTS = {
     "training_defaults": "its training defaults",
     "metadata": "its metadata",
 }
-_OVERRIDABLE = frozenset({"data_source", "training_defaults"})
 
 _MOST_OPTIONS = 4
 
@@ -277,21 +276,15 @@ def check_pef(saved: Manifest, now: Manifest, where: str) -> None:
         reasons.append(f"its name is {saved.pef.name!r}")
     if saved.pef.batch_size != now.pef.batch_size:
         reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
-    ours, theirs = (_of_kind(manifest, SymbolKind.PARAMETER) for manifest in (now, saved))
-    if different := [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]:
-        reasons.append(f"{len(different)} parameters differ, such as {different[0]!r}")
-    elif _of_kind(saved, SymbolKind.OPTIMIZER_STATE) != _of_kind(now, SymbolKind.OPTIMIZER_STATE):
-        reasons.append("its optimizer has other states")
-    parts = [part for part in _PEF_PARTS if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
+    parts = [
+        text for part, text in _PEF_PARTS.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)
+    ]
     if not reasons:
-        reasons.append(f"these differ: {', '.join(map(_PEF_PARTS.__getitem__, parts)) or 'the version of sambasim'}")
-    if "training_defaults" in parts:
-        reasons += [str(change) for change in _options(saved, now)][:_MOST_OPTIONS]
-    override = ", and override options with run --set NAME=VALUE" if parts and _OVERRIDABLE.issuperset(parts) else ""
+        reasons.append(f"these differ: {', '.join(parts) or 'the version of sambasim'}")
     raise CheckpointError(
         f"the checkpoint is of another PEF than {now.pef.name}: {'; '.join(reasons)}",
         where=where,
-        remedy=f"run the PEF that it was trained with, or compile it as it was{override}; or start from the beginning "
+        remedy="run the PEF that it was trained with, or compile it as it was; or start from the beginning "
         "with another --checkpoint-dir",
     )
 
@@ -369,7 +362,3 @@ def leaves(table: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[s
 
 def _shown(value: JsonValue) -> str:
     return "none" if value is None else show(value)
-
-
-def _of_kind(manifest: Manifest, kind: SymbolKind) -> Mapping[str, object]:
-    return {name: tensor for name, tensor in manifest.tensors.items() if tensor.kind is kind}

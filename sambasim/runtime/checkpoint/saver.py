@@ -1,7 +1,6 @@
 """Saving checkpoints: every rank writes one shard into a hidden folder, which rank 0 renames once every file is on
 disk."""
 
-import errno
 import hashlib
 import os
 import re
@@ -21,7 +20,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, Claim
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.format import Manifest, ShardModel, buffer_name, describe, piece_key, pieces_of
 from sambasim.runtime.nonfinite import LossWatch
 from sambasim.runtime.plan import Plan, Position
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 class Saver:
     """Saves checkpoints as the options of `setup` ask. Every rank has one and makes the same calls. `losses` decides
-    whether non-finite parameters may be saved; `claim` is rank 0's lock on the folder."""
+    whether non-finite parameters may be saved."""
 
     def __init__(
         self,
@@ -48,14 +47,12 @@ class Saver:
         observer: RunObserver,
         activity: Activity,
         losses: LossWatch,
-        claim: Claim | None,
     ) -> None:
         options = setup.options.checkpoint
         if options.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
         self._folder = options.dir
         self._cadence = options.cadence
-        self._claim = claim
         self._activity = activity
         self._setup = setup
         self._team = team
@@ -112,7 +109,7 @@ class Saver:
         path = self._folder / folder.name_of(position.step)
         manifest = self._beginning.at(position, totals)
         try:
-            written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity, self._claim)
+            written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)
         except MachineError as error:
             self.failed += 1
             self._failure = error
@@ -178,26 +175,19 @@ def write(
     pieces: Mapping[str, Tensor],
     communicator: Communicator,
     activity: Activity = UNWATCHED,
-    claim: Claim | None = None,
 ) -> Manifest:
     """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest. Raises
     MachineError on all ranks if one fails; then nothing of it is left."""
     rank, count = communicator.rank, communicator.world_size
     file = folder.partial_of(path) / f"shard-{rank:05}-of-{count:05}.safetensors"
     activity.waits("waiting for peers to begin a checkpoint")
-    _together(path, communicator, lambda: _begin(path, claim) if rank == 0 else None)
+    _together(path, communicator, lambda: folder.begin(path) if rank == 0 else None)
     activity.takes_long("writing a checkpoint")
     shards = _together(path, communicator, lambda: (file.name, _write_shard(file, pieces)), activity)
     manifest = manifest.sealed(dict(shards))
     _together(path, communicator, lambda: _finish(path, manifest) if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest
-
-
-def _begin(path: Path, claim: Claim | None) -> None:
-    if claim is not None and not claim.is_valid():
-        raise OSError(errno.ENOENT, f"the folder that this run has claimed was moved, or its {LOCK_FILE} was deleted")
-    folder.begin(path)
 
 
 def _write_shard(file: Path, pieces: Mapping[str, Tensor]) -> ShardModel:

@@ -1,8 +1,7 @@
 """Measure the all-reduce paths, size by size: interleaved in one run, at the same time on all ranks.
 
-In each turn, every path runs several times in a row, as other benchmarks do, so that its own bytes and code are in the
-caches. Before each run the operands are written again, and a barrier lets all ranks begin together; after the first and
-the last run of a turn, every rank checks the whole result. The copy bound takes its turn like a path.
+In each turn, every path runs several times in a row, with its bytes and code in the caches; the copy bound takes its
+turn like a path. After the first and the last run of a turn, every rank checks the whole result.
 """
 
 import statistics

@@ -1,11 +1,9 @@
 """The status file of a node: a text file with a line for each of its ranks.
 
     rank host             pid         step micro state   doing                              at (once it takes long)
-       0 node7            4711          17     1 waiting waiting for peers
        1 node7            4712          17     1 running section 3 of 9 (BCKWD_2)
 
-Every rank maps the file, writes its own line and reads the others. It survives the death of all ranks. The columns have
-fixed widths, so an update copies a few bytes, without a system call.
+Every rank maps the file. It survives the death of all ranks. An update copies a few bytes, without a system call.
 """
 
 import mmap

@@ -7,12 +7,7 @@ watchdog finds that the job cannot continue, the rank
 2. reports it, if of the ranks that announced one it is the lowest whose error no other rank caused;
 3. exits: quietly if every rank has announced an error (a check that fails on all of them), else by MPI_Abort.
 
-A timer ends the process if MPI itself does not return.
-
-    end of the job                          status file
-    every rank finished                     removed by the last rank of the node
-    an error was reported                   removed, because the report contains what it says
-    no rank was able to report              stays, with the last activity of each rank
+A timer ends the process if MPI itself does not return. If no rank was able to report, the status file stays.
 """
 
 import faulthandler

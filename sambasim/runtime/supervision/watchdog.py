@@ -1,16 +1,12 @@
-"""The watchdog: a thread of each rank that observes the ranks of its node, and ends a job that cannot continue.
+"""The watchdog: a thread of each rank that ends a job that cannot continue.
 
-    finding   when
     death     a process is gone that had not finished its work
     stall     this rank has waited for others for the time allowed, and no rank that does not wait has written anything
               new for as long
 
 A stall is blamed on the ranks whose process is stopped or whose host does not answer; else on those that do not wait;
-else on those that are behind. A slow rank that makes progress is no stall. A rank that takes longer than allowed for a
-single activity, such as one batch or one section, is.
-
-On several nodes, a watchdog whose rank has waited too long asks those of the other nodes, by messages that are sent
-only then. They answer whatever their ranks are doing. A node that does not answer is `silent`.
+else on those that are behind. A slow rank that makes progress is no stall. On several nodes, a watchdog whose rank has
+waited too long asks those of the other nodes; a node that does not answer is `silent`.
 """
 
 import sys

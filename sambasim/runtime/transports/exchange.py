@@ -1,8 +1,6 @@
 """The MPI exchanges of host sync: slices of gradients to their owners, slices of parameters to every replica.
 
-An exchange has several rounds. Each sends a piece of every owner's slice through host buffers that fit a core's cache;
-while one round is being sent, the previous one is added or copied to the device. So the buffers are small for any
-model size.
+An exchange has several rounds, so that buffers are small: while one is sent, the previous one is added or copied.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

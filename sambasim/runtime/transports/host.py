@@ -5,14 +5,8 @@
     GATHER   device -> host: the owned slice of the parameters;  MPI: every slice to every rank;
              host -> device: the slices of the others
 
-With `replicated`, every rank updates everything: REDUCE sends the means of all owners to every rank; GATHER is empty.
-
-With a parameter server (Li et al., OSDI 2014, "Scaling Distributed Machine Learning with the Parameter Server"), some
-ranks own all slices, in host memory. It is synchronous: servers wait for all workers and add in the order of the tree,
-so the bits are those of the other paths.
-
-With gloo, the hosts exchange whole gradients by `torch.distributed.all_reduce`, as DistributedDataParallel does on
-CPUs, and every rank updates everything. The sum is sent along the ring before it is divided.
+With `replicated` or gloo, every rank updates everything, and GATHER is empty. With parameter servers (Li et al., OSDI
+2014), some ranks own all slices, in host memory; servers wait for all workers, so the bits are those of MPI.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Ranks that run in one process: an emulation, or a single rank.
 
-A rank runs until a communication needs a value that another rank has not computed yet; then the next rank runs. Values
-for other ranks are stored in the hub. So the program that runs in several processes can run in one debugger.
+A rank runs until it needs a value that another rank has not computed yet; then the next rank runs.
 """
 
 from collections import defaultdict, deque

@@ -1,10 +1,7 @@
 """Messages of device sync between nodes: by MPI, from device memory to device memory.
 
-gradients    If the ranks of a node are an aligned block, one of them sums each remote owner's slice over the node and
-             sends the sum; otherwise each replica sends its own slice. Operands arrive in the reduce operand buffer,
-             one group at a time, during the backward.
-parameters   An owner sends its updated slice once to each other node, where one rank receives it into the node's
-             parameters.
+If the ranks of a node are an aligned block, one of them sums each remote owner's slice over the node and sends the sum;
+otherwise each replica sends its own slice. An owner sends its updated slice once to each other node.
 """
 
 from collections.abc import Mapping, Sequence

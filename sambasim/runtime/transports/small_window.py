@@ -1,8 +1,7 @@
 """Device sync for small programs, where waiting costs more than arithmetic.
 
 Every replica sums all slices itself and updates its own parameters, with the same bits as if each slice had an owner.
-So a step has one barrier instead of two: when all gradients are complete. A replica waits for the readers of its
-gradients only before the next step overwrites them, when they have usually finished.
+So a step has one barrier instead of two: when all gradients are complete.
 """
 
 import time

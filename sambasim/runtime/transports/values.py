@@ -1,7 +1,6 @@
 """Messages besides gradients: a program's own values, losses and requests, and whole tensors to rank 0.
 
-Every collective on values is a gather: each rank sends its tensor directly to all others, and every rank computes the
-result itself, a sum in the order of the tree. So the bits do not depend on the transport.
+Each rank sends its tensor to all others and computes the result itself, in the order of the tree, for equal bits.
 """
 
 from abc import ABC, abstractmethod

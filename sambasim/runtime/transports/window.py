@@ -1,15 +1,9 @@
-"""Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory.
+"""Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory, a shared memory window.
 
-Device memory is a shared memory window, so gradients are read without staging copies or host buffers. Parameters exist
-once per node. Between nodes, slices are sent by MPI: see `network`. REDUCE, OPT and GATHER are one pass over memory:
-
-    section done   a replica publishes how many sections it has run, and checks which groups all replicas have completed
-    group done     the owner of a slice reads it from all replicas, in pieces that fit a core's cache: it adds them in
-                   the order of the tree and divides; if the optimizer is fused, it updates the node's parameters and
-                   its own states in the same piece
-    pass done      the owner waits for the remaining groups
-
-No replica waits for another before its own pass has ended.
+Parameters exist once per node. Between nodes, slices are sent by MPI: see `network`. REDUCE, OPT and GATHER are one
+pass over memory: once all replicas have completed a group, the owner of a slice reads it from all of them, in pieces
+that fit a core's cache, adds them in the order of the tree and divides; if the optimizer is fused, it updates the
+parameters and its own states in the same piece. No replica waits for another before its own pass has ended.
 """
 
 import time

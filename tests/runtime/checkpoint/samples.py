@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.document import PartDigests
-from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, Claim
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.format import (
     Manifest,
     PefModel,
@@ -87,13 +87,11 @@ def pieces(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return cut | {piece_key(name, 0, tensor.numel()): tensor for name, tensor in whole.items()}
 
 
-def write_sample(
-    folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None, claim: Claim | None = None
-) -> Path:
-    """A checkpoint after `step`, in `folder`, which is `claim`ed; `changed` are tensors with other values."""
+def write_sample(folder: Path, step: int = 50, changed: Mapping[str, Tensor] | None = None) -> Path:
+    """A checkpoint after `step`, in `folder`; `changed` are tensors with other values."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:010}"
-    write(path, manifest(step), pieces(changed or {}), single_rank("here"), claim=claim)
+    write(path, manifest(step), pieces(changed or {}), single_rank("here"))
     return path
 
 

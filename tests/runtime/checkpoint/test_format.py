@@ -149,19 +149,6 @@ def test_a_claim_cleans_up_after_runs_that_died(tmp_path: Path) -> None:
     held.release()
 
 
-def test_a_claim_sees_that_its_folder_is_gone(tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    held = claim(folder, ALONE)
-    assert held is not None
-    assert held.is_valid()
-    write_sample(folder, claim=held)
-    folder.rename(tmp_path / "moved")
-    with pytest.raises(MachineError, match="the folder that this run has claimed was moved"):
-        write_sample(folder, 60, claim=held)
-    assert not list(folder.iterdir())
-    held.release()
-
-
 def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(code: int) -> None:
         def fail(*_: object) -> None:
