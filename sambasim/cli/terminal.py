@@ -134,7 +134,7 @@ def is_terminal(stream: TextIO) -> bool:
     if not stream.isatty():
         return False
     launcher = find_launcher(os.environ)
-    if launcher is None or not launcher.gives_terminals:
+    if launcher is None or not launcher.is_open_mpi:
         return True
     try:
         target = os.readlink(f"/proc/{os.getppid()}/fd/{stream.fileno()}")

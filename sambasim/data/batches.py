@@ -95,7 +95,7 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"what a sample gives for {name} is no tensor or number, but {_batched_kind(value)}",
+                f"what a sample gives for {name} is no tensor or number",
                 remedy="give tensors and numbers, side by side in one tuple or dict",
             )
         bound[name] = value
@@ -104,12 +104,6 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
 
 def _list(names: Sequence[str] | Mapping[str, object]) -> str:
     return f"({', '.join(names)})"
-
-
-def _batched_kind(value: object) -> str:
-    if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
-        return "text"
-    return f"a {type(value).__name__}"
 
 
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:

@@ -1,8 +1,4 @@
-"""Datasets: the user's, with errors attributed to a sample; plain tensors, read in batches; and random samples.
-
-A failure is returned as a Failure in place of a sample or a batch, because PyTorch turns a worker's exception into
-text.
-"""
+"""Datasets: the user's, with errors attributed to a sample; plain tensors, read in batches; and random samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

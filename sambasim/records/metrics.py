@@ -17,10 +17,9 @@ from sambasim.records import Record
 class StepRecord(Record):
     """One optimizer step; steps and epochs count from 1.
 
-    `loss` is the mean over replicas and micro-steps. `samples_per_s` counts all replicas. `step_s` is the whole step of
-    rank 0, reading data included. `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after
-    its backward ended, waiting for slower replicas included; `hidden_sync_s` is that time before its backward ended.
-    Neither includes OPT.
+    `loss` is the mean over replicas and micro-steps. `step_s` is the whole step of rank 0, reading data included.
+    `sync_s` is the time of rank 0 in REDUCE, GATHER and the exchange of GRADNORM after its backward ended, waiting
+    included; `hidden_sync_s` is that time before its backward ended. Neither includes OPT.
     """
 
     kind: Literal["step"] = "step"
@@ -102,16 +101,10 @@ class PredictedRecord(Record):
 class SummaryRecord(Record):
     """The whole run.
 
-    weights_sha256, state_sha256: over tensors in name order, little-endian. The state is the parameters, the buffers of
-        replica 0 and the optimizer states. Equal digests are promised for equal threads, torch build and engine.
-    world_size: number of replicas; `parameter_servers` are additional ranks
-    host_sync: None unless `sync` is "host"
-    training_s: of rank 0; `model_s` is the part in forward and backward, with reading data and the hidden sync. After a
-        resume, both count the steps since `resumed_after_step`
-    steps: with `skipped_steps`, which were not applied because their loss was not finite
-    checkpoint: the last one that was written
-    notices: what the run printed when it began
-    predicted: None if `not_predicted` gives a reason
+    `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name order. Equal
+    digests are promised for equal threads, torch build and engine. `training_s` is of rank 0; `model_s` is the part in
+    forward and backward, with reading data and the hidden sync. After a resume, both count the steps since
+    `resumed_after_step`. `steps` includes `skipped_steps`, whose loss was not finite.
     """
 
     kind: Literal["summary"] = "summary"

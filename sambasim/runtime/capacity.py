@@ -2,14 +2,14 @@
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from sambasim.errors import MachineError
 from sambasim.hardware.spec import device_of
 from sambasim.pef import PefDocument
 from sambasim.runtime.ranks import Communicator
-from sambasim.runtime.shared_memory import Demand
+from sambasim.runtime.shared_memory import Demand, check_demands
 from sambasim.units import KIB, format_bytes
 
 _M_TRIM_THRESHOLD = -1  # mallopt(3)
@@ -56,23 +56,10 @@ def available_bytes(meminfo: str | None = None) -> int | None:
 def check_node_memory(
     communicator: Communicator, needed_bytes: int, what: str = DEVICES, remedy: str = SMALLER
 ) -> None:
-    """Collective. As `check_memory`, for ranks of which this one needs `needed_bytes`."""
+    """Collective. Raises MachineError about `what` if the ranks of a node need more memory than is available there."""
     own = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
-    check_memory(communicator.all_gather_object(own), what, remedy)
-
-
-def check_memory(demands: Sequence[Demand], what: str = DEVICES, remedy: str = SMALLER) -> None:
-    """Raises MachineError about `what` if the ranks of a node together need more memory than is available there."""
-    for index in sorted({demand.node_index for demand in demands}):
-        on_node = [demand for demand in demands if demand.node_index == index]
-        needed = sum(demand.needed_bytes for demand in on_node)
-        available = min((demand.free_bytes for demand in on_node if demand.free_bytes is not None), default=needed)
-        if needed > available:
-            raise MachineError(
-                f"{what} is {format_bytes(needed)}, and the machine has {format_bytes(available)} of memory available",
-                where=f"host {on_node[0].host_name}",
-                remedy=remedy,
-            )
+    text = f"{what} is {{}}, and the machine has {{}} of memory available"
+    check_demands(communicator.all_gather_object(own), text, remedy)
 
 
 def cores_of_this_process() -> frozenset[int]:

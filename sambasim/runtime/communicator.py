@@ -66,7 +66,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     executable = Path(sys.executable)
     check_family(environ, version, command=command, executable=executable)
     launcher = find_launcher(environ)
-    if launcher is not None and launcher.leaves_ranks_behind:
+    if launcher is not None and launcher.is_open_mpi:
         _die_with_parent()
     shared_memory.check_start(ranks_of_node(environ), socket.gethostname(), shared_memory.free_bytes())
     if not MPI.Is_initialized():

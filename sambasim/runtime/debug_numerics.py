@@ -1,8 +1,7 @@
 """`run --debug-numerics`: where NaN and infinities begin.
 
 A probe checks every value. If the loss, a gradient or a buffer is not finite at the end of a pass, the error names its
-earliest origin: a node that made NaN from operands without NaN, or an infinity from finite operands. A node with an
-infinite constant (a mask) is intended, and named only if there is no other origin.
+earliest origin. A node with an infinite constant (a mask) is intended, and named only if there is no other origin.
 """
 
 import math

@@ -28,18 +28,15 @@ class Launcher:
     rank: int
 
     @property
-    def leaves_ranks_behind(self) -> bool:
+    def is_open_mpi(self) -> bool:
+        """Then ranks continue when mpirun is killed, and their standard output is always a terminal."""
         return self.name == _OPEN_MPI
 
     @property
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0 to report the error (estimate): some launchers end all ranks at the
         first exit."""
-        return _REPORTING_S if self.rank > 0 and self.name == _OPEN_MPI else 0.0
-
-    @property
-    def gives_terminals(self) -> bool:
-        return self.name == _OPEN_MPI
+        return _REPORTING_S if self.rank > 0 and self.is_open_mpi else 0.0
 
 
 _OPEN_MPI = "mpirun of Open MPI"

@@ -1,7 +1,4 @@
-"""The steps of a run: how many, on which samples of each epoch, and with which learning rate.
-
-Each replica gets the same number of samples and uses them in whole steps; an epoch drops what does not divide evenly.
-"""
+"""The steps of a run: how many, on which samples of each epoch, and with which learning rate."""
 
 import math
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ import mmap
 import os
 import resource
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ MPI_START_BYTES = 12 * MIB
 
 FOLDER = Path("/dev/shm")
 _LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remount,size=SIZE {FOLDER})"
+_SMALLER = f"{_LARGER}, or run with fewer replicas or a smaller batch"
+_TOO_LITTLE = f"the replicas of this node need {{}} of shared memory, and {FOLDER} has {{}} free"
 _MAPS = Path("/proc/self/maps")
 
 
@@ -60,21 +62,15 @@ def unlink(names: Iterable[Path]) -> None:
         name.unlink(missing_ok=True)
 
 
-def check_demands(demands: Iterable[Demand]) -> None:
-    """Raise MachineError, naming the first such node, if the ranks of a node together need more than is free."""
-    by_node: dict[int, list[Demand]] = {}
-    for demand in demands:
-        by_node.setdefault(demand.node_index, []).append(demand)
-    for _, of_node in sorted(by_node.items()):
+def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: str = _SMALLER) -> None:
+    """Raise MachineError, `what` with both figures, if the ranks of a node together need more than is free."""
+    for index in sorted({demand.node_index for demand in demands}):
+        of_node = [demand for demand in demands if demand.node_index == index]
         needed = sum(demand.needed_bytes for demand in of_node)
         there = min((demand.free_bytes for demand in of_node if demand.free_bytes is not None), default=needed)
         if needed > there:
-            raise MachineError(
-                f"the replicas of this node need {format_bytes(needed)} of shared memory, "
-                f"and {FOLDER} has {format_bytes(there)} free",
-                where=f"host {of_node[0].host_name}",
-                remedy=f"{_LARGER}, or run with fewer replicas or a smaller batch",
-            )
+            text = what.format(format_bytes(needed), format_bytes(there))
+            raise MachineError(text, where=f"host {of_node[0].host_name}", remedy=remedy)
 
 
 def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:

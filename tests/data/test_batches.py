@@ -65,7 +65,7 @@ def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
     [
         ([(torch.ones(2),) * 3], "a sample has 3 values, and the inputs are (x, y)"),
         ([{"x": 1, "label": 2}], "a sample has (x, label), and the inputs are (x, y)"),
-        ([(torch.ones(2), "seven")], "what a sample gives for y is no tensor or number, but text"),
+        ([(torch.ones(2), "seven")], "what a sample gives for y is no tensor or number"),
         (
             [(torch.ones(2), 1), (torch.ones(3), 1)],
             "sample 1 of the batch gives float32[3] for value 0, and sample 0 of the batch gives float32[2]",

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
-from sambasim.options.load import nearest, show
+from sambasim.options.load import show
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.format import Checkpoint, Manifest, buffer_name, check_content, describe, pieces_of
 from sambasim.runtime.plan import Position
@@ -201,11 +201,7 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
         return found if resume == AUTO else found[:1]
     path = Path(resume)
     if not path.exists() and not path.is_symlink():
-        in_dir = _in_folder(checkpoint_dir) if checkpoint_dir is not None else []
-        newest = f"; the newest in {checkpoint_dir}: --resume {in_dir[0]}" if in_dir else ""
-        guess = nearest(resume, (AUTO, IF_ANY, NEWEST))
-        remedy = f"did you mean --resume {guess}?" if guess else "--resume auto, or --resume DIR/step-…"
-        raise OptionError(f"there is no checkpoint {path}", remedy=remedy + newest)
+        raise OptionError(f"there is no checkpoint {path}", remedy="--resume auto, or --resume DIR/step-…")
     if (path / folder.MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
     found = _in_folder(path)

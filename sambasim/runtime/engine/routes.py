@@ -1,8 +1,6 @@
 """Operators called with less work: as torch's Python functions, and with gradients written in place.
 
-The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster. A
-row of BUILTINS is safe if the function always chooses this overload: a test checks every row.
-
+The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster.
 A kernel may round differently for a result with other strides. So the first pass records the layout that the kernel
 itself chooses; a gradient is written in place only with that layout, and otherwise copied.
 """

@@ -1,7 +1,4 @@
-"""What `bench` reduces: a program of one flat gradient group, its operands, and the expected result.
-
-Operands depend on the rank, the element and the turn, and repeat a block, so any rank can compute the expected result.
-"""
+"""What `bench` reduces: a program of one flat gradient group, its operands, and the expected result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Counters in shared memory, by which the ranks of a node synchronize without messages.
 
-A counter only grows. A rank publishes its progress, and others read it at any time, so that unlike in a barrier, no
-rank waits for a slower one before it must. Data written before a counter is published is visible to who reads it.
+A counter only grows. Data written before a counter is published is visible to who reads it.
 """
 
 import os

@@ -70,10 +70,6 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
         for place in (tmp_path, tmp_path / "nowhere"):
             with pytest.raises(OptionError, match="there is no checkpoint"):
                 choose(resume, place, ALONE)
-    for word, guess in (("if_any", "if-any"), ("Auto", "auto"), ("newst", "newest")):
-        with pytest.raises(OptionError) as error:
-            choose(word, tmp_path, ALONE)
-        assert error.value.remedy == f"did you mean --resume {guess}?"
 
 
 def with_run(**changed: object) -> Manifest:
