@@ -174,11 +174,10 @@ def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
     if not loader.num_workers:
         return iter(loader)
     get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
-    handler = signal.getsignal(signal.SIGCHLD)
     batches = iter(loader)
     if threading.current_thread() is threading.main_thread():
         # PyTorch's handler would raise wherever this process is, as in a collective. Reading finds the death as well.
-        signal.signal(signal.SIGCHLD, handler)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return _of_workers(batches, name)
 
 
