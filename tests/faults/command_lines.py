@@ -149,7 +149,7 @@ COMMAND_LINES: tuple[Fault, ...] = (
     Fault(
         "a checkpoint that is not there",
         f"{_SYNTHETIC} --checkpoint-dir saved --resume=elsewhere",
-        ("there is no checkpoint elsewhere", "--resume auto", "the newest in saved: --resume saved/step-0000000002"),
+        ("there is no checkpoint elsewhere", "--resume auto"),
         pefs=("net",),
         prepare=_train,
     ),
