@@ -1,10 +1,5 @@
-"""The table of optimizers: everything that is known of each, in one entry.
-
-Options take the names and defaults of hyperparameters from it, the compiler the states, the operator table the FLOPs,
-and the runtime how a slice is updated. To add an optimizer, add an entry, and its tests. The order of a slice's
-arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives
-the same bits.
-"""
+"""The table of optimizers: everything that is known of each, in one entry. The order of a slice's arithmetic must be
+the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives the same bits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,14 +14,9 @@ Numbers: TypeAlias = Mapping[str, float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An update by a fused kernel of torch, which takes lists of tensors.
-
-    kernel: its name in torch
-    operands: what follows parameters and gradients: names of states, `step` for the step's number, or "" for an empty
-        list
-    keywords: its keyword arguments, from the hyperparameters, with `lr` as it is in this step, and whether the step is
-        the first
-    """
+    """An update by a fused kernel of torch, which takes lists of tensors. `operands` follow parameters and gradients:
+    states, `step`, or "" for an empty list. `keywords` makes the arguments from the hyperparameters and whether the
+    step is the first."""
 
     kernel: str
     operands: tuple[str, ...]

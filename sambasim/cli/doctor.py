@@ -84,7 +84,6 @@ def torch() -> Finding:
 
 
 def mpi_library() -> Finding:
-    """The MPI library that mpi4py is linked to, found in another process."""
     output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
     if output.returncode == 0:
         return Finding(name="MPI linked", value=output.stdout.strip())
@@ -92,7 +91,6 @@ def mpi_library() -> Finding:
 
 
 def mpirun() -> Finding:
-    """The first mpirun on PATH."""
     path = shutil.which("mpirun")
     if path is None:
         beside = Path(sys.executable).parent / "mpirun"
@@ -117,7 +115,6 @@ def launch(library: str) -> Finding:
 
 
 def cores() -> Finding:
-    """The cores that this process may use."""
     usable, there = len(cores_of_this_process()), os.cpu_count() or 1
     trouble = remedy = None
     if usable < there:
@@ -127,7 +124,6 @@ def cores() -> Finding:
 
 
 def threads() -> Finding:
-    """The intra-op threads of a rank."""
     chosen = os.environ.get("OMP_NUM_THREADS", "")
     if not chosen:
         return Finding(name="threads", value=f"{len(cores_of_this_process())} divided by the replicas of the node")
@@ -157,7 +153,6 @@ def shared_memory_space(free_bytes: int | None) -> Finding:
 
 
 def compiler() -> Finding:
-    """The C++ compiler that torch's inductor would use."""
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is not None:

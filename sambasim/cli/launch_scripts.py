@@ -75,11 +75,8 @@ def env_command() -> None:
 
 
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The commands for a shell with the environment `environ`.
-
-    folder: the folder of the Python that has sambasim. It goes to the front of PATH if another `python` or `mpirun`
-        would be found first. The folder of the replacements goes to the end, behind installed commands.
-    """
+    """The commands for a shell with the environment `environ`. `folder`, of the Python that has sambasim, goes to the
+    front of PATH if another `python` or `mpirun` would be found first."""
     path = environ.get("PATH", "")
     entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(COMMANDS))]
     found = [shutil.which(name, path=path) for name in ("python", "mpirun") if (folder / name).exists()]
@@ -108,7 +105,6 @@ class _Call:
         return _number(self.options.get("nodes", "1")) * _number(per_node)
 
     def ignored(self) -> str:
-        """The part of a notice that lists ignored options."""
         names = [f"--{name}" for name in self.options if name not in _USED]
         return f"; ignored: {' '.join(names)}" if names else ""
 
@@ -167,7 +163,6 @@ def _sbatch(call: _Call) -> None:
 
 
 def _script(command: Sequence[str]) -> tuple[str, str]:
-    """The text and name of the script, from a file or from stdin."""
     if not command:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
@@ -183,7 +178,6 @@ def _script(command: Sequence[str]) -> tuple[str, str]:
 
 
 def _directives(lines: Sequence[str]) -> Iterator[str]:
-    """The words of the `#SBATCH` lines before the first command."""
     for line in lines:
         if line.startswith("#SBATCH"):
             yield from shlex.split(line.removeprefix("#SBATCH"), comments=True)
@@ -237,7 +231,6 @@ def _mpirun() -> str:
 
 
 def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> None:
-    """Replace this process by `argv`."""
     for part in call.options.get("export", "").split(","):
         name, assigned, value = part.partition("=")
         if assigned:

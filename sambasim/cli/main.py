@@ -17,7 +17,7 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "env": ("launch_scripts", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
-    "Look at results": {
+    "Inspect results": {
         "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
         "verify": ("inspect", "Check the format of a PEF, and every byte of its weights."),
         "compare": ("compare", "Find the first difference between two runs, PEFs, checkpoints or weights."),

@@ -1,7 +1,5 @@
-"""What `simulate`, `tilestat` and `report` predict: the arguments, the subject, and the prediction itself.
-
-A subject is a PEF, or a model that is captured on tensors without memory.
-"""
+"""What `simulate`, `tilestat` and `report` predict, for a PEF or for a model that is captured on tensors without
+memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,10 +71,8 @@ def predictions(question: Question, *, quiet: bool) -> list[Prediction]:
 
 @contextmanager
 def _pef_errors(name: str) -> Iterator[None]:
-    """Turn errors in the pricing of a PEF into PefError: a node may have arguments that its operator does not take.
-
-    Reading a PEF checks only the form of arguments, because rule 25 needs PyTorch, and a prediction does not import it.
-    """
+    """Turn errors in the pricing of a PEF into PefError: reading a PEF checks only the form of arguments, as rule 25
+    needs PyTorch."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -111,7 +107,6 @@ def is_model(name: str) -> bool:
 
 
 def refuse_script(name: str) -> None:
-    """Raises OptionError for a Python file without the name of a model."""
     if name.endswith(".py"):
         raise OptionError(
             f"{name} is a Python file without the name of a model",

@@ -124,10 +124,7 @@ def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, s
 
 
 def _checked(options: "RunOptions", output_folder: Path, communicator: "Communicator", command: Sequence[str]) -> Path:
-    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long.
-
-    All ranks raise the same error, or one of them that of its own files.
-    """
+    """Collective. The path of the PEF. Raises an error for flags that do not fit it, before anything takes long."""
     from sambasim.hardware.placement import inventory_of, place_replicas
     from sambasim.pef import locate, peek
 
@@ -155,7 +152,6 @@ def _checked(options: "RunOptions", output_folder: Path, communicator: "Communic
 
 
 def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, command: Sequence[str]) -> None:
-    """Raises LaunchError or OptionError if the PEF does not fit the number of replicas."""
     from sambasim.runtime.launcher import check_emulation, check_world_size
 
     emulated, servers, minimum = options.emulate_replicas, options.parameter_servers or 0, header.world_size
@@ -205,7 +201,6 @@ def _check_outputs(options: "RunOptions", rank: int) -> None:
 
 
 def _in_words(report: "PredictionRecord") -> str:
-    """The result of an inference in words."""
     which = f"the {report.samples} held-out samples" if report.held_out else f"all {report.samples} samples"
     lines = [f"predicted {which} of {report.data} in {format_seconds(report.prediction_s)} (measured)"]
     if report.weights is None:

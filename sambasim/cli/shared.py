@@ -120,11 +120,8 @@ def one_pef(argument: str | None, flag: str | None) -> str:
 
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """Exempt all objects that exist at the end of the block from garbage collection, also if an import failed.
-
-    Torch has more than 100,000 objects, which Python would search several times when it exits. Only for a command that
-    has not yet run user code: the globals of a running script would never be collected, and its open files not flushed.
-    """
+    """Exempt all objects that exist at the end of the block from garbage collection. Only for a command that has not
+    yet run user code: the globals of a running script would never be collected."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -116,7 +116,6 @@ def _redirect_to_devnull(number: int, flags: int) -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    """The replacement of a character that the encoding of a stream lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character, after = error.object[error.start], error.start + 1
@@ -126,11 +125,8 @@ def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` ends on a terminal.
-
-    Some launchers give every rank a pseudo terminal and forward its output. Then the stream of the launcher decides; if
-    it cannot be read, the answer is no.
-    """
+    """Whether `stream` ends on a terminal. Where a launcher gives every rank a pseudo terminal, its own stream
+    decides."""
     if not stream.isatty():
         return False
     launcher = find_launcher(os.environ)
@@ -188,18 +184,14 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a command that ended with `error`."""
     if isinstance(error, click.ClickException):
         return error.exit_code
     return exit_code(KeyboardInterrupt() if isinstance(error, click.Abort) else error, other=70)
 
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
-    """Print `error`, and below it `details`, each a title and a text.
-
-    reporter: the rank and host that report; None before the ranks have connected. Then all fail, and only rank 0
-        prints; the others wait until it has.
-    """
+    """Print `error`, and below it `details`, each a title and a text. `reporter` is the rank and host that report; None
+    before the ranks have connected: then only rank 0 prints, and the others wait until it has."""
     launcher = find_launcher(os.environ)
     if reporter is None and launcher is not None and launcher.rank > 0:
         if not isinstance(error, Interrupted | KeyboardInterrupt | click.Abort):

@@ -47,11 +47,8 @@ class Built:
 
 
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
-    """The first program of `model`, captured on `inputs` (by name, each with the batch first).
-
-    Raises ModelError, naming them, for tensors that share memory, and for a loss that is a bare parameter;
-    OperatorError for what a PEF cannot hold.
-    """
+    """The first program of `model`, captured on `inputs`. Raises ModelError for tensors that share memory and for a
+    loss that is a parameter; OperatorError for what a PEF cannot hold."""
     return _Builder(name, model, inputs, captures, batch_size).run()
 
 
@@ -260,7 +257,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
-    """A graph of one FWD section, and one BCKWD section if there are backward nodes."""
     forward = [node for node in translation.nodes if node.name not in translation.backward]
     backward = [node for node in translation.nodes if node.name in translation.backward]
     nodes = (*forward, *backward)

@@ -66,13 +66,11 @@ class Stopwatch:
         self.phases_s: dict[str, float] = {}
 
     def begin(self, phase: str) -> None:
-        """End the current phase, and begin `phase`."""
         self.end()
         self._phase, self._began_s = phase, time.perf_counter()
         self._on_phase(phase)
 
     def end(self) -> None:
-        """End the current phase."""
         if self._phase is not None:
             elapsed_s = time.perf_counter() - self._began_s
             self.phases_s[self._phase] = self.phases_s.get(self._phase, 0.0) + elapsed_s
@@ -89,17 +87,9 @@ def compile_model(
     any_loss: bool = False,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Compiled:
-    """Compile `model` for the example batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`.
-
-    by_keyword: the model is called with its inputs by name
-    updates: the optimizers, if it is not the one of `options`
-    any_loss: the model's first output may be of any shape
-    on_phase: called with each phase as it begins
-
-    A model in training mode is captured as it is, with those of its modules that are set to eval() left so; one in
-    evaluation mode as a whole is captured after `model.train()`. The model is left as it was.
-    Raises ModelError and CaptureError for what the model does wrong.
-    """
+    """Compile `model` for the batch `inputs` (by name, batch first) and write `OUTPUT/NAME/NAME.pef`. `updates`
+    replaces the optimizer of `options`; with `any_loss` the loss may have any shape. A model in evaluation mode is
+    captured after `model.train()`; the model is left as it was. Raises ModelError and CaptureError."""
     watch = Stopwatch(on_phase)
     built = capture_model(model, inputs, options, by_keyword=by_keyword, any_loss=any_loss, watch=watch)
     return assemble(built, model, options, watch, updates)
@@ -115,10 +105,8 @@ def capture_model(
     any_loss: bool = False,
     loss_indices: tuple[int, ...] = (),
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. This takes most of the time of a compilation.
-
-    With `any_loss`, the model's loss may be any of its outputs, those at `loss_indices` if there are any.
-    """
+    """The graphs of `model`, without optimizer and data parallelism. With `any_loss`, the loss may be any output, those
+    at `loss_indices` if there are any."""
     modes = [(module, module.training) for module in model.modules()]
     dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, inputs)
@@ -168,7 +156,6 @@ def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -
 
 
 def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOptions, watch: Stopwatch) -> Captures:
-    """The graphs of `step`, and of its evaluation."""
     widened = STORED[options.dtype] is not None
     loss = None if options.inference else options.loss
     training = None
@@ -192,10 +179,8 @@ def _capture(step: TrainingStep, tensors: tuple[Tensor, ...], options: CompileOp
 
 
 def _captured(step: nn.Module, tensors: Sequence[Tensor], widened: bool, loss_name: str | None = None) -> CapturedGraph:
-    """The captured graph of a step, unless a capture would lose something that the model does.
-
-    After a failed capture, PyTorch runs the model once: its own messages are better than those of a tracer.
-    """
+    """The captured graph of a step. Raises an error if a capture would lose something that the model does. After a
+    failed capture PyTorch runs the model once, because its messages are better than a tracer's."""
     is_checked = refuse_lost_effects(step, tensors)
     capture = capture_training if isinstance(step, TrainingStep) else capture_evaluation
     try:

@@ -1,9 +1,5 @@
-"""Why a step cannot be captured: which line, and how to write it instead.
-
-The tracer stops at the first line that it cannot take, so after a failed capture the model runs once in PyTorch
-(`explained`), and `Watch` finds all obstacles at once. Other things the tracer accepts and loses silently: a backward
-of the user's own, a gradient hook, state kept by assignment. `refuse_lost_effects` finds those before a capture.
-"""
+"""Why a step cannot be captured: which lines, and how to write them instead. After a failed capture the model runs once
+under `Watch`, which finds all obstacles. `refuse_lost_effects` finds what a tracer loses silently."""
 
 import contextlib
 import dis
@@ -148,11 +144,8 @@ def _hint(error: BaseException) -> str:
 
 
 def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], loss: str | None) -> UserError:
-    """The most helpful error for a capture of `step` that failed with `error`.
-
-    `step` is in the mode in which it was captured; in training its first output is the loss, called `loss` if it has a
-    name. The model and the inputs are left as they are. Raises ModelError if PyTorch cannot run it either.
-    """
+    """The most helpful error for a capture of `step` that failed with `error`; `loss` is the name of its loss. Raises
+    ModelError if PyTorch cannot run the model either."""
     copies = [tensor.clone() for tensor in inputs]
     watch = Watch(step, copies)
     outputs = run_eagerly(step, copies, watch)
@@ -169,10 +162,8 @@ def explained(error: CaptureError, step: nn.Module, inputs: Sequence[Tensor], lo
 
 
 def refuse_lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> bool:
-    """Raises CaptureError if a capture would lose something that a call of `step` on `inputs` does, in its mode.
-
-    Returns False if the call failed: fake tensors have no values that Python code may read. See `lost_effects`.
-    """
+    """Raises CaptureError if a capture would lose something that a call of `step` does. Returns False if the call
+    failed, as fake tensors have no values."""
     findings = lost_effects(step, inputs, fake=fake)
     if findings:
         raise _all_findings(findings, step.training)
@@ -194,10 +185,8 @@ def _all_findings(findings: Sequence[Finding], training: bool) -> CaptureError:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own methods are untyped here and below
-    """Around one eager call of `step` on `inputs`: gathers `findings`, in the order of execution, each line once.
-
-    Parameters that the call changes in place have their old values again afterwards.
-    """
+    """Around one eager call of `step`: gathers `findings` in the order of execution. Parameters that the call changes
+    in place have their old values again afterwards."""
 
     def __init__(self, step: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -268,7 +257,6 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _obstacle(func: OpOverload, args: tuple[Any, ...]) -> Obstacle | None:
-    """The obstacle that a call of `func` is by itself."""
     name = func._schema.name
     if name == "aten::_pack_padded_sequence":
         return _PACKED
@@ -312,12 +300,8 @@ def _branches(frame: FrameType) -> bool:
 
 
 def lost_effects(step: nn.Module, inputs: Sequence[Tensor], *, fake: bool = True) -> Sequence[Finding] | None:
-    """What `step` does in its mode that a capture would lose silently; in training mode, also what evaluation would
-    miss. With `fake`, nothing is computed.
-
-    The model, the inputs and the random generators are left as they are. Returns None if the call fails, which says
-    nothing of the model: fake tensors have no values.
-    """
+    """What `step` does in its mode that a capture would lose silently; with `fake`, nothing is computed. The model, the
+    inputs and the random generators are left as they are. Returns None if the call fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     convert: Callable[[Tensor], Tensor] = mode.from_tensor if mode else _cloned
     effects = _Effects(step.training)
@@ -345,11 +329,8 @@ _REFUSED_BY_NAME = ("torch.utils.checkpoint", "torch._library.autograd")
 
 
 class _Effects:
-    """Records what modules are assigned, and what else a graph would lose.
-
-    A number or tensor is state if a call reads it before it assigns it, and not if every call makes it anew, as the
-    parts of a loss often are. A buffer that a state_dict holds is state in any case.
-    """
+    """Records what modules are assigned, and what else a graph would lose. A number or tensor is state if a call reads
+    it before it assigns it; a buffer that a state_dict holds is state in any case."""
 
     def __init__(self, training: bool) -> None:
         self.findings: list[Finding] = []

@@ -1,8 +1,4 @@
-"""What things are called: SambaFlow's names of symbols and nodes, and lines of the user's own program.
-
-A symbol is `logreg__lin_layer__weight`, its gradient `logreg__lin_layer__weight__grad`: the prefix is the lower-cased
-name of the model's class, and the dots of a path are written as `__`.
-"""
+"""SambaFlow's names of symbols and nodes (`logreg__lin_layer__weight`), and lines of the user's own program."""
 
 import inspect
 import os
@@ -26,11 +22,8 @@ _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
 
 
 def symbol_name(prefix: str, path: str) -> str:
-    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`.
-
-    The parts of a weight under torch's weight_norm have SambaFlow's names, `lin_layer.weight_magnitude` and
-    `lin_layer.weight_direction`.
-    """
+    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`; under weight_norm `…weight_magnitude` and
+    `…weight_direction`, as in SambaFlow."""
     path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
     return "__".join((prefix, *(re.sub(r"\W", "_", part) for part in path.split(".") if part)))
 
@@ -41,7 +34,6 @@ def gradient_name(parameter: str) -> str:
 
 
 def parameter_of(gradient: str) -> str:
-    """The parameter whose `gradient_name` this is."""
     return gradient.removesuffix(GRADIENT_SUFFIX)
 
 
@@ -131,10 +123,8 @@ def line_in(stack_trace: str) -> SourceLine | None:
 
 
 def source_line(node: fx.Node) -> SourceLine | None:
-    """The innermost line of the user's own program that made `node`.
-
-    Its file is relative to the folder from which Python imported it, so a PEF does not say where this machine keeps it.
-    """
+    """The innermost line of the user's program that made `node`, its file relative to the folder from which Python
+    imported it."""
     line = line_in(node.meta.get("stack_trace") or "")
     if line is None:
         return None

@@ -1,14 +1,6 @@
-"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`, which is what an RDU computes in.
-
-With bf16, the model's tensors, its inputs, and what it makes of neither (a mask, a first hidden state) are bfloat16
-during the capture, so its graph is one of bfloat16, under the same names. Torch's kernels for bfloat16 add up in
-float32 and round once. Two kinds of operators are captured otherwise:
-
-    losses              take operands that are widened to float32, and give float32: the three digits of bfloat16 show
-                        little of how training goes
-    those of `ADDING`   are widened, and their results rounded: their kernels, or those of their gradients, round after
-                        each addition, and lose a sum of many small terms
-"""
+"""The dtypes that a model is captured in: its own, or bfloat16 for `--dtype bf16`. Losses then take widened operands
+and give float32; the operators of `ADDING` are widened and their results rounded, because their kernels round after
+each addition."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -37,10 +29,8 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
 
 @contextlib.contextmanager
 def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
-    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default.
-
-    Tensors that share memory still share it. Afterwards the model has its own tensors again, in their own memory.
-    """
+    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default. Afterwards the model has
+    its own tensors again."""
     if dtype is None:
         yield
         return
@@ -58,7 +48,6 @@ def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
 
 
 def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`inputs`, those of floating-point numbers rounded to `dtype`."""
     return {
         name: tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
         for name, tensor in inputs.items()
@@ -79,11 +68,8 @@ def check_rounded(path: str, value: Tensor, where: str | None) -> None:
 
 
 def widen(module: fx.GraphModule) -> None:
-    """Change `module`: losses, and the operators of `ADDING`, take operands of float32 instead of narrower ones, and
-    what torch's default type made bfloat16 is made in float32 and rounded.
-
-    The recorded types behind a loss are not updated: trace it again, with float32 as the default.
-    """
+    """Change `module`: losses and the operators of `ADDING` take float32, and what torch's default type made bfloat16
+    is made in float32 and rounded. The types behind a loss are not updated: trace it again."""
     for node in list(module.graph.nodes):
         operator = OPERATORS.get(str(node.target))
         if node.op != "call_function" or operator is None:

@@ -1,9 +1,5 @@
-"""Whether a program fits on a device: its tensors in off-chip memory, and each operator on the chip.
-
-Off-chip memory holds what the program keeps (parameters, gradients, optimizer states) and the boundary tensors, which
-one section writes and a later one reads. A boundary tensor lives from the section that writes it to the last one that
-reads it, at the lowest address that is free when it is written.
-"""
+"""Whether a program fits on a device: what it keeps and its boundary tensors in off-chip memory, and each operator on
+the chip. A boundary tensor lives from the section that writes it to the last one that reads it."""
 
 from bisect import insort
 from collections import defaultdict
@@ -63,16 +59,12 @@ class Need:
 
     @property
     def size_bytes(self) -> int:
-        """Both."""
         return self.kept_bytes + self.residency.size_bytes
 
 
 def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None) -> Need:
-    """The off-chip memory of the training step of `program`, or else of its evaluation.
-
-    sections: ranges of stages of `work`
-    samples: the batch size, if it is not the one that the program was compiled for
-    """
+    """The off-chip memory of the training step of `program`, or else of its evaluation. `sections` are ranges of stages
+    of `work`, `samples` is the batch size, if it is not the compiled one."""
     graph = program.training or program.evaluation
     kept = frozenset(o.value for o in graph.outputs if program.symbols[o.symbol].kind in _KEPT_OUTPUTS)
     inputs_bytes = sum(one.type.size_bytes for one in program.symbols.values() if one.kind is SymbolKind.INPUT)
@@ -81,10 +73,7 @@ def need_of(program: Program, work: Work, sections: Sequence[tuple[int, int]], s
 
 
 def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`.
-
-    Values in `homes` are kept by the program and not counted. Other outputs of the graph stay until it ends.
-    """
+    """The boundary tensors of `sections`, which are ranges of stages of `work`. Values in `homes` are not counted."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -122,7 +111,6 @@ class _FreeList:
         return start
 
     def release(self, address: int, size_bytes: int) -> None:
-        """Free the range again."""
         if not size_bytes:
             return
         insort(self._ranges, (address, address + size_bytes))
@@ -136,7 +124,6 @@ class _FreeList:
 
 
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
-    """Raise MachineError if `need` exceeds the off-chip memory."""
     if need.size_bytes <= budget.capacity_bytes:
         return
     residency = need.residency
@@ -174,7 +161,6 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
 
 
 def states_bytes(symbols: Iterable[Symbol]) -> int:
-    """Bytes of the optimizer states among `symbols`."""
     return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.OPTIMIZER_STATE)
 
 

@@ -53,18 +53,14 @@ class Load:
 
     @property
     def traffic_bytes(self) -> int:
-        """Reads and writes together."""
         return self.read_bytes + self.written_bytes
 
     @property
     def product_flops(self) -> int:
-        """Of all products together."""
         return sum(product.flops for product in self.products)
 
 
 class Bound(StrEnum):
-    """What limits the speed of a section."""
-
     COMPUTE = "compute"
     MEMORY = "memory"
     CAPACITY = "capacity"
@@ -84,7 +80,6 @@ class SectionPrice:
 
     @property
     def predicted_s(self) -> float:
-        """The whole section."""
         return max(self.compute_s, self.memory_s) + self.fill_s + self.launch_s
 
     @property
@@ -108,7 +103,6 @@ def chip_bytes(load: Load) -> int:
 
 
 def price_of(load: Load, budget: Budget) -> SectionPrice:
-    """The predicted time of a section with this load."""
     parts = max(1, ceil(load.resident_bytes / budget.chip_bytes))
     again_s = (parts - 1) * load.streamed_bytes / budget.memory_bytes_per_s
     memory_s = load.traffic_bytes / budget.memory_bytes_per_s + again_s
@@ -150,7 +144,6 @@ class GrowingLoad:
         return not (stage.needs_all and any(read.value in self._made for read in stage.reads))
 
     def take(self) -> None:
-        """Add the next stage."""
         tensors, stage = self._work.tensors, self._work.stages[self._next]
         for read in stage.reads:
             if read.value in self._made:
@@ -188,7 +181,6 @@ class GrowingLoad:
             self._streamed_bytes = read_bytes if least is None else min(least, read_bytes)
 
     def load(self) -> Load:
-        """The load of the stages so far."""
         work, last = self._work, self._work.last_reader
         written = [
             work.tensors[value] for value in self._made if value in work.kept or last.get(value, -1) >= self._next

@@ -112,7 +112,6 @@ class Stage:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Those that it reads and writes."""
         return (*(read.value for read in self.reads), *self.writes)
 
 
@@ -127,7 +126,6 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """All rows."""
         return self.rows * self.row_bytes
 
 

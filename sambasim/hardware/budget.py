@@ -57,14 +57,12 @@ class Calibration(_Table):
     fit: Fit
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """The calibrated numbers by name."""
         named = ((name, getattr(self, name)) for name in type(self).model_fields)
         return {name: value for name, value in named if isinstance(value, Parameter)}
 
 
 @cache
 def load_calibration() -> Calibration:
-    """The calibration that ships with sambasim."""
     return Calibration.model_validate(tomllib.loads(shipped_text("calibration.toml")))
 
 
@@ -101,11 +99,8 @@ class Budget:
 
 
 def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:
-    """The budget of `tiles` tiles of `device`; None for the whole device.
-
-    Tiles have equal shares of everything, memory bandwidth included, so replicas on one device do not slow each other.
-    Raises OptionError for more tiles than there are, and for a device whose number of tiles is not published.
-    """
+    """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. Raises OptionError
+    for more tiles than there are, and where their number is not published."""
     share = 1.0 if tiles is None else _share(device, tiles)
     units = int(device.pcus * share)
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value

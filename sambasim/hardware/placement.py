@@ -31,11 +31,8 @@ def inventory_of(
     tiles: int | None = None,
     cluster: str | None = None,
 ) -> Inventory:
-    """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it.
-
-    The tiles of the PEF apply to its own device only: with another `arch` a replica has all tiles by default.
-    Raises OptionError for an unknown device or cluster, and PefError for tiles that the PEF's device does not have.
-    """
+    """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it. The tiles of the PEF
+    apply to its own device only. Raises OptionError for unknown names, PefError for impossible tiles."""
     device = load_device(arch) if arch else device_of(compile_options)
     of_pef = compile_options.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
@@ -97,7 +94,6 @@ class Placement:
         return min(self.on_a_node, self.per_rdu)
 
     def locations(self) -> list[Location]:
-        """The location of each replica, in order."""
         placed: Counter[int] = Counter()
         locations = []
         for replica in range(self.replicas):
@@ -127,7 +123,7 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
-            f"{replicas} replicas, and {cluster.name} has room for {most}: {_capacity(placement)},"
+            f"{replicas} replicas, and {cluster.name} holds at most {most}: {_capacity(placement)},"
             f" {_counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )
@@ -137,14 +133,8 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
 def place_replicas(
     inventory: Inventory, node_of: Sequence[int], emulated: int = 1, *, command: str = "...", or_else: str = ""
 ) -> Placement:
-    """Place replicas on the simulated cluster: replicas of one MPI node on one simulated node.
-
-    node_of: the node of each replica; `emulated` replicas have none, and fill one simulated node after the other
-    command: the program that mpirun started, which the remedy repeats
-    or_else: one more remedy for a node that is too small
-
-    Raises LaunchError if a node has too few RDUs or the cluster too few nodes, and OptionError for an emulation.
-    """
+    """Place replicas on the simulated cluster: those of one MPI node on one simulated node; `emulated` ones fill one
+    node after the other. Raises LaunchError if they do not fit, OptionError for an emulation."""
     device, tiles, cluster = inventory.device, inventory.tiles, inventory.cluster
     if emulated > 1:
         return place(emulated, device, tiles, cluster)
@@ -164,7 +154,7 @@ def place_replicas(
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
         raise LaunchError(
-            f"{most} replicas on node {node}, and a node of {cluster.name} has room for {fit}: {_capacity(placement)}",
+            f"{most} replicas on node {node}, and a node of {cluster.name} holds at most {fit}: {_capacity(placement)}",
             remedy="; or ".join(filter(None, [*remedies, or_else])),
         )
     return placement

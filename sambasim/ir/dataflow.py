@@ -46,7 +46,6 @@ class Effects:
 
 
 def section_effects(program: Program, graph: Graph, section: Section) -> Effects:
-    """The effects of `section`, which is one of `graph`."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
     read = {name for node in nodes for name in node_references(node)} - made
@@ -91,11 +90,8 @@ def is_clipped(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """After how many sections of a pass, counted from its first, something may be done to a group.
-
-    reduce: its gradients are complete
-    update: they are, and no section that is left reads its parameters, which the replicas of a node may share
-    """
+    """After how many sections of a pass the gradients of a group are complete (`reduce`), and no section that is left
+    reads its parameters (`update`)."""
 
     reduce: int
     update: int

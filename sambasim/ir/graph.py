@@ -1,9 +1,5 @@
-"""The graph: ATen operators in execution order, already functional, and the sections that cut it.
-
-A node's arguments are a small closed language: numbers, strings, None, references to values, the constants of torch
-(dtype, layout, memory format, device) and tuples of these. So a graph can be written, read, compared and printed
-without torch.
-"""
+"""The graph: functional ATen operators in execution order, and the sections that cut it. Arguments are a small closed
+language, so a graph can be written, read and compared without torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -143,10 +143,7 @@ def linear_backward(node: Node, type_of: TypeOf) -> int:
 
 
 def einsum(node: Node, type_of: TypeOf) -> int:
-    """2 for each combination of indices, which for two operands is 2 m n k; more operands are an upper bound.
-
-    Dimensions under an ellipsis are broadcast, aligned at the right.
-    """
+    """2 for each combination of indices; for more than two operands that is an upper bound."""
     equation = _argument(node, 0)
     if not isinstance(equation, str):
         raise _refuse(node, 0, "an equation")

@@ -1,15 +1,4 @@
-"""The printed form of a graph: one line for each node, sections as headings.
-
-    graph evaluation(
-      %x : float32[4, 3] input
-    )
-    section 0 FWD logreg__fwd_0
-      %linear = aten.linear.default(%x, %weight, %bias) : float32[4, 2]  # logreg.py:7
-    return
-      %linear -> logits : float32[4, 2]
-
-It is for people and for golden files, and is never read back.
-"""
+"""The printed form of a graph, for people and for golden files: one line for each node, sections as headings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

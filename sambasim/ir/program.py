@@ -1,9 +1,5 @@
-"""The program: everything that a PEF says, as data.
-
-A training program has three views of one model: the training step, an evaluation graph at the same batch size, and,
-where the model computes its own mean loss, the evaluation graph once more at batch 1. An inference program has only the
-evaluation graph. All of them read the same symbols.
-"""
+"""The program: everything that a PEF says, as data. The training step and the evaluation graphs read the same symbols;
+an inference program has only evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """Every flag of `compile` and `run`, declared as the field of the options that it sets. To add a flag, add a field.
-
-`cli.shared` makes the click options from these classes, and the options classes of the same tables in `training`,
-`compile` and `run` inherit them, so that pydantic checks the values. Nothing here imports pydantic: `--help` is quick.
-"""
+Nothing here imports pydantic: `--help` is quick."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
@@ -343,13 +340,8 @@ class RunFlags(Fields):
 
 
 class Setting(NamedTuple):
-    """A flag with the option that it sets.
-
-    keyword: the name that `compile_options` and `run_options` take for it
-    name: the dotted name of the option, such as `training.batch_size`
-    kind: its type, without None: bool, int, float, str, Path or a Literal
-    default: its default; `...` if it has none
-    """
+    """A flag with the option that it sets: its keyword in `compile_options` and `run_options`, its dotted name, its
+    type without None, and its default, `...` if it has none."""
 
     keyword: str
     name: str

@@ -30,8 +30,6 @@ DATA_SUFFIXES = (".npz", ".safetensors")
 
 
 class SourceKind(StrEnum):
-    """The kinds of data sources."""
-
     BUILTIN = "builtin"
     FUNCTION = "function"
     FILE = "file"
@@ -137,8 +135,7 @@ _INPUT = re.compile(r"\s*(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*,?\s*)?)\]\s*(?:<
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given: synthetic
-    data then has valid class indices and tokens only."""
+    """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given."""
 
     name: str
     dtype: str
@@ -151,7 +148,6 @@ class InputSpec:
 
     @property
     def numel(self) -> int:
-        """Elements of one sample."""
         return prod(self.shape)
 
 
@@ -214,8 +210,6 @@ def step_range(text: str | None) -> StepRange:
 
 
 class Unit(StrEnum):
-    """What a checkpoint interval counts."""
-
     STEPS = "steps"
     EPOCHS = "epochs"
     SECONDS = "s"
@@ -223,8 +217,6 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """A checkpoint after every `count` units."""
-
     count: int
     unit: Unit
 

@@ -1,8 +1,4 @@
-"""Options from TOML files, `--set` and flags, and one error for all that is wrong with them.
-
-`assign` puts what was given into one mapping, and `build` makes an options class from it. A class yields a `Problem`
-for values that do not fit together; pydantic finds the rest (a wrong type, a number out of range, an unknown key).
-"""
+"""Options from TOML files, `--set` and flags, and one error for all that is wrong with them."""
 
 import copy
 import difflib
@@ -105,7 +101,6 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(guess: str | None) -> str | None:
-    """The remedy for a word that is not known."""
     return f"did you mean {guess}?" if guess else None
 
 
@@ -153,11 +148,8 @@ class Given(NamedTuple):
 
 
 def given_overrides(overrides: Sequence[str]) -> list[Given]:
-    """Each `NAME=VALUE` of `--set`: `"optimizer.lr=1e-3"`, `"training.schedule.name=cosine"`.
-
-    The value is TOML; a word that is not TOML is text, so quotes can be left out. An empty value removes the name, so
-    that its default applies. Raises OptionError if there is no `=` and for an invalid name or value.
-    """
+    """Each `NAME=VALUE` of `--set`. The value is TOML; a word that is not TOML is text; an empty value removes the
+    name. Raises OptionError for an invalid name or value."""
     given: list[Given] = []
     for override in overrides:
         _, equals, text = override.partition("=")
@@ -169,10 +161,8 @@ def given_overrides(overrides: Sequence[str]) -> list[Given]:
 
 
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
-    """Each flag that was given. `flags` has the values by keyword, None for a flag that was not given.
-
-    Raises OptionError for a keyword that is not in `known`, the flags of the command.
-    """
+    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
+    `known`."""
     unknown = next((keyword for keyword in flags if keyword not in known), None)
     if unknown is not None:
         raise refusal([Problem(unknown, f"is not a flag; they are {', '.join(known)}")])
@@ -181,10 +171,8 @@ def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> li
 
 
 def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, object]:
-    """A copy of `mapping` with every value of `given` in it. Missing tables are made.
-
-    Raises OptionError for a name inside of something that is not a table.
-    """
+    """A copy of `mapping` with every value of `given` in it. Raises OptionError for a name inside of something that is
+    not a table."""
     result = copy.deepcopy(dict(mapping))
     for path, value, origin in given:
         *tables, last = path
@@ -236,14 +224,8 @@ def _value(text: str, override: str) -> object:
 def build(
     model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Iterable[Given] = ()
 ) -> M:
-    """An instance of an options class from plain data.
-
-    where: the config file
-    given: what of `mapping` was given on the command line
-
-    Raises one OptionError for all problems. Each has the dotted name, what was given, what is allowed, and for an
-    unknown name the most similar one.
-    """
+    """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
+    line. Raises one OptionError for all problems."""
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
@@ -355,13 +337,8 @@ def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
-    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with.
-
-    what: the file in a sentence, "the metrics file"
-    remedy: what to type instead
-
-    Missing folders are no error: they are made when the file is. Nothing is left behind.
-    """
+    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with. Missing
+    folders are no error. Nothing is left behind."""
     if path.is_dir():
         why: str | None = f"{path} is a folder"
     elif path.exists() and not os.access(path, os.W_OK):

@@ -1,9 +1,5 @@
-"""The options of `sambasim run`, and how they are combined with those that the PEF stores.
-
-A PEF stores the loss, the optimizer, the training and the data that it was compiled with. `overrides` changes these,
-with the names of the TOML config. A change of what is compiled in (the batch size, the loss, the optimizer, whether
-gradients are clipped) is an error.
-"""
+"""The options of `sambasim run`, and how its overrides change those that the PEF stores. A change of what is compiled
+in is an error."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,22 +29,15 @@ DEFAULT_KEEP = 3
 
 
 class CheckpointOptions(CheckpointFlags, Options):
-    """Where and how often a run writes checkpoints, and which one it continues from.
-
-    `every` is a number of steps, or a number with a unit: `50`, `1epoch`, `30s`, `10min`. The newest `keep` remain.
-    `resume` is "newest", which must be valid; "auto", the newest valid one; "if-any", the same, or none if there is
-    none; or a path. With `exact`, a resumed run is an error if it would not have the bits of an uninterrupted one. If a
-    checkpoint cannot be written, `on_failure` "warn" continues without it.
-    """
+    """Where and how often a run writes checkpoints, and which one it continues from; `flags.CheckpointFlags` says what
+    each field means."""
 
     @property
     def cadence(self) -> Cadence:
-        """How often a checkpoint is written."""
         return parse_cadence(self.every or DEFAULT_EVERY)
 
     @property
     def kept(self) -> int:
-        """How many of the newest remain."""
         return self.keep or DEFAULT_KEEP
 
     @field_validator("every")
@@ -71,11 +60,8 @@ class CheckpointOptions(CheckpointFlags, Options):
 
 
 class RunOptions(RunFlags, Options):
-    """Everything that `run` needs; `flags.RunFlags` says what each field means.
-
-    `data_parallel` None means: on, if the PEF is data parallel and there are two replicas or more. `overrides` changes
-    what a PEF stores, with the names of the TOML config: `{"optimizer": {"lr": 0.01}}`; `resolve_run` checks it.
-    """
+    """Everything that `run` needs; `flags.RunFlags` says what each field means. `data_parallel` None means: on, if the
+    PEF is data parallel and there are two replicas or more. `resolve_run` checks `overrides`."""
 
     overrides: JsonTable = Field(default_factory=dict)
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -167,16 +153,12 @@ def _other_name(field: str, path: Path) -> str:
 
 
 def _typed(name: str) -> str:
-    """The flag that sets a field."""
     return next(setting.flag.typed for setting in flags_of("run").values() if setting.name == name)
 
 
 def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOptions:
-    """The options of one run: flags override `--set`.
-
-    `flags` has keys of `flags_of("run")`; None is a flag that was not given. Paths are relative to the working
-    directory. Raises OptionError, which lists all mistakes; `resolve_run` checks the overrides, together with the PEF.
-    """
+    """The options of one run: flags override `--set`. Raises OptionError, which lists all mistakes; `resolve_run`
+    checks the overrides, together with the PEF."""
     changes = [one._replace(path=["overrides", *one.path]) for one in given_overrides(overrides)]
     given = [*changes, *given_flags(flags, flags_of("run"))]
     mapping = assign({}, given)
@@ -188,12 +170,9 @@ def run_options(flags: Mapping[str, object], overrides: Sequence[str]) -> RunOpt
 def resolve_run(
     options: RunOptions, training_defaults: Mapping[str, object], data_source: Mapping[str, object]
 ) -> ResolvedRun:
-    """Apply the overrides of the run to what the PEF stores.
-
-    With another data source, its arguments, inputs, samples and held-out fraction start from their defaults; `epochs`
-    replaces `steps`, and the reverse. Raises PefError if the PEF stores something invalid; OptionError for an invalid
-    override, for one that changes what is compiled in, and for training with a PEF for inference.
-    """
+    """Apply the overrides of the run to what the PEF stores. Another data source starts from default arguments;
+    `epochs` replaces `steps`, and the reverse. Raises PefError for invalid stored options, OptionError for invalid
+    overrides."""
     stored = _stored(training_defaults, data_source)
     if stored.optimizer is None and not options.inference:
         raise OptionError("this PEF was compiled for inference and cannot train", remedy="add --inference")

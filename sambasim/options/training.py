@@ -1,7 +1,4 @@
-"""The tables of a config that say what is trained: model, data, loss, optimizer and training.
-
-Fields with a flag are in `flags`; the classes here add the other fields, and check what must fit together.
-"""
+"""The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -104,11 +101,8 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 class LossOptions(Options):
-    """The `[loss]` table, for a model that does not return its loss.
-
-    `name` is a key of LOSS_ARGUMENTS, or the target of a callable `(outputs, target) -> mean loss`. A callable gives no
-    loss per sample.
-    """
+    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable `(outputs, target) -> mean loss`, which gives no loss
+    per sample."""
 
     name: str
     args: JsonTable = Field(default_factory=dict)
@@ -144,10 +138,8 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerOptions(OptimizerFlags, Options):
-    """The `[optimizer]` table. A field that the optimizer does not take is None, and may not be given.
-
-    `max_grad_norm` clips the norm of all gradients together; None does not clip.
-    """
+    """The `[optimizer]` table. A field that the optimizer does not take is None. `max_grad_norm` clips the norm of all
+    gradients."""
 
     name: str
     dampening: float | None = None
@@ -232,10 +224,8 @@ class ScheduleOptions(Options):
 
 
 class TrainingOptions(TrainingFlags, Options):
-    """The `[training]` table. `batch_size` is that of one replica and is compiled in; a run may change the rest.
-
-    Either `epochs` or `steps` is the length; with neither, it is one epoch.
-    """
+    """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
+    `batch_size`."""
 
     schedule: ScheduleOptions = ScheduleOptions()
 

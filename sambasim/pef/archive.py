@@ -67,7 +67,6 @@ class Rule(IntEnum):
 
     @property
     def part(self) -> str:
-        """The part of the file that the rule is about."""
         if self < Rule.BOUNDED:
             return "the file"
         return MANIFEST_MEMBER if self < Rule.LAYOUT else WEIGHTS_MEMBER
@@ -93,7 +92,6 @@ class Archive:
 
     @property
     def digest(self) -> str:
-        """The digest of the PEF."""
         return hashlib.sha256(self.manifest).hexdigest()
 
     def weights_sha256(self) -> str:
@@ -177,10 +175,8 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
 def write_archive(
     file: BinaryIO, weights: Iterable[memoryview], weights_bytes: int, manifest: Callable[[str], bytes]
 ) -> tuple[str, str]:
-    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes, and of the weights.
-
-    `manifest` takes the SHA-256 of the weights, which are hashed while they are written; they are `weights_bytes`.
-    """
+    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes from that of the
+    weights, and of the weights."""
     hashed = hashlib.sha256()
     entry = _entry(WEIGHTS_MEMBER)
     is_large = weights_bytes > zipfile.ZIP64_LIMIT

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ def add_row(table: Table, *cells: str) -> None:
 def printable(text: str) -> str:
     """Replace control characters, except line breaks, by "?"."""
     return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+
+
+def json_line(fields: Mapping[str, object]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:

@@ -35,12 +35,10 @@ class Compilation:
 
 
 def section_counts(graph: Graph) -> Mapping[str, int]:
-    """The number of sections of each kind, in the order of execution."""
     return Counter(section.kind.value for section in graph.sections)
 
 
 def next_command(program: Program, path: Path) -> str:
-    """The command that runs the PEF."""
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
     if program.data_parallel is None:
@@ -49,7 +47,6 @@ def next_command(program: Program, path: Path) -> str:
 
 
 def compiled_json(compilation: Compilation) -> str:
-    """One JSON line: counts, sizes, seconds by phase, and the next command."""
     program, path = compilation.program, compilation.path
     graph = program.training or program.evaluation
     facts = {
@@ -71,7 +68,6 @@ def compiled_json(compilation: Compilation) -> str:
 
 
 def compiled_report(compilation: Compilation) -> list[RenderableType]:
-    """The table for a terminal, notices, the file, and the next command."""
     program, path = compilation.program, compilation.path
     graph = program.training or program.evaluation
     sections = ", ".join(f"{count} {kind}" for kind, count in section_counts(graph).items())
@@ -146,7 +142,6 @@ def step_times(summary: SummaryRecord) -> list[RenderableType]:
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:
-    """The text output: measurements by size, sizes left out, and definitions."""
     parts: list[RenderableType] = [measured_table(record)]
     parts += [Text(f"left out: {format_bytes(one.size_bytes)}: {one.reason}") for one in record.left_out]
     parts += [Text(line) for line in DEFINITIONS]
@@ -188,7 +183,6 @@ def _gigabytes(bytes_per_s: float) -> str:
 
 
 def collectives_plot(record: CollectivesRecord) -> str:
-    """The times over buffer size as an SVG document, one curve per path."""
     times: dict[str, list[tuple[float, float]]] = {}
     for size in record.sizes:
         for path in size.paths:

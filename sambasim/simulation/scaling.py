@@ -20,8 +20,6 @@ from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, group_sync
 
 
 class Track(StrEnum):
-    """The timeline to which a span belongs."""
-
     HOST = "host"
     SECTIONS = "sections"
     LINKS = "links"
@@ -41,7 +39,6 @@ class Span:
 
     @property
     def predicted_s(self) -> float:
-        """Its duration."""
         return self.stop_s - self.start_s
 
 
@@ -65,7 +62,6 @@ class ScaledStep:
 
     @cached_property
     def predicted_s(self) -> float:
-        """The whole step, host time included."""
         return self.step.predicted_s + self.exposed_sync_s
 
     @property
@@ -80,7 +76,6 @@ class ScaledStep:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all replicas."""
         return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def efficiency(self, alone: PredictedStep) -> float:
@@ -89,10 +84,8 @@ class ScaledStep:
 
 
 def scale(program: Program, alone: PredictedStep, placement: Placement, path: SyncPath) -> ScaledStep:
-    """The step of `program` on all replicas of `placement`; `alone` is that of one replica.
-
-    RDUs sync through the host where that is quicker, as for few bytes and a number of replicas that is no power of two.
-    """
+    """The step of `program` on all replicas of `placement`; `alone` is that of one. RDUs sync through the host where
+    that is quicker."""
     scaled = _scaled(program, alone, placement, path)
     if scaled.path is SyncPath.RDU:
         by_host = _scaled(program, alone, placement, SyncPath.HOST)

@@ -30,11 +30,8 @@ MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What lies in DDR where HBM is too small: the shares of the optimizer states and of the rest, and the bytes.
-
-    Optimizer states, used once a step, go to DDR first; parameters, gradients and tensors between sections follow when
-    all states are there.
-    """
+    """What lies in DDR where HBM is too small: the shares of the optimizer states, which go there first, and of the
+    rest, and the bytes."""
 
     states: float
     rest: float
@@ -73,7 +70,6 @@ class TimedSection:
 
     @property
     def operators(self) -> int:
-        """The number of operators that take time."""
         return self.load.stages
 
 
@@ -102,12 +98,10 @@ class PredictedStep:
 
     @property
     def host_s(self) -> float:
-        """Predicted seconds of the host."""
         return sum(map(self.runs, self.sections)) * self.start_s + self.micro_steps * self.sent_s
 
     @cached_property
     def device_s(self) -> float:
-        """Predicted seconds on the device."""
         return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
 
     @property
@@ -130,7 +124,6 @@ class PredictedStep:
 
     @property
     def device_s_by_bound(self) -> Mapping[Bound, float]:
-        """Seconds by the bound of the sections."""
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
             seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
@@ -145,13 +138,8 @@ def predict_step(
     batch_size: int | None = None,
     micro_steps: int = 1,
 ) -> PredictedStep:
-    """The step of `program` on one replica, partitioned into sections for `budget` at level o0, o1 or o3.
-
-    batch_size: if it is not that of the program, the work is scaled
-    micro_steps: how often forward and backward run before one update
-
-    Raises MachineError if it does not fit on `budget`, and PefError for arguments that an operator does not accept.
-    """
+    """The step of `program` on one replica. For another `batch_size` the work is scaled; `micro_steps` run before one
+    update. Raises MachineError if it does not fit on `budget`, PefError for invalid arguments."""
     graph, samples = program.training or program.evaluation, batch_size or program.batch_size
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples)
     check_chip(graph, work, budget)

@@ -26,8 +26,6 @@ _TOUCHED = 2
 
 
 class SyncPath(StrEnum):
-    """How gradients are exchanged."""
-
     RDU = "rdu"
     HOST = "host"
 
@@ -72,7 +70,6 @@ def _exchange_s(size_bytes: float, nodes: int, ranks_per_node: int, links: Links
 
 @cache
 def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
-    """The messages of rank 0 in the two phases."""
     node_of = tuple(node for node in range(nodes) for _ in range(ranks_per_node))
     return reduce_scatter_messages(node_of, 0), all_gather_messages(node_of, 0)
 

@@ -1,8 +1,4 @@
-"""The results of `sambasim compare`: JSON records, and the same as text and tables.
-
-A is the first argument of the command, B the second. `verdict` is the answer in one line. `runs` and `tensors` make the
-results; `runs` works without torch.
-"""
+"""The results of `sambasim compare`: JSON records, and the same as text and tables. `runs` and `tensors` make them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -24,10 +20,8 @@ class Fact(Record):
 
 
 class DigestApart(Record):
-    """A tensor whose digests differ in `replicas`. The numbers are those of the first replica.
-
-    Digests hold no values, so `norms_apart` is the relative difference of the norms; None if one is not finite.
-    """
+    """A tensor whose digests differ in `replicas`; the numbers are those of the first. `norms_apart` is the relative
+    difference of the norms, None if one is not finite."""
 
     step: int
     replicas: tuple[int, ...]
@@ -54,14 +48,8 @@ class LossApart(Record):
 
 
 class RunsCompared(Record):
-    """Two recordings. `first` is the first tensor that differs, in the order in which a step computes them. The
-    `alike_before` digests before it are equal; the last of them is `last_alike`. `then` are the next that differ.
-
-    not_comparable: facts that explain different bits, the most important first
-    asked_otherwise: other run options that differ
-    differing_by_step: the number of digests that differ, for the first steps that have any
-    only_in_a, only_in_b: number of tensors of common steps that the other did not record
-    """
+    """Two recordings: `first` is the first tensor that differs, in the order in which a step computes them, and `then`
+    the next. `not_comparable` are facts that explain different bits, the most important first."""
 
     kind: Literal["runs"] = "runs"
     a: str
@@ -85,12 +73,8 @@ class RunsCompared(Record):
 
 
 class TensorApart(Record):
-    """A tensor that differs in `differing` of its `of` elements, compared bit by bit.
-
-    largest_absolute, largest_relative: over elements that are finite in both; relative to the larger of the two
-    largest_ulps: the largest distance in units in the last place; None for integers and float64
-    not_finite_apart: differing elements that are infinite or NaN in A or B
-    """
+    """A tensor that differs in `differing` of its `of` elements. The largest differences are over elements that are
+    finite in both; `largest_ulps` is None for integers and float64."""
 
     name: str
     why: Literal["only in A", "only in B", "type", "values"]
@@ -182,7 +166,6 @@ def digest_difference(one: DigestApart) -> str:
 
 
 def tensor_difference(one: TensorApart) -> str:
-    """How much two tensors differ."""
     if one.why in ("only in A", "only in B"):
         return f"{one.why}, {one.type_a or one.type_b}"
     if one.why == "type":
@@ -226,7 +209,6 @@ def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
 
 
 def differing_options(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
-    """The other options in which two runs differ."""
     return differing_facts(*({k: v for k, v in one.options.items() if k not in _COMPARED_APART} for one in (a, b)))
 
 

@@ -1,11 +1,5 @@
-"""Compares two runs: recordings of digests, and metrics files.
-
-Recordings: finds the first step, section and tensor whose digests differ. Tensors are matched by name, so runs of
-different programs are compared as far as they share names. Within a step tensors have the order in which the first run
-computed them; at equal positions the lowest replica comes first.
-
-Metrics files: finds the first step whose loss, learning rate or gradient norm differs.
-"""
+"""Compares two runs: recordings of digests, and metrics files. Tensors are matched by name, in the order in which the
+first run computed them; at equal positions the lowest replica comes first."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,7 +62,6 @@ def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int]
 
 
 def _compare_step(step: int, lines: Iterable[_Line], found: _Progress) -> None:
-    """Compare all replicas of one step."""
     seen: list[tuple[int, int, ValueDigest, ValueDigest]] = []
     begins = False
     for replica, of_replica in groupby(lines, key=lambda line: line.replica):
@@ -291,5 +284,4 @@ def _metrics_notes(
 
 
 def _finite(value: float | None) -> float | None:
-    """None for a number that is not finite."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,8 +1,4 @@
-"""Compares tensors by name, and PEFs: options, symbols, the first operator that differs in each graph, weights.
-
-Tensors are compared bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. Differences are
-computed in float64, a piece of a tensor at a time, to need little memory.
-"""
+"""Compares PEFs, and tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
@@ -239,7 +235,6 @@ def _first_difference(a: Graph, b: Graph) -> str | None:
 
 
 def _section(a: Graph, b: Graph, position: int) -> str:
-    """The section of a node, in A or else in B."""
     for graph in (a, b):
         for section in graph.sections:
             if section.start <= position < section.stop:

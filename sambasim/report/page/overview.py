@@ -22,13 +22,11 @@ def shown(prediction: Prediction) -> int:
 
 
 def bound_words(prediction: Prediction, bound: Bound) -> str:
-    """The text for a bound."""
     words = {Bound.MEMORY: prediction.alone.budget.memory, Bound.CAPACITY: "capacity of the chip"}
     return words.get(bound, bound.value)
 
 
 def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, str]]:
-    """Names and values of the header: device, level, batch, and the digest of a PEF."""
     device, tiles = prediction.device, prediction.tiles
     of_device = f"{device.tiles} tiles" if device.tiles else "whole"
     return [
@@ -42,14 +40,12 @@ def facts_line(prediction: Prediction, digest: str | None) -> list[tuple[str, st
 
 
 def caveat(prediction: Prediction) -> ui.Html:
-    """The statement that nothing is measured, and how the prediction is validated."""
     backing = backing_of(prediction.device, 2 if prediction.program.training else 1)
     text = f" A model of the device gives these numbers: {backing}."
     return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
 
 
 def summary(prediction: Prediction) -> ui.Part:
-    """Key figures, and the device time by bound and by kind of section."""
     alone = prediction.alone
     bounds = [
         (bound_words(prediction, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
@@ -91,12 +87,10 @@ def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
 
 
 def memory_words(prediction: Prediction) -> str:
-    """The name of the off-chip memory."""
     return "HBM and DDR" if prediction.alone.budget.behind else prediction.alone.budget.memory
 
 
 def grounds(prediction: Prediction) -> ui.Part:
-    """The figures of device, cluster and calibration, each with its source."""
     numbers = [
         (name.replace("_", " "), _number(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
@@ -146,7 +140,6 @@ _NEAR = 3
 
 
 def memory(prediction: Prediction) -> ui.Part:
-    """Off-chip memory over one step, and what it holds."""
     need, budget = prediction.alone.need, prediction.alone.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
@@ -212,7 +205,6 @@ def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
 
 
 def _byte_ticks(top: float) -> tuple[list[int], list[str]]:
-    """Round numbers of bytes from 0 to `top`."""
     unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top >= 2 * factor), 1)
     step = unit
     while top / step > _MOST_TICKS:

@@ -68,7 +68,6 @@ def _track_name(step: ScaledStep, track: Track) -> str:
 
 
 def _divider(tracks: int) -> list[dict[str, object]]:
-    """A line between the two ways to sync."""
     ends = {"x0": -0.14, "x1": 1, "y0": tracks - 0.5, "y1": tracks - 0.5}
     return [{"type": "line", "xref": "paper", **ends, "line": {"color": ui.HAIRLINE, "width": 2}}]
 
@@ -120,7 +119,6 @@ _SYMBOLS = {SyncPath.RDU: "circle", SyncPath.HOST: "diamond"}
 
 
 def scaling(prediction: Prediction) -> ui.Part:
-    """Curves, and a table row for each number of replicas."""
     steps = prediction.scaled[SyncPath.RDU]
     if prediction.program.training is None:
         note = (

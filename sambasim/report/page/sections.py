@@ -20,7 +20,6 @@ _LEAST_SHARE = 0.05
 
 
 def sections_part(prediction: Prediction) -> ui.Part:
-    """A bar and a table row for each section."""
     timed = prediction.alone.sections
     numbers = list(range(len(timed)))
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
@@ -154,7 +153,6 @@ def _stage_rows(work: Work, nodes: Sequence[int], section: TimedSection) -> list
 
 
 def operators(prediction: Prediction) -> ui.Part:
-    """A table row for each node of the graph."""
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
     for number, section in enumerate(prediction.alone.sections):

@@ -142,12 +142,10 @@ def figure(traces: Sequence[Trace], **layout: object) -> Figure:
 
 
 def axis(title: str, **more: object) -> dict[str, object]:
-    """An axis in the style of the page."""
     return {**_AXIS, "title": {"text": title, "font": _FONT, "standoff": 10}, **more}
 
 
 def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: object) -> Trace:
-    """A curve through points."""
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, **more}
 
 
@@ -156,13 +154,7 @@ _NO_TIME_S = MICROSECOND_S / 1000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section of the page.
-
-    id: for links; ids of figures and tables begin with it
-    lead: how to read it
-    figures: by the id of the element that they are drawn into
-    data: input of the page's script, by name
-    """
+    """One section of the page. `figures` are by the id of their element, `data` is the input of the page's script."""
 
     id: str
     title: str

@@ -49,7 +49,7 @@ FILES: tuple[Fault, ...] = (
         "run --pef nett",
         (
             "error[option]: there is no PEF 'nett'",
-            "looked for nett (not there), then out/nett/nett.pef (not there), from HERE",
+            "searched nett (not there), then out/nett/nett.pef (not there), from HERE",
             "one of those in out: net, pair",
         ),
         pefs=("net", "pair"),
