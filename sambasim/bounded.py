@@ -16,10 +16,8 @@ LARGEST_RECORDS_BYTES = 1024 * MIB
 """A run of three million steps."""
 
 LONGEST_MESSAGE = 1000
-"""Characters of a message about a file."""
 
 LONGEST_LINE = 4000
-"""Characters of a line that quotes a file."""
 
 
 def read_text(path: Path, most_bytes: int) -> str:

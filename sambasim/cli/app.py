@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from sambasim.samba.checks.job import Report
 
 PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
-"""The folder for `sys.path` that holds the `sambaflow` shim."""
 
 STEPS = 16
-"""Of a check, by default."""
 
 FOUND = 1
 """The exit code of a check with findings. Those of errors are higher."""
@@ -126,7 +124,6 @@ def check_script(script: Path, file: Path, arguments: Sequence[str], *, steps: i
 
 
 def _run_for_check(script: Path, file: Path, arguments: Sequence[str]) -> None:
-    """Run a script that the check may end at any step."""
     from sambasim.samba.checks.job import CheckIsOver
 
     try:

@@ -78,7 +78,6 @@ def demonstrate(output_folder: Path, *, smoke: bool) -> "Mapping[str, SummaryRec
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command in this terminal, with the programs next to this Python first on PATH."""
     print(f"\n$ {shlex.join(command)}")
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:
@@ -106,7 +105,6 @@ def _read_summary(metrics: Path) -> "SummaryRecord":
 
 
 def _failures(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float | None) -> tuple[str, ...]:
-    """What is wrong with the runs, in sentences. `least_accuracy` None does not check the accuracy."""
     failures = []
     both = " and ".join(f"{sync} sync" for sync in summaries)
     if len({summary.weights_sha256 for summary in summaries.values()}) > 1:

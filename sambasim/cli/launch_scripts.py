@@ -1,15 +1,6 @@
-"""Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks.
-
-`sambasim env` puts the folder `samba/shim/commands` at the end of PATH, behind an installed Slurm; its scripts call
-`sambasim stand-in NAME`. One notice on stderr says what runs instead.
-
-    srun ARGS COMMAND       mpirun -np TASKS COMMAND, on this machine; COMMAND itself for one task
-    sbatch ARGS SCRIPT      SCRIPT, in the foreground; also a script from stdin, and --wrap COMMAND
-    snfadm, sntilestat      nothing: the notice names the command of sambasim that shows the simulated devices
-
---output and --error redirect the output. Options that place tasks on nodes, cores and devices are ignored. Source of
-the options: the manual pages of srun and sbatch, Slurm 23.11.
-"""
+"""Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks:
+`sambasim stand-in NAME` runs mpirun for srun and the script for sbatch. Options that place tasks are ignored. Source of
+the options: the manual pages of srun and sbatch, Slurm 23.11."""
 
 import getpass
 import os
@@ -30,7 +21,6 @@ from sambasim.cli.app import PATH_ENTRY
 from sambasim.errors import LaunchError, OptionError
 
 COMMANDS = PATH_ENTRY.parent / "commands"
-"""The folder of the replacements for srun, sbatch, snfadm and sntilestat."""
 
 _SHORT = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -41,7 +31,6 @@ _SHORT = {
     "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
     "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
-"""Long names of short options."""
 
 _SWITCHES = {
     "bcast", "compress", "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold",
@@ -90,13 +79,10 @@ def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The options by long name, "" for a switch, and the command or script with its arguments."""
-
     options: Mapping[str, str]
     command: Sequence[str]
 
     def tasks(self) -> int:
-        """The number of processes: from the options, or from the enclosing sbatch, or 1."""
         if "ntasks" in self.options:
             return _number(self.options["ntasks"])
         if not self.options.keys() & _TASK_COUNTS:
@@ -113,7 +99,6 @@ class _Call:
 @click.argument("name", type=click.Choice(["srun", "sbatch", "snfadm", "sntilestat"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def stand_in_command(name: str, words: tuple[str, ...]) -> None:
-    """Run the replacement for a command of a machine with the hardware."""
     if name == "snfadm":
         return _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
     if name == "sntilestat":
@@ -212,7 +197,6 @@ def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[s
 
 
 def _number(text: str) -> int:
-    """`"2"`, or the smaller number of a range, `"2-4"`."""
     match = re.fullmatch(r"([1-9]\d*)(-\d+)?", text)
     if match is None:
         raise OptionError(f"the number of tasks or nodes is {text!r}", remedy="give a whole number above 0")

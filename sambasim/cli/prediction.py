@@ -83,7 +83,6 @@ def _pef_errors(name: str) -> Iterator[None]:
 
 
 def _tiles(question: Question, subject: Subject) -> int | None:
-    """The requested tiles, or those of the subject if the device is the one that it was compiled for."""
     if question.num_tiles is not None:
         return question.num_tiles
     asked, own = (ALIASES.get(name, name) for name in (question.arch or subject.arch, subject.arch))
@@ -102,7 +101,6 @@ def _subject(question: Question, *, quiet: bool) -> Subject:
 
 
 def is_model(name: str) -> bool:
-    """Whether `name` is a config or a model, and not a PEF."""
     return name.endswith(".toml") or ":" in name
 
 
@@ -145,7 +143,6 @@ def _micro_steps(document: PefDocument) -> int:
 def _subject_of_model(
     name: str, overrides: Sequence[str], batch_sizes: Sequence[int], report: Callable[[str], None]
 ) -> Subject:
-    """The model or config called `name`, captured once for each batch size."""
     from sambasim.compiler.front import shapes_from_options
 
     config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
@@ -165,7 +162,6 @@ def _subject_of_model(
 
 
 def level_of(given: object) -> Level:
-    """`given` if it is a level, else o3."""
     match given:
         case "o0" | "o1":
             return given

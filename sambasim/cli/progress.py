@@ -21,8 +21,6 @@ _LIVE_INTERVAL_S = 0.5
 
 
 class RunProgress(RunObserver):
-    """Prints the start, the progress and the result of a run."""
-
     def __init__(self) -> None:
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None

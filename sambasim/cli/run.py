@@ -31,21 +31,12 @@ _OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
 
 
-def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
-    if value is not None:
-        raise OptionError(
-            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
-            remedy=f"mpirun -np {value} sambasim run … without -ws",
-        )
-
-
 @click.command("run", cls=PanelCommand)
 @field_options("run")
 @click.option(
     "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
 )
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
-@click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
     """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
 
@@ -114,7 +105,6 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
 
 def _details(failure: "Failure", options: "RunOptions") -> Sequence[tuple[str, str]]:
-    """What is printed below a failure: what its rank was doing, and where its log is."""
     from sambasim.cli.progress import log_of
 
     lines = [("doing", failure.doing)] if failure.doing else []
@@ -178,7 +168,6 @@ def _check_replicas(options: "RunOptions", header: "PefHeader", ranks: int, comm
 
 
 def _check_outputs(options: "RunOptions", rank: int) -> None:
-    """Raises OptionError if an output cannot be written, before the work that it would be lost with."""
     from sambasim.options.load import check_output_file, check_output_folder
 
     files = (
@@ -212,7 +201,6 @@ def _in_words(report: "PredictionRecord") -> str:
 
 
 def _observer(options: "RunOptions", rank: int, screen: ExitStack) -> "RunObserver":
-    """What this rank reports to; `screen` releases the terminal at the end, also after an error."""
     from sambasim.cli.progress import RankLog, RunProgress
     from sambasim.runtime.run_observer import MetricsFile, RunObservers
 

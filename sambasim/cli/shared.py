@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from sambasim.errors import MachineError
+
 if TYPE_CHECKING:
     from sambasim.options.flags import Command, Setting
 
@@ -116,6 +118,15 @@ def one_pef(argument: str | None, flag: str | None) -> str:
             "name one PEF: a path, or a name found as out/NAME/NAME.pef", click.get_current_context()
         )
     return given[0]
+
+
+def write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        remedy = "free disk space there, or name another place"
+        raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error
 
 
 @contextmanager

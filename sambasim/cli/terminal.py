@@ -4,12 +4,11 @@
     the reader has exited          the command exits quietly with 141, which is 128 + SIGPIPE; training goes on without
                                    output, so that its results are saved
     the disk is full               the command reports it and exits; training warns once, and goes on
-    an encoding that lacks ×       the character is written in ASCII, as x
+    an encoding that lacks ×       the character is written as an escape, \\xd7
 
 A failure of stderr never ends a command: the exit code still says what happened.
 """
 
-import codecs
 import contextlib
 import errno
 import io
@@ -34,10 +33,7 @@ if TYPE_CHECKING:
 
 READER_GONE = 141
 
-_ASCII = {"×": "x", "→": "->", "…": "...", "─": "-", "│": "|", "━": "-", "≤": "<=", "≥": ">=", "·": ".", "µ": "u"}
-_ERRORS = "sambasim.ascii"
 _PIPED_WIDTH = 200
-"""Columns of a table that is not written to a terminal."""
 
 
 def set_up_streams() -> None:
@@ -50,7 +46,6 @@ def set_up_streams() -> None:
             except OSError:  # closed: the next file that is opened would get what others print
                 _redirect_to_devnull(number, flags)
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
-    codecs.register_error(_ERRORS, _in_ascii)
     if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
         sys.stdout = _replacement(sys.__stdout__, _Output(1))
     if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
@@ -94,7 +89,6 @@ class _Output(io.FileIO):
 
 
 def _replacement(stream: TextIO, output: _Output) -> TextIO:
-    """A stream to `output` with the buffering and encoding of `stream`."""
     if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != output.fileno():
         return stream
     with contextlib.suppress(OSError):
@@ -102,7 +96,7 @@ def _replacement(stream: TextIO, output: _Output) -> TextIO:
     return io.TextIOWrapper(
         output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),
         encoding=stream.encoding,
-        errors=_ERRORS,
+        errors="backslashreplace",
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
@@ -113,15 +107,6 @@ def _redirect_to_devnull(number: int, flags: int) -> None:
     if opened != number:
         os.dup2(opened, number)
         os.close(opened)
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    character, after = error.object[error.start], error.start + 1
-    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not text
-        return bytes([ord(character) - 0xDC00]), after
-    return _ASCII.get(character, "?"), after
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -170,7 +155,6 @@ def show(*parts: "RenderableType") -> None:
 
 @contextmanager
 def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A callback that shows the current phase of a compilation on standard error."""
     if quiet:
         yield lambda phase: None
     elif is_terminal(sys.stderr):

@@ -130,13 +130,11 @@ class _Builder:
             self._symbol_of_path |= dict.fromkeys(paths, name)
 
     def _changed_paths(self) -> set[str]:
-        """The paths, in the model, of all tensors that the training step changes in `forward`."""
         captured = self._captures.training
         outputs = captured.outputs if captured else ()
         return {role.name.removeprefix(_STEP_PREFIX) for _, role in outputs if role.kind == "buffer"}
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
-        """The symbol of every placeholder and lifted constant; makes those of constants that the trace made."""
         nodes = captured.graph.nodes
         placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
         symbol_of = {}
@@ -252,7 +250,6 @@ class _Builder:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor: equal bytes are equal values, also where they are not numbers."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

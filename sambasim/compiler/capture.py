@@ -209,7 +209,6 @@ def _mutates(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def _kernels_of_eager() -> Iterator[None]:
-    """While this is active, `_DECOMPOSED_IN_PYTHON` are recorded whole, as eager PyTorch runs them."""
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     removed = []
     for name in _DECOMPOSED_IN_PYTHON:
@@ -229,7 +228,7 @@ def _kernels_of_eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
-    """Around all of a capture: what torch raises becomes a CaptureError, and what it says beside that is kept quiet."""
+    """What torch raises becomes a CaptureError, and what it prints beside that is dropped."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch logs what it raises, at length; the error below says it once
     said = io.StringIO()  # and prints the graph that it had so far

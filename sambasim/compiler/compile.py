@@ -57,8 +57,6 @@ class Compiled:
 
 
 class Stopwatch:
-    """Calls `on_phase` with each phase as it begins, and measures its seconds."""
-
     def __init__(self, on_phase: Callable[[str], None]) -> None:
         self._on_phase = on_phase
         self._phase: str | None = None
@@ -138,12 +136,13 @@ def assemble(
     watch.begin("write the PEF")
     written = write(options.pef_path, _document(program, model, options, metadata or {}), built.weights)
     watch.end()
-    notices = [*_notices(program, model), *_unrecorded(written.digest)]
+    notices = _notices(program, model)
+    if why := record_compiled(written.digest):
+        notices.append(f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust")
     return Compiled(options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
 
 
 def pipeline(options: CompileOptions, updates: Sequence[Update] | None = None) -> Sequence[Pass]:
-    """The passes that `options` ask for, in order. The optimizers are `updates`, or else the one of `options`."""
     budget = budget_of(load_device(options.arch), load_calibration(), options.num_tiles)
     passes: list[Pass] = [Partition(options.opt_level, budget)]
     if updates is None and options.optimizer is not None:
@@ -207,19 +206,11 @@ def _document(program: Program, model: nn.Module, options: CompileOptions, metad
 
 
 def _exemptions(model: nn.Module) -> dict[str, str]:
-    """What a run of this model says in its summary: where its bits are not those of eager PyTorch."""
     sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
     odd = sorted(size for size in sizes if size % _GRU_EXACT_MULTIPLE)
     if not odd:
         return {}
     return {"exempt_from_exactness": f"GRU of hidden size {odd[0]}: gradients may differ from eager in the last bits"}
-
-
-def _unrecorded(digest: str) -> list[str]:
-    why = record_compiled(digest)
-    if why is None:
-        return []
-    return [f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"]
 
 
 def _notices(program: Program, model: nn.Module) -> list[str]:

@@ -36,8 +36,6 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One obstacle, and the user's line: `file:line: code`."""
-
     obstacle: Obstacle
     where: str
 
@@ -132,7 +130,6 @@ _OTHER_ADVICE = re.compile(
 
 
 def _without_advice(text: str) -> str:
-    """The sentences of `text` that are no `_OTHER_ADVICE`, in words that do not name torch's tracer."""
     sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"\b(Torch)?Dynamo\b", "PyTorch's tracer", text.strip()))
     return " ".join(sentence for sentence in sentences if not _OTHER_ADVICE.search(sentence))
 
@@ -218,7 +215,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
                 self._parameters[memory].copy_(value)
 
     def _unregistered(self, args: tuple[Any, ...]) -> Obstacle | None:
-        """Whether `args` hold a parameter that the model does not have; each is reported once."""
         parameters = {_memory(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter)}
         unknown = parameters - self._known
         self._known |= unknown
@@ -275,7 +271,6 @@ _TRANSPARENT = (__file__, *(str(_TORCH / name) for name in _FORWARDING))
 
 
 def _frames() -> Iterator[FrameType]:
-    """The calling frames, innermost first, from the one that called the operator."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _TRANSPARENT:
         frame = frame.f_back
@@ -294,7 +289,6 @@ def _where(frame: FrameType) -> str:
 
 
 def _branches(frame: FrameType) -> bool:
-    """Whether the instruction of `frame` turns a tensor into a condition; otherwise it is a call."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return "JUMP" in name or name in ("TO_BOOL", "UNARY_NOT")
 

@@ -267,7 +267,6 @@ def _form(tensor: Tensor) -> str:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for the same part of the same memory, whichever object it is in."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 

@@ -3,7 +3,7 @@
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.load import check_output_file
+from sambasim.units import counted
 
 Example = tuple[Mapping[str, Tensor], bool]
 """A batch of inputs by name, and whether the model takes its inputs by name."""
@@ -175,7 +176,7 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
     elif by_keyword:
         problem = f"does not take {', '.join(extra)}"
     else:
-        problem, gives = f"takes {_count(names)}", _count(called)
+        problem, gives = f"takes {counted(len(names), 'input')}", counted(len(called), "input")
     if not missing and loss is None:
         remedy = "name the loss that takes the last value as its target: --set loss.name=cross_entropy"
     target = " and the target of the loss" if loss is not None else ""
@@ -184,7 +185,3 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Tensor], loss: str | Non
         where=forward_line(model),
         remedy=remedy,
     )
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} input{'' if len(names) == 1 else 's'}"

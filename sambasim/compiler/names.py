@@ -18,7 +18,6 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 GRADIENT_SUFFIX = "__grad"
 
 _WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
-"""What torch's weight_norm makes of a weight: its length and its direction."""
 
 
 def symbol_name(prefix: str, path: str) -> str:
@@ -90,7 +89,6 @@ def layer_name(node: fx.Node, operator: str) -> str | None:
 
 
 def module_path(node: fx.Node) -> str:
-    """The dotted path of the user's module that ran the node, or "" for the step itself."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -114,7 +112,6 @@ def is_library_file(file: str) -> bool:
 
 
 def line_in(stack_trace: str) -> SourceLine | None:
-    """The innermost line of the user's own program in a stack trace."""
     frames = [found for found in _FRAME.finditer(stack_trace) if not is_library_file(found["file"])]
     if not frames:
         return None
@@ -140,7 +137,6 @@ def read_by(node: fx.Node) -> str | None:
 
 
 def user_line(error: BaseException) -> str | None:
-    """The innermost line of the traceback that is the user's own."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 

@@ -90,7 +90,6 @@ class Place:
 def _place_group(
     group: ParameterGroup, program: Program, allocate: Callable[[int], int], offsets: dict[str, int]
 ) -> ParameterGroup:
-    """`group` with the addresses of its regions. Adds those of its symbols to `offsets`."""
     element_bytes = DTYPE_BYTES[group.dtype]
     optimizer = program.optimizers[group.optimizer]
     regions = {region: allocate(group.numel * element_bytes) for region in optimizer.regions}

@@ -24,7 +24,6 @@ ADDING = frozenset(f"aten.{name}" for name in (
 """Operators that add up (or multiply) in bfloat16, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
 
 _ORIGIN = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "from_node")
-"""The metadata in which torch notes a node's place in the model's source."""
 
 
 @contextlib.contextmanager
@@ -93,7 +92,6 @@ def default_type(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _widen_operands(node: fx.Node) -> bool:
-    """Widen the narrow operands of `node`. Returns whether there are any."""
     narrow = [operand for operand in node.all_input_nodes if _is_narrow(operand.meta.get("val"))]
     for operand in narrow:
         with node.graph.inserting_before(node):
@@ -111,14 +109,12 @@ def _is_typed_by_default(node: fx.Node) -> bool:
 
 
 def _round_result(node: fx.Node) -> None:
-    """The readers of `node` read its result rounded to the type that is recorded of it."""
     with node.graph.inserting_after(node):
         rounded = _converted(node, node.meta["val"].dtype, node)
     node.replace_all_uses_with(rounded, delete_user_cb=lambda user: user is not rounded)
 
 
 def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
-    """A new node: `operand` in `dtype`, from the line of the model that made `near`."""
     converted = operand.graph.call_function(torch.ops.aten.to.dtype, (operand, dtype))
     converted.meta = {key: near.meta[key] for key in _ORIGIN if key in near.meta}
     converted.meta["val"] = operand.meta["val"].to(dtype)

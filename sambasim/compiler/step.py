@@ -24,8 +24,6 @@ TARGET = "target"
 
 
 class _Step(nn.Module):
-    """A model, the names of its inputs, and its loss, which is None where the model computes its own or none."""
-
     def __init__(self, model: nn.Module, names: Sequence[str], loss: Loss | None, by_keyword: bool) -> None:
         super().__init__()
         self.model = model
@@ -34,7 +32,6 @@ class _Step(nn.Module):
         self.loss = loss
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors that the model returns for as many of `inputs` as it takes."""
         names = self.names[: len(inputs)]
         result = self.model(**dict(zip(names, inputs, strict=True))) if self.by_keyword else self.model(*inputs)
         tensors = _tensors(result)
@@ -98,7 +95,6 @@ class EvaluationStep(_Step):
 
 
 def _tensors(result: object) -> list[Tensor]:
-    """All tensors of a model's result, in order; caches and other objects that it returns are left out."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -148,7 +144,6 @@ def named_loss(model: nn.Module) -> tuple[int, int] | None:
 
 
 def _returned(function: ast.AST) -> Iterator[ast.expr]:
-    """The values of the return statements of a function, without those of functions inside of it."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value

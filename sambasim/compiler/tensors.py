@@ -101,7 +101,6 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def model_tensor(value: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
-    """The path of the tensor of the model with the memory, shape and strides of `value`; None if there is none."""
     return next((path for path, tensor in tensors.items() if _place(tensor) == _place(value)), None)
 
 
@@ -166,7 +165,6 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last, of a tensor that has elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(last + 1) * tensor.element_size()
 

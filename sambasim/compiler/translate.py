@@ -181,7 +181,6 @@ _INSTEAD = (
 
 
 def _instead_of(refused: str) -> str:
-    """What to write instead of an operator, or of one that gives a dtype that a PEF cannot hold."""
     if not refused.startswith("aten."):
         return "write it with PyTorch's own operators: a PEF holds no code"
     known = (rewrite for marks, rewrite in _INSTEAD if any(mark in refused for mark in marks))

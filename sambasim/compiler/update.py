@@ -31,7 +31,6 @@ Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
-"""The name of the reduce operand buffer, unless an input has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,6 @@ class AttachOptimizers:
 
 
 class _Extended:
-    """Nodes and sections of a graph, to which sections are added."""
-
     def __init__(self, nodes: Sequence[Node] = (), sections: Sequence[Section] = ()) -> None:
         self._nodes, self._sections = list(nodes), list(sections)
 
@@ -156,7 +153,6 @@ def _free_name(update: Update, parameters: Sequence[str], program: Program, take
 def _groups(
     training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping
 ) -> tuple[ParameterGroup, ...]:
-    """The groups, in the order in which the backward completes them."""
     section_of = {
         result: section.index
         for section in training.sections

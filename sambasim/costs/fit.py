@@ -41,12 +41,10 @@ class Residency:
 
     @property
     def size_bytes(self) -> int:
-        """The highest address in use."""
         return max((one.address + one.size_bytes for one in self.boundaries), default=0)
 
     @property
     def fullest(self) -> int:
-        """The number of the section during which the most bytes are in use."""
         return self.taken_bytes.index(max(self.taken_bytes)) if self.taken_bytes else 0
 
 
@@ -98,13 +96,10 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], homes: frozenset[str
 
 
 class _FreeList:
-    """Free address ranges, ascending, no two adjacent; the last has no end."""
-
     def __init__(self) -> None:
         self._ranges: list[tuple[int, float]] = [(0, float("inf"))]
 
     def allocate(self, size_bytes: int) -> int:
-        """First fit: the lowest address with enough free bytes."""
         index = next(i for i, (start, stop) in enumerate(self._ranges) if stop - start >= size_bytes)
         start, stop = self._ranges[index]
         self._ranges[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
@@ -128,7 +123,7 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
         return
     residency = need.residency
     message = (
-        f"one replica needs {format_bytes(need.size_bytes)} of {'HBM and DDR' if budget.behind else budget.memory},"
+        f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip},"
         f" and {budget.where} has {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what"
         f" the program keeps, {format_bytes(residency.size_bytes)} for tensors between sections"
     )

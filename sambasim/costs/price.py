@@ -1,15 +1,6 @@
-"""The load of a section, the seconds that it is predicted to take on a budget, and what limits it.
-
-A section is a pipeline of stages on the chip. A tensor between two of its stages stays in a buffer on the chip; other
-tensors are read from or written to off-chip memory once. Weights and their gradients stay on the chip while samples
-stream through.
-
-Tensors stream in tiles of some rows. In one beat every tile advances by one stage; a beat lasts as long as the slower
-of the memory and the slowest stage. Compute units are shared by FLOPs, but a stage can use no more units than its
-weight fills. n tiles and s stages take n + s - 1 beats, because the pipeline fills and drains. Weights and their
-gradients move once. If they exceed the chip, they are processed in parts, and the smallest streamed tensor is read
-again for each part.
-"""
+"""The predicted seconds of a section, and what limits it. A section is a pipeline: tensors stream through its stages in
+tiles, one stage a beat, while weights and their gradients stay on the chip; n tiles and s stages take n + s - 1 beats.
+If the weights exceed the chip, the smallest streamed tensor is read again for each part."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,25 +12,15 @@ from sambasim.hardware.budget import Budget
 
 
 class Product(NamedTuple):
-    """FLOPs of one matrix product, and the compute units that can share them."""
-
     flops: int
     units: float
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one section transfers, stores and computes.
-
-    read_bytes, written_bytes: off-chip traffic
-    once_bytes: the part of the traffic that does not stream: weights, and weight gradients
-    streamed_bytes: of the smallest streamed tensor that is read
-    resident_bytes: weights and weight gradients, which stay on the chip while samples stream through
-    buffered_bytes: one tile of each tensor that passes from stage to stage
-    rows: of the tensor with the most rows
-    stages: number of operators
-    products: the operators that multiply matrices
-    """
+    """What one section transfers, stores and computes. `once_bytes` is the traffic that does not stream (weights and
+    their gradients), `streamed_bytes` that of the smallest streamed tensor, `buffered_bytes` one tile of each tensor
+    between stages, `rows` that of the tensor with the most."""
 
     read_bytes: int
     written_bytes: int
@@ -84,7 +65,6 @@ class SectionPrice:
 
     @property
     def bound(self) -> Bound:
-        """What takes the most time."""
         if self.launch_s > max(self.compute_s, self.memory_s) + self.fill_s:
             return Bound.LAUNCH
         if self.compute_s > self.memory_s:
@@ -93,7 +73,6 @@ class SectionPrice:
 
 
 def tile_rows(rows: int, budget: Budget) -> int:
-    """How many of `rows` rows move at a time."""
     return max(1, min(budget.tile_rows, -(-rows // budget.least_tiles)))
 
 
@@ -116,7 +95,6 @@ def price_of(load: Load, budget: Budget) -> SectionPrice:
 
 
 def load_of(work: Work, start: int, stop: int, budget: Budget) -> Load:
-    """The load of the stages `start` to `stop` (exclusive) of `work` as one section."""
     growing = GrowingLoad(work, start, budget)
     for _ in range(start, stop):
         growing.take()

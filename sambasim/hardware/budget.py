@@ -76,13 +76,8 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Compute units, bytes and rates that one replica may use.
-
-    where: description of the device and the tiles, for messages
-    unit_flops_per_s: reachable rate of one compute unit
-    memory: "HBM" or "DDR", the off-chip memory that sections stream from, at the reachable `memory_bytes_per_s`
-    capacity_bytes: all off-chip memory, the DDR `behind` an HBM included
-    """
+    """What one replica may use. `where` is for messages; `memory` is what sections stream from, HBM or DDR, at the
+    reachable rate; `capacity_bytes` includes the DDR `behind` an HBM."""
 
     where: str
     units: int
@@ -96,6 +91,11 @@ class Budget:
     launch_s: float
     tile_rows: int
     least_tiles: int
+
+    @property
+    def off_chip(self) -> str:
+        """The name of all off-chip memory."""
+        return "HBM and DDR" if self.behind else self.memory
 
 
 def budget_of(device: DeviceSpec, calibration: Calibration, tiles: int | None = None) -> Budget:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sambasim.errors import LaunchError, OptionError, PefError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, device_of, load_cluster, load_device
+from sambasim.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,10 @@ class Placement:
 
     @property
     def per_full_node(self) -> int:
-        """The most replicas that fit on a node."""
         return self.per_rdu * self.cluster.rdus_per_node
 
     @property
     def nodes(self) -> int:
-        """Nodes in use."""
         return -(-self.replicas // self.per_full_node) if self.node_of is None else len(set(self.node_of))
 
     @property
@@ -108,8 +107,8 @@ class Placement:
         """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`."""
         locations = self.locations()
         per_node = Counter(location.node for location in locations)
-        tiles = "" if self.tiles is None else f", {_counted(self.tiles, 'tile')} a replica"
-        replicas = f"{_counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
+        tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a replica"
+        replicas = f"{counted(self.replicas, 'replica')} on {_ranges('node', sorted(per_node))}"
         rdus = _ranges("RDU", range(max(location.rdu for location in locations) + 1))
         if len(per_node) == 1:
             return f"{replicas}, {rdus} of cluster {self.cluster.name}{tiles}"
@@ -124,7 +123,7 @@ def place(replicas: int, device: DeviceSpec, tiles: int | None, cluster: Cluster
         most = cluster.nodes * placement.per_full_node
         raise OptionError(
             f"{replicas} replicas, and {cluster.name} holds at most {most}: {_capacity(placement)},"
-            f" {_counted(cluster.nodes, 'node')}",
+            f" {counted(cluster.nodes, 'node')}",
             remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
         )
     return placement
@@ -142,14 +141,14 @@ def place_replicas(
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         raise LaunchError(
             f"the replicas of this job are on {placement.nodes} nodes, and {cluster.name} has"
-            f" {_counted(cluster.nodes, 'node')}",
-            remedy=f"start them on {_counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
+            f" {counted(cluster.nodes, 'node')}",
+            remedy=f"start them on {counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
         )
     node, most = Counter(node_of).most_common(1)[0]
     fit = placement.per_full_node
     if most > fit:
         mpirun = f": mpirun -np {fit} {command}" if placement.nodes == 1 else ""
-        remedies = [f"start {_counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
+        remedies = [f"start {counted(fit, 'replica')} a node{', or fewer' if fit > 1 else ''}{mpirun}"]
         smaller = _tiles_for(most, device, cluster)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
@@ -172,11 +171,7 @@ def _tiles_for(replicas: int, device: DeviceSpec, cluster: ClusterSpec) -> int |
 
 def _capacity(placement: Placement) -> str:
     per_rdu = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
-    return f"{per_rdu}, {_counted(placement.cluster.rdus_per_node, 'RDU')} a node"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{per_rdu}, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
 
 
 def _ranges(noun: str, numbers: Sequence[int]) -> str:

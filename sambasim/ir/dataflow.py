@@ -39,8 +39,6 @@ def axis_of(node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a section reads and writes of what outlives it: values, symbols, and `group.region` for groups."""
-
     reads: frozenset[str]
     writes: frozenset[str]
 
@@ -62,7 +60,6 @@ def section_effects(program: Program, graph: Graph, section: Section) -> Effects
 
 
 def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The regions of `group` that `node` reads, and those that it writes."""
     match node.operator:
         case "comm.reduce_scatter":
             return ("gradient",), ("gradient",)
@@ -83,7 +80,6 @@ def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, .
 
 
 def is_clipped(program: Program) -> bool:
-    """Whether the update scales gradients by their norm."""
     nodes = program.training.nodes if program.training else ()
     return any(node.operator == "opt.square_sums" for node in nodes)
 

@@ -38,8 +38,6 @@ Argument = TypeAliasType("Argument", "bool | int | float | str | Ref | TorchCons
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where in the user's program a node comes from."""
-
     file: str
     line: int
     code: str
@@ -50,13 +48,8 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator.
-
-    `operator` is an ATen name with overload (`aten.addmm.default`), a communication (`comm.all_reduce`), or a part of
-    an optimizer step (`opt.adamw`). See `dataflow` for those that work on parameter groups.
-    `results` name the values it defines, one for each tensor that it returns; None where nobody reads it.
-    `module` is the dotted path of the `nn.Module` that ran it; a backward operator has its forward's.
-    """
+    """One operator. `results` name the values it defines, None where nobody reads one. `module` is the dotted path of
+    the `nn.Module` that ran it; a backward operator has its forward's."""
 
     name: str
     operator: str
@@ -113,7 +106,6 @@ class Graph:
 
 
 def references(argument: Argument) -> Iterator[str]:
-    """The names of all values that an argument refers to, in order, repeats included."""
     if isinstance(argument, Ref):
         yield argument.name
     elif isinstance(argument, tuple):

@@ -20,7 +20,6 @@ def format_graph(program: Program, graph: Graph) -> str:
 
 
 def format_section(graph: Graph, section: Section) -> list[str]:
-    """The lines of one section: its heading, then its nodes."""
     heading = f"section {section.index} {section.kind} {section.name}"
     return [heading.translate(_CONTROLS), *(f"  {format_node(graph, node)}" for node in graph.section_nodes(section))]
 
@@ -64,7 +63,6 @@ def _outputs(program: Program, graph: Graph) -> Iterator[str]:
 
 
 def numbers(graph: Graph) -> dict[str, str]:
-    """For each value that a node defines, where it comes from."""
     return {
         name: f"{position}.{result}"
         for position, node in enumerate(graph.nodes)

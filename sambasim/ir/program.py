@@ -22,11 +22,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that lie side by side, so that one kernel updates them and one exchange reduces their gradients.
-
-    `numel` elements of `dtype`, a multiple of 64; the gaps between members hold zeros and stay zero. `regions` gives
-    the device address of each flat tensor: "parameter", "gradient", and one for each state of the optimizer.
-    """
+    """Parameters that lie side by side: one kernel updates them, one exchange reduces their gradients. `numel` is a
+    multiple of 64; gaps between members stay zero. `regions` gives the device address of each flat tensor."""
 
     name: str
     dtype: str
@@ -51,7 +48,6 @@ class Optimizer:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The flat tensors of a group that it updates."""
         return ("parameter", "gradient", *self.states)
 
     def symbols_of(self, member: Member) -> dict[str, str]:
@@ -67,8 +63,6 @@ def state_name(parameter: str, optimizer: str, state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeArgument:
-    """A scalar that a run may choose without compiling again."""
-
     name: str
     default: float | int | bool
     meaning: str
@@ -96,13 +90,9 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled model.
-
-    `mesh` holds the axes of its ranks; none for a program of one rank. `batch_size` is that of one replica. `loss`
-    names the output symbol of the training step's loss. `per_sample_loss` says that the evaluation graph gives one loss
-    for each sample; otherwise it gives the model's own mean, and `single` is the same graph at batch 1. `device_bytes`
-    is the device memory that one replica needs.
-    """
+    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one replica. `per_sample_loss`:
+    evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the same graph at batch
+    1. `device_bytes` is the device memory of one replica."""
 
     name: str
     batch_size: int

@@ -78,7 +78,6 @@ def _require(condition: bool, number: int, what: str) -> None:
 
 
 def _symbol(name: str, program: Program, number: int, otherwise: str) -> Symbol:
-    """The symbol called `name`. Raises InvariantError with `otherwise` if there is none."""
     symbol = program.symbols.get(name)
     if symbol is None:
         raise InvariantError(number, otherwise)

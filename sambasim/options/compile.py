@@ -25,7 +25,6 @@ from sambasim.options.load import (
 from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
-"""The config that is compiled if neither a model nor a config is named."""
 
 _FILE_NAME = re.compile(r"\w[\w.+-]*")
 

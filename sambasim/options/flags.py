@@ -32,17 +32,9 @@ Command: TypeAlias = Literal["compile", "run"]
 
 
 class Flag(NamedTuple):
-    """How a field is given on the command line.
-
-    usage: its names and how `--help` shows the value, such as "-b --batch-size N"; a switch may be "--a/--no-a"
-    help: without the default
-    panel: the heading under which `--help` shows it
-    only: the one command that has it, if the other shares its table
-    default: how `--help` shows the default, where the default of the field does not say it
-    bare: the value of the flag without a value
-    choices: instead of a value, one switch for each value, with its help: `--o0`
-    training_only: it is an error with `run --inference`
-    """
+    """How a field is given on the command line. `usage` has its names and how `--help` shows the value; `only` is the
+    one command that has it; `bare` is the value of the flag without one; `choices` makes one switch for each value;
+    `training_only` is an error with `run --inference`."""
 
     usage: str
     help: str
@@ -70,7 +62,6 @@ class Flag(NamedTuple):
 
 
 TrainingFlag = partial(Flag, training_only=True)
-"""A flag of `run` that is an error with --inference."""
 
 
 class Limits:
@@ -84,7 +75,6 @@ class Limits:
 
 
 FilePath = Annotated[Path, Limits(strict=False)]
-"""A path, or text that is one."""
 
 Count = Annotated[int, Limits(ge=1)]
 Seed = Annotated[int, Limits(ge=0, lt=2**63)]
@@ -94,7 +84,6 @@ MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "
 DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
 NUMERICS, OTHER = "Numerics", "Other"
 PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
-"""The headings of `--help`, in their order."""
 
 
 class DataFlags(Fields):
@@ -360,7 +349,6 @@ _TABLES: Mapping[Command, Mapping[str, type]] = {
         "checkpoint": CheckpointFlags,
     },
 }
-"""By command: the dotted name of each table that its flags set."""
 
 
 @cache
@@ -381,7 +369,6 @@ def _settings(command: Command) -> Iterator[Setting]:
 
 
 def _without_none(hint: Any) -> Any:
-    """`FilePath | None` -> Path."""
     while get_origin(hint) not in (None, Literal):
         hint = next(part for part in get_args(hint) if part is not type(None))
     return hint

@@ -1,13 +1,5 @@
-"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written.
-
-    target        package.module:name   or   path/file.py:name
-    data source   a target, FILE.npz, FILE.safetensors, `synthetic`, or the name of a data set of sambasim
-    input         float32[1, 8, 8]: dtype and shape of one sample; int64[] < 10: integers below 10
-    steps         17, 100-120, 100- or -20
-    interval      50, 50steps, 1epoch, 30s, 10min or 2h
-
-All are checked before anything is imported.
-"""
+"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written. All are checked before
+anything is imported."""
 
 import os
 import re
@@ -23,7 +15,6 @@ from pydantic import AfterValidator
 from sambasim.options.load import Problem, Refused, did_you_mean, nearest, one_of, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
-"""The data sets of sambasim, and the function that opens each."""
 
 SYNTHETIC = "synthetic"
 DATA_SUFFIXES = (".npz", ".safetensors")
@@ -68,7 +59,6 @@ def _target(text: str) -> str:
 
 
 Target = Annotated[str, AfterValidator(_target)]
-"""`package.module:name` or `path/file.py:name`."""
 
 
 def source_kind(source: str) -> SourceKind | None:
@@ -104,14 +94,12 @@ def absolute_target(target: str, folder: Path) -> str:
 
 
 def absolute_source(source: str, folder: Path) -> str:
-    """A data source with its file relative to `folder`, made absolute."""
     if source_kind(source) is SourceKind.FILE:
         return str(absolute_path(source, folder))
     return absolute_target(source, folder)
 
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """A copy of `mapping` with the files of model, data and loss relative to `folder` made absolute."""
     result = dict(mapping)
     keys = (
         ("model", "target", absolute_target),

@@ -23,7 +23,6 @@ from sambasim.options.flags import Setting
 M = TypeVar("M", bound=BaseModel)
 
 LONGEST_VALUE = 60
-"""Characters of a given value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class Options(BaseModel):
 
 
 def _json_problems(value: object, name: str) -> Iterator[Problem]:
-    """What in `value` JSON cannot hold."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if isinstance(key, str):
@@ -94,7 +92,6 @@ def show(value: object) -> str:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that is most similar to `word`, or None if none is similar."""
     by_folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
     found = difflib.get_close_matches(word.casefold().replace("-", "_"), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
@@ -261,7 +258,6 @@ def _line(problem: Problem, origin: str | None) -> str:
 
 
 def _explain(error: ValidationError, model_class: type[BaseModel]) -> list[Problem]:
-    """Every problem that pydantic found, with the full dotted name of its option."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
         # Without the index into a list: `betas = 1.0`, not `betas.1`.

@@ -135,8 +135,6 @@ class StoredOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """The options of a run, with its overrides applied. `changed` names what differs from the PEF."""
-
     options: RunOptions
     data: DataOptions
     loss: LossOptions | None
@@ -146,7 +144,6 @@ class ResolvedRun:
 
 
 def _other_name(field: str, path: Path) -> str:
-    """What to type instead of `path`, which does not have the name of a safetensors file."""
     if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path.is_file raises in a closed folder
         return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights"
     return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
@@ -201,7 +198,6 @@ def _stored(training_defaults: Mapping[str, object], data_source: Mapping[str, o
 
 
 def _compiled_in(overrides: Mapping[str, object], before: Mapping[str, object]) -> list[Problem]:
-    """The overrides of what is compiled in."""
     was = dict(_leaves(before))
     problems: list[Problem] = []
     for name, value in _leaves(overrides):
@@ -257,7 +253,6 @@ def _table(value: object) -> Mapping[str, object]:
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """Merge tables by name; any other value of `over` replaces that of `under`."""
     merged = dict(under)
     for name, value in over.items():
         below = merged.get(name)
@@ -266,7 +261,6 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 
 def _leaves(mapping: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Each option in nested tables, by its dotted name."""
     for name, value in mapping.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")

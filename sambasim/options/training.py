@@ -30,13 +30,9 @@ class ModelOptions(Options):
 
 
 class DataOptions(DataFlags, Options):
-    """The `[data]` table.
-
-    `source` is the name of a data set of sambasim; a `module:function` that is called with `args`; an `.npz` or
-    `.safetensors` file; or `synthetic`: random `samples` of the declared `inputs` (compile) or of the inputs of the PEF
-    (run). `evaluation_fraction` is the share of the samples that is held out, the same samples in every run. The other
-    fields are options of PyTorch's DataLoader; training always drops the last partial batch.
-    """
+    """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
+    or `synthetic`. `evaluation_fraction` is held out, the same samples in every run. The rest are options of PyTorch's
+    DataLoader; training drops the last partial batch."""
 
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
@@ -51,7 +47,6 @@ class DataOptions(DataFlags, Options):
         return None if self.source is None else source_kind(self.source)
 
     def input_specs(self) -> tuple[InputSpec, ...] | None:
-        """The declared inputs; None if none are declared."""
         return None if self.inputs is None else tuple(parse_input(name, text) for name, text in self.inputs.items())
 
     @field_validator("source")
@@ -109,7 +104,6 @@ class LossOptions(Options):
 
     @property
     def is_named(self) -> bool:
-        """Whether the loss is one of PyTorch's, which also gives the loss of each sample."""
         return self.name in LOSS_ARGUMENTS
 
     @field_validator("name")

@@ -1,12 +1,5 @@
-"""The file around the two members of a PEF: a zip archive, and the rules 1 to 6 that a reader checks before it parses.
-
-    0          local header of weights.safetensors; its extra field pads
-    64 * n     weights.safetensors
-    …          local header, pef.json
-    …          central directory, end of the archive
-
-`Rule` lists all rules.
-"""
+"""The file around the two members of a PEF: a zip archive of `weights.safetensors`, whose data is aligned to 64 bytes,
+and `pef.json`; and the rules 1 to 6 that a reader checks before it parses."""
 
 import hashlib
 import os
@@ -46,7 +39,6 @@ _LOCAL = struct.Struct("<26x2H")
 _LOCAL_MARK, _END_MARK, _END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _ZIP64_FIELD_BYTES = 20
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, EOFError, OverflowError)
-"""What zipfile raises for archives that are damaged."""
 
 
 class Rule(IntEnum):
@@ -73,7 +65,6 @@ class Rule(IntEnum):
 
 
 def refusal(path: Path, rule: Rule, what: str, *, remedy: str = COMPILE_AGAIN) -> PefError:
-    """The error for a file at `path` that breaks `rule`."""
     return PefError(
         f"{path.name} breaks rule {rule:d} of the PEF format ({rule.name.lower()}): {shortened(what)}",
         where=f"{rule.part}, {path}",
@@ -155,7 +146,6 @@ def _open_archive(file: BinaryIO, path: Path) -> Archive:
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zipfile.ZipInfo]:
-    """The entries of the weights and of the manifest."""
     members = archive.infolist()
     if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
         names = ", ".join(ascii(member.filename)[:40] for member in members[:4])

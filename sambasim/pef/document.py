@@ -123,8 +123,6 @@ def _fail_fast(schema: Any) -> Any:
 
 
 class StrictModel(BaseModel):
-    """Part of a file: frozen, strict about types, and without unknown keys."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 

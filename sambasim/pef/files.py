@@ -37,8 +37,6 @@ _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,255}")
 
 
 class _Lenient(BaseModel):
-    """A few keys of a part of the manifest."""
-
     model_config = ConfigDict(strict=True)
 
 
@@ -136,7 +134,6 @@ def _read(archive: Archive, path: Path) -> tuple[PefDocument, Layout]:
 
 
 def _check_version(archive: Archive, path: Path) -> None:
-    """Raises PefError for what is no PEF, and for a PEF of another version."""
     try:
         head = _Head.model_validate_json(archive.manifest)
     except ValidationError as error:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHT_KINDS = frozenset({SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT})
-"""The kinds of symbol that have a tensor in the file."""
 
 _LENGTH_BYTES = 8
 _SAFETENSORS_DTYPES = {

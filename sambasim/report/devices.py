@@ -43,7 +43,7 @@ def inventory_report(
 ) -> list[RenderableType]:
     parts: list[RenderableType] = [_figures("device", device) for device in devices]
     parts += [_figures("cluster", cluster) for cluster in clusters]
-    memory = f"{format_bytes(budget.capacity_bytes)} of {'HBM and DDR' if budget.behind else budget.memory}"
+    memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
     most = placement.per_full_node
     head = (
@@ -57,18 +57,17 @@ def inventory_report(
 
 def _figures(what: str, spec: Spec) -> RenderableType:
     table = plain_table(f"{what} {spec.name}", ["figure", "value", "source"], [])
-    for name, value, source in _figures_of(spec):
-        add_row(table, _title(name), _value(name, value), source)
+    for name, value, source in figures_of(spec):
+        add_row(table, title_of(name), value_text(name, value), source)
     return table
 
 
 def _record(spec: Spec) -> Mapping[str, object]:
-    figures = [{"name": name, "value": value, "source": source} for name, value, source in _figures_of(spec)]
+    figures = [{"name": name, "value": value, "source": source} for name, value, source in figures_of(spec)]
     return {"name": spec.name, "figures": figures}
 
 
-def _figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
-    """Name, value and source of the figures of a device or a cluster; those of its links are included."""
+def figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
     figures: list[tuple[str, int | float | str, str]] = []
     for name in type(spec).model_fields:
         value = getattr(spec, name)
@@ -87,13 +86,13 @@ def _figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
     return figures
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     for unit in ("_bytes_per_s", "_flops_per_s", "_bytes", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
-def _value(name: str, value: int | float | str) -> str:
+def value_text(name: str, value: int | float | str) -> str:
     if isinstance(value, str):
         return value
     if name.endswith("_flops_per_s"):
@@ -102,7 +101,7 @@ def _value(name: str, value: int | float | str) -> str:
         return f"{format_count(value)}B/s"
     if name.endswith("_bytes"):
         return format_bytes(value)
-    return format_seconds(value) if name.endswith("_s") else f"{value:,.0f}"
+    return format_seconds(value) if name.endswith("_s") or name.startswith("host_s") else f"{value:,g}"
 
 
 def _tiles(at: Location) -> str:

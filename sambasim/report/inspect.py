@@ -11,13 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sambasim.bounded import printable
 from sambasim.ir.dataflow import section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.pef import PefDocument, PefHeader
-from sambasim.report.output import add_row, plain_table, printable
+from sambasim.report.output import add_row, plain_table
 from sambasim.units import format_bytes, format_count
 
 
@@ -40,8 +41,6 @@ class SectionFacts(_Facts):
 
 
 class OperatorFacts(_Facts):
-    """One operator, the number of nodes that have it, and the source lines that they come from."""
-
     kind: str
     operator: str
     count: int
@@ -49,8 +48,6 @@ class OperatorFacts(_Facts):
 
 
 class GraphFacts(_Facts):
-    """One graph: sections, operators by kind, and the symbols that are its inputs and outputs."""
-
     name: str
     nodes: int
     inputs: tuple[str, ...]
@@ -95,8 +92,6 @@ class SizeFacts(_Facts):
 
 
 class Contents(_Facts):
-    """What `sambasim inspect --json` prints."""
-
     pef: str
     name: str
     format_version: str
@@ -184,7 +179,6 @@ def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
 
 
 def _operator_facts(nodes: Iterable[Node]) -> Iterable[OperatorFacts]:
-    """Sorted by kind, then by frequency."""
     counts = Counter(node.operator for node in nodes)
     sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}  # a dict keeps the order of first use
     for node in nodes:
@@ -239,8 +233,6 @@ _MOST_EFFECTS = 4
 
 
 def inspection(facts: Contents, *, everything: bool) -> RenderableType:
-    """Summary, sections, operators, sizes and groups; with `everything`, also symbols, runtime arguments and
-    options."""
     tables = [summary_table(facts)]
     for graph in facts.graphs:
         tables += [sections_table(graph), operators_table(graph)]
@@ -284,7 +276,6 @@ def sections_table(graph: GraphFacts) -> Table:
 
 
 def section_detail(graph: GraphFacts, section: SectionFacts) -> RenderableType:
-    """One section, and what it reads and writes; `sambasim inspect` prints its nodes below."""
     table = _sections(f"{graph.name}: section {section.index}", [section])
     effects = f"reads   {_first(section.reads, _MOST_EFFECTS)}\nwrites  {_first(section.writes, _MOST_EFFECTS)}"
     return Group(table, Text(printable(effects)))
@@ -353,7 +344,6 @@ def runtime_arguments_table(facts: Contents) -> Table:
 
 
 def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
-    """A JSON object, key by key; nested values are shown as JSON."""
     rows = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items()))
     return _pairs(title, rows)
 

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from sambasim.costs.price import chip_bytes
 from sambasim.hardware.budget import load_calibration
-from sambasim.records import Record
 from sambasim.report.output import add_row, csv_text, plain_table
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import ScaledStep
@@ -81,54 +80,40 @@ def summary_json(scaled: ScaledStep, name: str) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
-class TileRecord(Record):
-    """One tile. The shares of the predicted step add up to 1; None is unknown."""
-
-    tile: str
-    predicted_idle_share: float
-    predicted_exec_share: float
-    predicted_pload_aload_share: float
-    predicted_pload_share: None = None
-    predicted_aload_share: None = None
-    predicted_chkpt_share: None = None
-    predicted_quiesce_share: None = None
-
-
-class TilestatRecord(Record):
-    """What `sambasim tilestat --json` prints."""
-
-    kind: str = "predicted"
-    name: str
-    device: str
-    predicted_s: float
-    tiles: tuple[TileRecord, ...]
-    unknown: tuple[str, ...] = UNKNOWN
+def tilestat(prediction: Prediction) -> Mapping[str, object]:
+    """What `sambasim tilestat --json` prints: the tiles of one replica, or one row if their number is not published.
+    The shares add up to 1; None is unknown."""
+    return {
+        "kind": "predicted",
+        "name": prediction.program.name,
+        "device": prediction.alone.budget.where,
+        "predicted_s": prediction.alone.predicted_s,
+        "tiles": [{"tile": tile, **_shares(prediction)} for tile in _tiles(prediction)],
+        "unknown": UNKNOWN,
+    }
 
 
-def tilestat(prediction: Prediction) -> TilestatRecord:
-    """The tiles of one replica; a single row if the number of tiles of the device is not published."""
+def _tiles(prediction: Prediction) -> list[str]:
+    tiles = prediction.tiles or prediction.device.tiles
+    return [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
+
+
+def _shares(prediction: Prediction) -> Mapping[str, float | None]:
     step = prediction.alone
     launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
-    tiles = prediction.tiles or prediction.device.tiles
-    names = [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
-    rows = (
-        TileRecord(
-            tile=name,
-            predicted_idle_share=step.host_s / step.predicted_s,
-            predicted_exec_share=(step.device_s - launch_s) / step.predicted_s,
-            predicted_pload_aload_share=launch_s / step.predicted_s,
-        )
-        for name in names
-    )
-    return TilestatRecord(
-        name=prediction.program.name, device=step.budget.where, predicted_s=step.predicted_s, tiles=tuple(rows)
-    )
+    return {
+        "predicted_idle_share": step.host_s / step.predicted_s,
+        "predicted_exec_share": (step.device_s - launch_s) / step.predicted_s,
+        "predicted_pload_aload_share": launch_s / step.predicted_s,
+        **dict.fromkeys(f"predicted_{name}_share" for name in ("pload", "aload", "chkpt", "quiesce")),
+    }
 
 
-def tilestat_view(record: TilestatRecord) -> Sequence[RenderableType]:
-    heading = f"{record.name} on {record.device}, a step of {format_seconds(record.predicted_s)}: predicted"
+def tilestat_view(prediction: Prediction) -> Sequence[RenderableType]:
+    name, step = prediction.program.name, prediction.alone
+    heading = f"{name} on {step.budget.where}, a step of {format_seconds(step.predicted_s)}: predicted"
     table = plain_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"])
-    for one in record.tiles:
-        shares = (one.predicted_idle_share, one.predicted_exec_share, one.predicted_pload_aload_share)
-        add_row(table, one.tile, *(f"{100 * share:.1f}" for share in shares))
-    return [table, Text("\n".join(record.unknown))]
+    shares = [f"{100 * share:.1f}" for share in _shares(prediction).values() if share is not None]
+    for tile in _tiles(prediction):
+        add_row(table, tile, *shares)
+    return [table, Text("\n".join(UNKNOWN))]

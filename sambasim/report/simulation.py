@@ -76,7 +76,7 @@ def simulation_report(facts: Prediction, slowest: int) -> list[RenderableType]:
     bounds = plain_table("by bound", ["bound"], ["predicted", "share"])
     for bound, seconds in step.device_s_by_bound.items():
         if seconds:
-            add_row(bounds, _bound_text(bound, step), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
+            add_row(bounds, bound_text(step, bound), format_seconds(seconds), f"{seconds / step.device_s:.0%}")
     parts += [kinds, bounds]
     if slowest:
         parts.append(_slowest_table(step, slowest))
@@ -115,12 +115,12 @@ def _slowest_table(step: PredictedStep, count: int) -> RenderableType:
         price = section.price
         times = map(format_seconds, (price.predicted_s, price.compute_s, price.memory_s, price.fill_s, price.launch_s))
         traffic = format_bytes(section.load.traffic_bytes)
-        bound = _bound_text(price.bound, step)
+        bound = bound_text(step, price.bound)
         add_row(table, str(number), section.kind, section.name, str(section.operators), *times, traffic, bound)
     return table
 
 
-def _bound_text(bound: Bound, step: PredictedStep) -> str:
+def bound_text(step: PredictedStep, bound: Bound) -> str:
     if bound is Bound.MEMORY:
         return step.budget.memory
     return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
@@ -175,7 +175,6 @@ def _notes(facts: Prediction) -> list[str]:
 
 
 def scaling_records(prediction: Prediction, paths: Sequence[SyncPath]) -> tuple[ScalingRecord, ...]:
-    """A record for each number of replicas and each of `paths`; a single one where nothing is synced."""
     rows = []
     for steps in zip(*(prediction.scaled[path] for path in paths), strict=True):
         rows += [_scaling_record(prediction.alone, step) for step in (steps if steps[0].path else steps[:1])]
@@ -250,8 +249,7 @@ _NS_PER_S = 1e9
 _SHOWN = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
 
 
-def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) -> str:
-    """One step of the first replicas. `name` is that of the model, `digest` that of its PEF, if it has one."""
+def predicted_trace(scaled: ScaledStep, name: str) -> str:
     placement, budget = scaled.placement, scaled.step.budget
     shown = min(placement.replicas, MOST_REPLICAS)
     spans = list(_trace_spans(scaled))
@@ -264,7 +262,7 @@ def predicted_trace(scaled: ScaledStep, name: str, digest: str | None = None) ->
         "kind": "predicted",
         "by": f"sambasim {__version__}",
         "pef": name,
-        "pef_digest": digest,
+        "pef_digest": None,
         "device": f"{budget.where}: predicted, never measured here",
         "calibrated_on": fit.rows,
         "replicas": placement.replicas,

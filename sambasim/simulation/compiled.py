@@ -26,7 +26,6 @@ class CompiledStep:
 
     @property
     def update_s(self) -> float:
-        """GRADNORM and OPT."""
         return self.scaled.step.device_s - self.model_s
 
     @property

@@ -100,11 +100,6 @@ def test_two_kinds_are_refused() -> None:
     assert error.exit_code == 2
 
 
-def test_what_is_not_there_is_not_called_a_pef() -> None:
-    assert refused("a", "c").what == "there is nothing called c: no folder, no file and no PEF"
-    assert refused("logreg", "a").what.startswith("logreg is a PEF, and a is the digests of a run")
-
-
 def test_steps_of_what_has_none_are_refused() -> None:
     assert refused("a.safetensors", "b.safetensors", "--steps", "3").what == (
         "--steps is for runs, and a.safetensors is a file of weights"

@@ -141,7 +141,7 @@ def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> N
     argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
     result = run_mpi(9, argv, cwd=folder, timeout=200)
     assert result.returncode == 2
-    assert "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs a node" in result.stderr
+    assert "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs" in result.stderr
     typed = "app.py measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
     assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in result.stderr
     assert "--cluster" not in result.stderr, "an app has no such flag"

@@ -5,15 +5,14 @@ from typing import Literal
 
 from rich.table import Table
 
+from sambasim.bounded import printable
 from sambasim.records import Record
 from sambasim.records.digests import RecordedRun, What
 from sambasim.records.metrics import SummaryRecord
-from sambasim.report.output import add_row, plain_table, printable
+from sambasim.report.output import add_row, plain_table
 
 
 class Fact(Record):
-    """A fact in which A and B differ; "-" means that one has none."""
-
     name: str
     a: str
     b: str
@@ -39,8 +38,6 @@ class DigestApart(Record):
 
 
 class LossApart(Record):
-    """The loss at one step; None if it is not finite."""
-
     step: int
     a: float | None
     b: float | None
@@ -102,8 +99,6 @@ class TensorsCompared(Record):
 
 
 class PefsCompared(Record):
-    """Two PEFs. `symbols` and `graphs` are sentences; of each graph, about the first operator that differs."""
-
     kind: Literal["pefs"] = "pefs"
     a: str
     b: str
@@ -117,8 +112,6 @@ class PefsCompared(Record):
 
 
 class MetricsCompared(Record):
-    """Two metrics files: losses by step, and results in the summaries. Times are not compared."""
-
     kind: Literal["metrics"] = "metrics"
     a: str
     b: str
@@ -155,7 +148,6 @@ def place(one: DigestApart) -> str:
 
 
 def digest_difference(one: DigestApart) -> str:
-    """How much two recorded tensors differ, as far as their norms show."""
     if one.norms_apart is None:
         counts = (one.not_finite_a, one.not_finite_b)
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
@@ -213,7 +205,6 @@ def differing_options(a: RecordedRun, b: RecordedRun) -> tuple[Fact, ...]:
 
 
 def facts_text(found: Sequence[Fact]) -> str:
-    """`threads 1 and 2, seed 0 and 3`."""
     return ", ".join(_fact_text(one) for one in found)
 
 
@@ -228,13 +219,7 @@ def _value_text(values: Mapping[str, object], name: str) -> str:
     return _NOTHING if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 Losses = Sequence[tuple[int, float | None, float | None]]
-"""Steps, with the loss of A and of B."""
 
 
 def relative_difference(a: float | None, b: float | None) -> float | None:
@@ -264,7 +249,6 @@ _MOST_ROWS = 12
 
 
 def comparison(found: Compared) -> Iterator[str | Table]:
-    """The lines and tables for a terminal. The first is the verdict."""
     yield printable(found.verdict)
     match found:
         case RunsCompared():

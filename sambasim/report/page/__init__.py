@@ -91,7 +91,6 @@ _MOST_POINTS = 4000
 
 
 def _measured_parts(run: RunRecords, name: str) -> list[ui.Part]:
-    """The parts of the run in the file called `name`."""
     parts = [_glance(run, name)]
     if run.steps:
         parts += [_learning(run), _time(run)]

@@ -16,7 +16,6 @@ _MOST_SPANS = 5000
 
 
 def timeline(prediction: Prediction) -> ui.Part:
-    """The tracks of one replica with sync by RDUs, and below with sync by hosts, on a common time axis."""
     steps = [prediction.scaled[path][shown(prediction)] for path in SyncPath]
     replicas = steps[0].placement.replicas
     if steps[0].path is None:
@@ -73,7 +72,6 @@ def _divider(tracks: int) -> list[dict[str, object]]:
 
 
 def _timeline_traces(steps: Sequence[ScaledStep]) -> list[ui.Trace]:
-    """One trace for each kind of section, so that the legend can hide it."""
     # Of a step with thousands of equal micro-steps, the last spans.
     placed = [(step, span) for step in steps for span in step.spans[-_MOST_SPANS:]]
     line, _ = ui.bars(len(placed) // len(steps), gap=0.0)

@@ -8,7 +8,7 @@ from sambasim.costs.work import Work, work_of
 from sambasim.ir.graph import Node
 from sambasim.ir.operators import OPERATORS
 from sambasim.report.page import ui
-from sambasim.report.page.overview import bound_words
+from sambasim.report.simulation import bound_text
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import TimedSection
 
@@ -16,7 +16,6 @@ _MOST_NUMBERED = 32
 """With more sections, not every number is written at the axis."""
 
 _LEAST_SHARE = 0.05
-"""The axis of shares reaches at least this."""
 
 
 def sections_part(prediction: Prediction) -> ui.Part:
@@ -77,7 +76,7 @@ def _section_row(prediction: Prediction, number: int, section: TimedSection) -> 
     price, load = section.price, section.load
     times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
     traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
-    bound = (bound_words(prediction, price.bound), ui.BOUNDS[price.bound])
+    bound = (bound_text(prediction.alone, price.bound), ui.BOUNDS[price.bound])
     head = (number, section.kind.value, ui.visible(section.name), section.operators)
     return [*head, *times_s, *traffic_bytes, load.product_flops, *bound]
 

@@ -70,7 +70,6 @@ BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = "#56b4e9", "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24", "#e3e7eb"
 
 PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
-"""Parts of a section's time."""
 
 BOUNDS = {Bound.COMPUTE: BLUE, Bound.MEMORY: ORANGE, Bound.CAPACITY: VERMILLION, Bound.LAUNCH: GREY}
 
@@ -108,14 +107,11 @@ class Hover(StrEnum):
 
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
-"""Above the figure, left-aligned."""
 
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
-"""An axis of seconds: 5ms, 200μs."""
 
 
 def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
-    """Edge and gap of `count` bars side by side; no edges and no gaps if there are too many."""
     return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
 
 
@@ -166,7 +162,6 @@ class Part:
 
 
 def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
-    """Key figures side by side. Each has a name, a number, and a note."""
     cards = (
         element(
             "div",
@@ -225,13 +220,12 @@ def table(
 
 
 def seconds_or_none(time_s: float) -> str:
-    """A dash for zero, and for the rounding error of zero."""
     return format_seconds(time_s) if time_s > _NO_TIME_S else "-"
 
 
-def live_table(id_: str, placeholder: str, *, search: bool = True) -> Html:
+def live_table(id_: str, placeholder: str) -> Html:
     """A table that the script fills. A click on a heading sorts it; words filter it."""
     box = element("input", type="search", placeholder=placeholder, aria_label=placeholder, data_for=id_)
     count = element("span", class_="count", data_for=id_)
-    tools = element("div", *((box, count) if search else (count,)), class_="tools")
+    tools = element("div", box, count, class_="tools")
     return element("div", tools, element("div", id=id_, class_="rows"), class_="live")

@@ -30,7 +30,7 @@ def _config(old: str, new: str) -> dict[str, str]:
 
 
 FLAGS: tuple[Fault, ...] = (
-    Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'. Did you mean 'compile'?")),
+    Fault("a command that is none", "compil", ("error[usage]", "No such command 'compil'.")),
     Fault("no PEF", "run --steps 3", ("Missing option '-p' / '--pef'.", "try:   sambasim run --help")),
     Fault("a word for a number", "compile -b four", ("'-b' / '--batch-size': 'four' is not a valid integer", "--help")),
     Fault(
