@@ -160,7 +160,6 @@ def compiler() -> Finding:
 
 
 def kernels() -> Finding:
-    """Whether the kernels of gradient sync are built; builds them if not."""
     import torch
 
     from sambasim.runtime.mean import tree_mean_build

@@ -170,7 +170,6 @@ def level_of(given: object) -> Level:
 
 
 def counts(text: str | None, flag: str) -> tuple[int, ...]:
-    """`"1,2,4"` as numbers without repetitions. Raises OptionError for any other text."""
     if text is None:
         return ()
     try:
@@ -183,7 +182,6 @@ def counts(text: str | None, flag: str) -> tuple[int, ...]:
 
 
 def paths(text: str) -> tuple[SyncPath, ...]:
-    """`"host,rdu"` as sync paths. Raises OptionError for any other text."""
     known = {path.value: path for path in SyncPath}
     asked = [part.strip() for part in text.split(",")]
     if unknown := [part for part in asked if part not in known]:

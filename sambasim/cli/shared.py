@@ -19,16 +19,12 @@ FILE = click.Path(path_type=Path)
 
 
 class PanelOption(click.Option):
-    """An option that `--help` shows under the heading `panel`."""
-
     def __init__(self, *args: Any, panel: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.panel = panel
 
 
 class PanelCommand(click.Command):
-    """A command whose `--help` shows options in panels."""
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from sambasim.options.flags import OTHER, PANELS
 
@@ -111,7 +107,6 @@ cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim
 
 
 def one_pef(argument: str | None, flag: str | None) -> str:
-    """The PEF, given by argument or by `--pef`. Raises UsageError if none or both are given."""
     given = [name for name in (argument, flag) if name is not None]
     if len(given) != 1:
         raise click.UsageError(

@@ -47,8 +47,6 @@ _GRU_EXACT_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The PEF's path, its program and digest, notices for the user, and the seconds of each phase."""
-
     path: Path
     program: Program
     digest: str

@@ -28,8 +28,6 @@ from sambasim.errors import CaptureError, UserError
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A kind of thing that a graph cannot hold, and how to write it instead."""
-
     what: str
     rewrite: str
 
@@ -221,7 +219,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         return _UNREGISTERED if unknown else None
 
     def _changed(self, tensor: Tensor) -> Obstacle | None:
-        """The obstacle if `tensor`, which is about to be written to, is a view of an input or a parameter."""
         memory = _memory(tensor)
         if memory == 0:
             return None

@@ -273,7 +273,6 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    """Whether `file` is neither of Python, torch and sambasim, nor of an installed package."""
     if is_library_file(file) or file.startswith(_SAMBA):
         return False
     return not any(folder in Path(file).parts for folder in _INSTALLED)

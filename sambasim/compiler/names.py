@@ -47,8 +47,6 @@ def prefix_of(loss: str) -> str:
 
 
 class UniqueNames:
-    """Gives each name once: the second `x` is `x_1`."""
-
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
@@ -131,7 +129,6 @@ def source_line(node: fx.Node) -> SourceLine | None:
 
 
 def read_by(node: fx.Node) -> str | None:
-    """The line of the user's own program that reads the result of `node`."""
     line = next((line for line in map(source_line, node.users) if line), None)
     return str(line) if line else None
 
@@ -142,7 +139,6 @@ def user_line(error: BaseException) -> str | None:
 
 
 def forward_line(model: nn.Module) -> str | None:
-    """`file:line: code` of the model's `forward`, where Python knows it."""
     try:
         lines, number = inspect.getsourcelines(model.forward)
         return f"{inspect.getsourcefile(model.forward)}:{number}: {lines[0].strip()}"

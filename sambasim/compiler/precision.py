@@ -122,7 +122,6 @@ def _converted(operand: fx.Node, dtype: torch.dtype, near: fx.Node) -> fx.Node:
 
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
-    """`data` in `dtype`; `rounded` keeps the storages that were rounded before, by address and type."""
     storage = data.untyped_storage()
     key = storage.data_ptr(), data.dtype
     if key not in rounded:

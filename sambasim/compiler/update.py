@@ -249,7 +249,6 @@ _SUM = (_AXIS, ("op", "sum"), ("order", "tree"))
 
 
 def _with_communication(training: Graph, program: Program) -> Graph:
-    """REDUCE before the update, GATHER behind it, and in GRADNORM the sum over replicas."""
     prefix = prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
     extended = _Extended()

@@ -16,16 +16,12 @@ class _Table(BaseModel):
 
 
 class Parameter(_Table):
-    """A calibrated number, its meaning and its source."""
-
     value: PositiveFloat
     meaning: str = Field(min_length=1)
     source: str = Field(min_length=1)
 
 
 class Count(Parameter):
-    """A whole number."""
-
     value: PositiveInt
 
 

@@ -19,7 +19,6 @@ class Inventory:
 
     @property
     def share(self) -> str:
-        """The hardware of one replica, as text: `4 of 8 tiles of SN30`."""
         if self.tiles is None:
             return self.device.name
         return f"{self.tiles} of {self.device.tiles} tiles of {self.device.name}"

@@ -11,7 +11,6 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 def format_graph(program: Program, graph: Graph) -> str:
-    """All of `graph`, which is one of `program`, ending in a newline."""
     lines = [f"graph {graph.name}(", *(f"  {line}" for line in _inputs(program, graph)), ")"]
     for section in graph.sections:
         lines += format_section(graph, section)
@@ -82,7 +81,6 @@ def numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
 
 
 def numbered_output(output: Output | None, numbers: Mapping[str, str]) -> tuple[str, str] | None:
-    """The symbol of an output, and where its value comes from."""
     return None if output is None else (output.symbol, numbers.get(output.value, output.value))
 
 

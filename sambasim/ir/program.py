@@ -115,7 +115,6 @@ class Program:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one replica: what is reduced in each step."""
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
 
     @property

@@ -24,8 +24,6 @@ ALIGNMENT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The dtype and static shape of a tensor, as recorded at capture."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -42,8 +40,6 @@ class TensorType:
 
 
 class SymbolKind(StrEnum):
-    """What a named tensor is for."""
-
     INPUT = "input"
     TANGENT = "tangent"  # the gradient that the backward starts from: a runtime input, SambaFlow's `sn_grad`
     PARAMETER = "parameter"

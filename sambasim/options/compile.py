@@ -109,7 +109,6 @@ class CompileOptions(Sections, BuildOptions):
         }
 
     def data_source(self) -> dict[str, JsonValue]:
-        """The data as the PEF stores it, in JSON."""
         return self.data.model_dump(mode="json")
 
 

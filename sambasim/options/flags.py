@@ -353,7 +353,6 @@ _TABLES: Mapping[Command, Mapping[str, type]] = {
 
 @cache
 def flags_of(command: Command) -> Mapping[str, Setting]:
-    """The flags of a command, by keyword."""
     return {setting.keyword: setting for setting in _settings(command)}
 
 

@@ -62,7 +62,6 @@ Target = Annotated[str, AfterValidator(_target)]
 
 
 def source_kind(source: str) -> SourceKind | None:
-    """The kind of a data source by its spelling; None if it is not a data source."""
     if source == SYNTHETIC:
         return SourceKind.SYNTHETIC
     if source in BUILTIN_SOURCES:
@@ -73,7 +72,6 @@ def source_kind(source: str) -> SourceKind | None:
 
 
 def source_problem(source: str) -> Problem | None:
-    """Why `source` is not a data source; None if it is one."""
     kind = source_kind(source)
     if kind is not None:
         return target_problem(source) if kind is SourceKind.FUNCTION else None

@@ -315,7 +315,6 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
 
 
 def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """The options class of a field that may be None too; None for any other field."""
     info = model_class.model_fields.get(field)
     annotation = info.annotation if info else None
     candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -323,7 +322,6 @@ def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
 
 
 def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
-    """Every option of a class and of its tables: `training.schedule.name`."""
     for field in model_class.model_fields:
         nested = _nested(model_class, field)
         if nested is None:

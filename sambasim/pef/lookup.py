@@ -57,7 +57,6 @@ def record_compiled(digest: str) -> str | None:
 
 
 def is_compiled_here(digest: str) -> bool:
-    """Whether this account recorded that it compiled the PEF with this digest."""
     with suppress(OSError, RuntimeError):
         folder = _folder()
         for path in (folder, folder / digest):

@@ -50,7 +50,6 @@ def _row(step: PredictedStep, section: TimedSection) -> Mapping[str, str | int |
 
 
 def summary_json(scaled: ScaledStep, name: str) -> str:
-    """`summary.json`, indented, with a line break at the end."""
     step = scaled.step
     host_share = step.host_s / scaled.predicted_s
     predicted = {

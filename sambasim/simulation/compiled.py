@@ -21,7 +21,6 @@ class CompiledStep:
 
     @property
     def model_s(self) -> float:
-        """Forward and backward of all micro-steps, on the device."""
         return sum(self.of_kind_s(kind) for kind in MODEL_KINDS)
 
     @property

@@ -68,7 +68,6 @@ class ScaledStep:
         return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def efficiency(self, alone: PredictedStep) -> float:
-        """The throughput of one replica here, relative to that of a replica `alone`."""
         return self.samples_per_s / self.placement.replicas / alone.samples_per_s
 
 

@@ -82,7 +82,6 @@ def _section_row(prediction: Prediction, number: int, section: TimedSection) -> 
 
 
 def pipeline(prediction: Prediction) -> ui.Part:
-    """The stages of one section; first the slowest section that has operators."""
     timed = prediction.alone.sections
     with_stages = [number for number, section in enumerate(timed) if section.nodes[1] > section.nodes[0]]
     first = max(with_stages, key=lambda number: timed[number].price.predicted_s, default=0)

@@ -176,12 +176,10 @@ def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
 
 
 def plot(id_: str, height: int, label: str) -> Html:
-    """The element that a figure is drawn into; screen readers read `label`."""
     return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
 
 
 def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
-    """A stacked bar with a legend. Each part has a name, an amount, the amount as text, and a colour."""
     total = sum(amount for _, amount, _, _ in parts) or 1.0
     present = [part for part in parts if part[1] > 0]
     bar = (
